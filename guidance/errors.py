@@ -1,0 +1,75 @@
+"""Expected failures.  A message says what was expected, what was found and what to do next.
+
+GuideError
+├── InputError        what the user gave is wrong: usage, configuration, data, a plan, an artifact
+│   ├── PlanError             a plan that cannot be read or does not fit the model
+│   ├── UnknownName           a name that is in no table; near names are listed
+│   ├── UnsupportedModel      a model whose attention cannot be guided
+│   └── GuidanceHadNoEffect   a guide that reached no head, or matched nothing
+├── MachineError      the machine would not do it: space, permission, lock, device, a missing extra
+├── NumericalError    numbers went bad: a loss, gradient or statistic is not finite
+├── GateFailed        a limit that the user asked for was not met
+└── Interrupted       work stopped early on request; what was done is saved
+
+Only the command line turns these into exit codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GuideError(Exception):
+    """An expected failure; everything else that escapes is a bug of ours."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InputError(GuideError):
+    """What the user gave is wrong."""
+
+
+class PlanError(InputError):
+    """A plan cannot be read, or does not fit the model."""
+
+
+class UnknownName(InputError):
+    """A name is in no table."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"; did you mean {near[0]!r}?" if near else "."
+        super().__init__(f"unknown {what} {name!r}{guess}", hint=f"known: {', '.join(known)}")
+
+
+class UnsupportedModel(InputError):
+    """The attention of this model cannot be guided."""
+
+
+class GuidanceHadNoEffect(InputError):
+    """A guide reached no head, or its pattern matched nothing."""
+
+
+class MachineError(GuideError):
+    """The machine would not do it."""
+
+
+class NumericalError(GuideError):
+    """A loss, a gradient or a statistic is not finite."""
+
+
+class GateFailed(GuideError):
+    """A limit that the user asked for was not met."""
+
+
+class Interrupted(GuideError):
+    """Work stopped early on request; what was done is saved and the same command continues."""
+
+    def __init__(self, message: str, *, signal_number: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.signal_number = signal_number

@@ -1,0 +1,245 @@
+"""Every byte that reaches the store goes through here: one writer that hashes, one rename that publishes, one kind of lock.
+
+A directory is built under a private name, each file is fsynced as it is closed, and one rename makes the whole visible.
+Readers therefore see nothing or everything, whenever the process dies.
+
+Faults are injected by name for tests: ``GUIDE_FAILPOINT=write:3:kill`` kills the process at the third write,
+``rename:ENOSPC`` makes the first rename fail with that error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import MachineError
+
+_failpoint_hits: dict[str, int] = {}
+
+
+def failpoint(name: str) -> None:
+    """Die or fail here when ``GUIDE_FAILPOINT`` (``name[:n]:kill|term|ERRNO``) asks for it; otherwise nothing."""
+    request = os.environ.get("GUIDE_FAILPOINT")
+    if not request:
+        return
+    wanted, _, rest = request.partition(":")
+    if wanted != name:
+        return
+    count, _, action = rest.rpartition(":")
+    _failpoint_hits[name] = _failpoint_hits.get(name, 0) + 1
+    if _failpoint_hits[name] != int(count or 1):
+        return
+    if action in ("kill", "term", "int"):
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}[action])
+    else:
+        raise OSError(getattr(errno, action), os.strerror(getattr(errno, action)))
+
+
+@contextlib.contextmanager
+def machine_errors(action: str) -> Iterator[None]:
+    """Turn any OSError inside into a MachineError that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise machine_error(action, error) from error
+
+
+def machine_error(action: str, error: OSError) -> MachineError:
+    """The MachineError for a failed system call, with the hint that the error number calls for."""
+    hints = {
+        errno.ENOSPC: "free some space, or choose another store with --store or GUIDE_STORE",
+        errno.EDQUOT: "your quota is used up; choose another store with --store or GUIDE_STORE",
+        errno.EFBIG: "a file size limit (ulimit -f) is in force",
+        errno.EROFS: "the file system is read-only; choose another store with --store or GUIDE_STORE",
+        errno.EACCES: "no permission; choose another store with --store or GUIDE_STORE",
+        errno.EMFILE: "too many open files; raise ulimit -n",
+        errno.ENOLCK: "this file system has no locks; put the store on one that has (flock)",
+    }
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ENOSPC:
+        reason = "no space left on device"
+    return MachineError(f"{action}: {reason}", hint=hints.get(error.errno or 0))
+
+
+class DigestWriter(io.RawIOBase):
+    """A new file that hashes what is written to it and is on the disk, not in a cache, once closed.
+
+    Attributes:
+        size: bytes written so far.
+        sha256: hexadecimal digest of those bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self._fd = -1
+        with machine_errors(f"cannot create {path}"):
+            failpoint("open")
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.size
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        with machine_errors(f"cannot write {self.path}"):
+            failpoint("write")
+            rest = view
+            while len(rest):
+                rest = rest[os.write(self._fd, rest) :]
+        self._hash.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            with machine_errors(f"cannot save {self.path}"):
+                failpoint("fsync")
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+            super().close()
+
+    def abandon(self) -> None:
+        """Close without promising anything about the bytes."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        super().close()
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def __del__(self) -> None:
+        self.abandon()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        failpoint("fsync")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file so that it is absent or complete: beside its place, then one rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    with DigestWriter(temporary) as file:
+        file.write(data)
+    with machine_errors(f"cannot save {path}"):
+        failpoint("rename")
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+
+def publish_directory(temporary: Path, final: Path, *, trash: Path) -> None:
+    """Give a finished directory its public name with one rename; a directory already there goes to ``trash``.
+
+    Raises:
+        MachineError: any failure of the rename; the temporary directory is left to the caller.
+    """
+    with machine_errors(f"cannot publish {final}"):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        for folder in sorted({p.parent for p in temporary.rglob("*")} | {temporary}, reverse=True):
+            sync_directory(folder)
+        failpoint("rename")
+        if final.exists():
+            _exchange(temporary, final)
+            trash.mkdir(parents=True, exist_ok=True)
+            os.rename(temporary, trash / temporary.name)
+        else:
+            os.rename(temporary, final)
+        sync_directory(final.parent)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two directories in one step where the kernel can (Linux ``RENAME_EXCHANGE``), else in two."""
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        renameat2 = None
+    if renameat2 and not renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange):
+        return
+    aside = one.with_name(one.name + ".old")
+    os.rename(other, aside)
+    os.rename(one, other)
+    os.rename(aside, one)
+
+
+class Lock:
+    """An advisory lock (``flock``) on a file or a directory, released when closed or when the process dies.
+
+    A forked child drops its copy at once, so that a worker that outlives its parent does not keep the lock.
+    """
+
+    _held: set[Lock] = set()
+
+    def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
+        self.path = path
+        self._mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+    def acquire(self, *, wait: bool) -> bool:
+        """True once held; False when somebody else holds it and ``wait`` is off."""
+        try:
+            failpoint("lock")
+            fcntl.flock(self.fd, self._mode | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise machine_error(f"cannot lock {self.path}", error) from error
+        Lock._held.add(self)
+        return True
+
+    def release(self) -> None:
+        Lock._held.discard(self)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @classmethod
+    def _drop_in_child(cls) -> None:
+        for lock in list(cls._held):
+            lock.release()
+
+
+os.register_at_fork(after_in_child=Lock._drop_in_child)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a directory that nobody needs; what has gone already is no error."""
+    failpoint("unlink")
+    shutil.rmtree(path, ignore_errors=True)

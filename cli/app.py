@@ -1,0 +1,132 @@
+"""The Typer app: its groups of commands, its help pages and the options that stand before a command."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from cli.output import say
+
+GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
+"""Headings of `guide --help`, in order."""
+
+
+class Page(TyperCommand):
+    """A command whose help ends with examples.
+
+    Attributes:
+        group: heading under which `guide --help` lists it.
+        examples: command lines, without the prompt.
+        shared: names of the options that every command has.
+    """
+
+    group = "Help"
+    examples: tuple[str, ...] = ()
+    shared: frozenset[str] = frozenset()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], "Shared options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                shared = param.name in self.shared or param.name == "help"
+                title = (
+                    "Arguments" if param.param_type_name == "argument" else "Shared options" if shared else "Options"
+                )
+                records[title].append(record)
+        for title, rows in records.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(formatter, self.examples)
+
+
+class Group(TyperGroup):
+    """The list of commands, under headings."""
+
+    examples: tuple[str, ...] = (
+        "guide build-corpus text/*.txt --name wiki",
+        "guide ls",
+        "guide lineage wiki",
+    )
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        visible = [(name, c) for name, c in self.commands.items() if not c.hidden]
+        width = formatter.width - 6 - max((len(name) for name, _ in visible), default=0)
+        for title in GROUPS:
+            rows = [(n, c.get_short_help_str(width)) for n, c in visible if getattr(c, "group", "Help") == title]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(formatter, self.examples)
+
+
+def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
+    """The last section of a help page, each example in one line however narrow the terminal is."""
+    if examples:
+        formatter.write_paragraph()
+        formatter.write("Examples:\n")
+        for example in examples:
+            formatter.write(f"  $ {example}\n")
+
+
+app = typer.Typer(
+    name="guide",
+    cls=Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def version_text() -> str:
+    try:
+        return f"guide {metadata.version('attention-guide')}"
+    except metadata.PackageNotFoundError:
+        return "guide (not installed)"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        say(version_text())
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    store: Annotated[Path | None, typer.Option(help="Folder of the artifacts  [env: GUIDE_STORE].")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file instead of ./guide.toml.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of any error.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours  [env: NO_COLOR].")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Guide attention heads: patterns, losses, masks, statistics and probes for transformers.
+
+    Every command writes one artifact and prints its reference, which the next command takes.  A setting comes from its
+    flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
+    """
+    context.obj = {
+        "store": store,
+        "config": config,
+        "json": json,
+        "quiet": quiet,
+        "verbose": verbose,
+        "debug": debug,
+        "no_color": no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb",
+    }

@@ -1,0 +1,98 @@
+"""``guide.toml``: one table per command, its keys the names of the flags, and ``store`` above them.
+
+store = "/data/guide"
+
+[build-sequences]
+max-length = 128
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, UnknownName
+
+DEFAULT_FILE = Path("guide.toml")
+SIZE_LIMIT = 1 << 20
+
+
+def settings_for(path: Path | None, group: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The settings of one command, by parameter name; the whole file is checked.
+
+    Args:
+        path: the file that the user named, or None for ``./guide.toml`` if it is there.
+        group: the top of the command tree.
+        names: the command, from below the top: ``("build-corpus",)``.
+    Raises:
+        InputError: the file cannot be read, or has a table or a key that no command knows.
+    """
+    if path is None:
+        if not os.path.lexists(DEFAULT_FILE):
+            return {}
+        path = DEFAULT_FILE
+    table = read_toml(path)
+    top = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    for key in top:
+        if key != "store":
+            raise _unknown(path, "setting", key, ["store", *group.commands])
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    _check(path, group, tables)
+    for name in names:
+        tables = tables.get(name, {})
+    return top | {_parameter(key): value for key, value in tables.items()}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a small TOML file.
+
+    Raises:
+        InputError: it cannot be read, is too large, or is not TOML.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise InputError(f"{str(path)!r}: not a plain file")
+            data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise InputError(f"{str(path)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
+    if len(data) > SIZE_LIMIT:
+        raise InputError(f"{str(path)!r}: larger than {SIZE_LIMIT >> 20} MB")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r}: not TOML ({error})") from error
+    except RecursionError as error:
+        raise InputError(f"{str(path)!r}: nested too deeply") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"{str(path)!r}: {error}") from error
+
+
+def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:
+    for name, table in tables.items():
+        command = group.commands.get(name)
+        if command is None:
+            raise _unknown(path, "table", name, group.commands)
+        if not isinstance(table, dict):
+            raise _unknown(path, "setting", name, group.commands)
+        if hasattr(command, "commands"):
+            _check(path, command, table)
+            continue
+        known = [p.name.replace("_", "-") for p in command.params if p.name in getattr(command, "settings", ())]
+        for key in table:
+            if key.replace("_", "-") not in known:
+                raise _unknown(path, f"setting of {name}", key, known)
+
+
+def _unknown(path: Path, what: str, name: str, known: Iterable[str]) -> InputError:
+    error = UnknownName(what, name, known)
+    return InputError(f"{str(path)!r}: {error.message}", hint=error.hint)
+
+
+def _parameter(key: str) -> str:
+    return key.replace("-", "_")

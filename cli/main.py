@@ -1,0 +1,167 @@
+"""The console script ``guide`` and the one place where failures become exit codes.
+
+Nothing heavy is imported at the top: a Ctrl-C while modules load ends the process quietly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from cli import signals
+from cli.output import MAX_LINES, escape, prepare_streams, reader_gone, tell
+
+if TYPE_CHECKING:
+    import typer
+
+BUG = 1
+
+CODES = {
+    "guidance.errors.InputError": 2,
+    "guidance.errors.MachineError": 3,
+    "guidance.errors.NumericalError": 4,
+    "guidance.errors.GateFailed": 5,
+    "builtins.MemoryError": 3,
+    "builtins.OSError": 3,
+    "torch.OutOfMemoryError": 3,
+    "torch.cuda.OutOfMemoryError": 3,
+    "builtins.KeyboardInterrupt": 130,
+    "cli.signals.Terminated": 143,
+}
+"""Exit code of each class of exception and its subclasses; whatever is not here is a bug of ours.
+
+By name, so that nothing has to be imported to look: ``torch`` least of all.
+"""
+
+
+COMMANDS = ("build", "store", "doctor")
+"""Modules of this package that hold commands, in the order of the help page."""
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    signals.leave_on_signals()
+    prepare_streams()
+    leave(run(sys.argv[1:], handle_signals=True))
+
+
+def load_app() -> typer.Typer:
+    """The app with all its commands."""
+    import importlib
+
+    from cli.app import app
+
+    for module in COMMANDS:  # importing a module registers its commands
+        try:
+            importlib.import_module(f"cli.{module}")
+        except ImportError as error:
+            if "pipelines" not in str(error):  # a stage that does not exist yet
+                raise
+    return app
+
+
+def run(argv: Sequence[str], *, handle_signals: bool = False) -> int:
+    """Run one command line in this process; gives its exit code and never raises."""
+    try:
+        import typer.main
+
+        command = typer.main.get_command(load_app())
+        if handle_signals:
+            signals.raise_on_signals()
+        if os.environ.get("_GUIDE_COMPLETE"):
+            command.main(list(argv), prog_name="guide", complete_var="_GUIDE_COMPLETE")
+        with command.make_context("guide", list(argv)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except BaseException as error:
+        return report(error, as_json="--json" in argv, debug="--debug" in argv or bool(os.environ.get("GUIDE_DEBUG")))
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that a failure means."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, BrokenPipeError) and reader_gone():
+        return 141
+    for attribute in ("exit_code", "signal_number"):  # typer's own exceptions; guidance.errors.Interrupted
+        value = getattr(error, attribute, None)
+        if isinstance(value, int):
+            return value if attribute == "exit_code" else signals.exit_code(value)
+    for base in type(error).__mro__:
+        code = CODES.get(f"{base.__module__}.{base.__qualname__}")
+        if code is not None:
+            return code
+    return BUG
+
+
+def report(error: BaseException, *, as_json: bool = False, debug: bool = False) -> int:
+    """Say on stderr what failed and what to do next; gives the exit code."""
+    code = exit_code(error)
+    if isinstance(error, SystemExit) or code == 141 or (type(error).__name__ == "Exit" and hasattr(error, "exit_code")):
+        return code
+    if code == BUG or debug:
+        _show_traceback(error)
+    message, hint = describe(error, code)
+    if as_json:
+        import json
+
+        tell(json.dumps({"code": code, "message": message, "hint": hint}))
+    else:
+        lines = [f"guide: {escape(message)}", *(f"  {escape(line)}" for line in (hint or "").splitlines())]
+        for line in lines[: MAX_LINES - 1]:
+            tell(line)
+        if len(lines) >= MAX_LINES:
+            tell(f"  … and {len(lines) - MAX_LINES + 1} lines more; --json shows all")
+    return code
+
+
+def describe(error: BaseException, code: int) -> tuple[str, str | None]:
+    """The message and the hint of a failure."""
+    if hasattr(error, "format_message"):  # a usage error found by typer
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "guide"
+        no_arguments = type(error).__name__ == "NoArgsIsHelpError"
+        message = "no command given" if no_arguments else str(error.format_message()).replace("Value error, ", "")
+        return message, f"`{path} --help` shows how to use it"
+    if hasattr(error, "message") and hasattr(error, "hint"):
+        return str(error.message), error.hint
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", None
+    if isinstance(error, signals.Terminated):
+        return "terminated", None
+    if isinstance(error, OSError):
+        place = f"{error.filename!r}: " if error.filename is not None else ""
+        return f"{place}{error.strerror or error}", None
+    if isinstance(error, MemoryError):
+        return f"not enough memory{f': {error}' if str(error) else ''}", None
+    if code == BUG:
+        kind = type(error).__name__
+        return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command that you ran"
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first, "a smaller batch needs less memory" if code == 3 else None
+
+
+def _show_traceback(error: BaseException) -> None:
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        tell(escape(line))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process here: threads of native libraries that abort at exit cannot change the code any more."""
+    if "multiprocessing" in sys.modules:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            if stream is sys.stdout and code == 0:
+                code = 141 if reader_gone() else 3
+    os._exit(code)

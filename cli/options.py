@@ -1,0 +1,333 @@
+r"""From a stage's ``Config`` to flags, and from a function to a command: the one mechanism that every command uses.
+
+A command file reads like this; flags of the configuration, shared flags, output and examples come from here:
+
+    @stage_command("build-sequences", sequences.Config, examples=["guide build-sequences wiki bpe"])
+    def build_sequences(
+        session: Session,
+        config: sequences.Config,
+        corpus: Annotated[str, typer.Argument(help="A corpus.")],
+    ) -> Result:
+        \"\"\"Pack sentences into sequences of token ids.\"\"\"
+        return sequences.run(corpus, config, **session.options())
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticUndefined
+
+from cli.app import Page, app
+from cli.config import settings_for
+from cli.output import escape, say, say_json, tell
+from cli.progress import ConsoleProgress, set_up_logging
+from guidance.errors import InputError
+from pipelines.artifacts import Store
+from pipelines.progress import Progress
+from pipelines.stage import Result
+
+DEFAULT_STORE = Path("artifacts")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the shared flags say: where the artifacts are, who draws progress, and how results are written."""
+
+    store: Store
+    progress: Progress
+    name: str | None = None
+    force: bool = False
+    wait: bool = True
+    json: bool = False
+    quiet: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of every stage's ``run``."""
+        return {
+            "store": self.store,
+            "name": self.name,
+            "force": self.force,
+            "wait": self.wait,
+            "progress": self.progress,
+        }
+
+    def tell(self, text: str) -> None:
+        """A line on stderr for people, unless they asked for quiet."""
+        if not self.quiet:
+            tell(text)
+
+
+_SHARED = {
+    "store": (
+        Path | None,
+        typer.Option("--store", envvar="GUIDE_STORE", help="Folder of the artifacts, else ./artifacts."),
+        None,
+    ),
+    "config_file": (
+        Path | None,
+        typer.Option("--config", envvar="GUIDE_CONFIG", help="File with settings, else ./guide.toml."),
+        None,
+    ),
+    "json": (bool, typer.Option("--json", help="Write one JSON object instead of a line."), False),
+    "quiet": (bool, typer.Option("--quiet", "-q", help="Only warnings and errors on stderr."), False),
+    "verbose": (bool, typer.Option("--verbose", "-v", help="More on stderr."), False),
+    "debug": (bool, typer.Option("--debug", help="Show the traceback of any error."), False),
+    "no_color": (bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same."), False),
+}
+
+_STAGE = {
+    "name": (str | None, typer.Option("--name", help="Also give the artifact a new version of this name."), None),
+    "force": (bool, typer.Option("--force", help="Run again even if the artifact is there."), False),
+    "wait": (
+        bool,
+        typer.Option("--wait/--no-wait", help="Wait for a run that builds the same artifact, or fail."),
+        True,
+    ),
+}
+
+
+def stage_command(
+    name: str,
+    config: type[BaseModel],
+    *,
+    examples: Sequence[str],
+    group: str = "Data",
+    next_command: str | None = None,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Register a function that runs a stage.
+
+    Args:
+        config: becomes the flags; the function gets an instance of it as ``config``.
+        next_command: what to suggest afterwards; ``{}`` stands for the reference of the new artifact.
+    """
+    return command(name, examples=examples, group=group, config=config, finish=_announce(next_command), shared=_STAGE)
+
+
+def command(
+    name: str,
+    *,
+    examples: Sequence[str],
+    group: str,
+    config: type[BaseModel] | None = None,
+    finish: Callable[[Session, Any], None] | None = None,
+    shared: dict[str, Any] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as a command.  Its first parameter is ``session``, with ``config`` the second is ``config``;
+    the others are Typer's.  The function comes back unchanged, so that Python code can call it."""
+    if not examples:
+        raise ValueError(f"{name} has no examples")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        given = {"session", "config"} if config else {"session"}
+        hints = typing.get_type_hints(function, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name not in given
+        ]
+        fields = field_parameters(config) if config else []
+        always = [_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+        def call(context: typer.Context, **values: Any) -> None:
+            session = open_session(context, values)
+            arguments = {parameter.name: values[parameter.name] for parameter in own}
+            if config:
+                chosen = {p.name: values[p.name] for p in fields if _source(context, p.name) != "DEFAULT"}
+                arguments["config"] = make_config(config, chosen)
+            result = function(session, **arguments)
+            if finish:
+                finish(session, result)
+
+        parameters = [context, *own, *fields, *always]
+        if len({parameter.name for parameter in parameters}) != len(parameters):
+            raise ValueError(f"{name}: two parameters have one name")
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        settings = {p.name for p in (*own, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
+        attributes = {
+            "group": group,
+            "examples": tuple(examples),
+            "shared": frozenset(parameter.name for parameter in always),
+            "settings": frozenset(settings & {parameter.name for parameter in parameters}),
+        }
+        page = type("Page", (Page,), attributes)
+        app.command(name, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
+        return function
+
+    return register
+
+
+# from a configuration to flags
+
+
+def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
+    """One keyword parameter per field, as Typer reads it."""
+    parameters = []
+    for name, field in config.model_fields.items():
+        annotation = flag_type(field.annotation)
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, (tuple, set, frozenset)):
+            default = list(default)
+        option = typer.Option(
+            help=_field_help(field), envvar=f"GUIDE_{name.upper()}", show_envvar=False, show_default=default is not None
+        )
+        default = inspect.Parameter.empty if default is PydanticUndefined else default
+        parameters.append(_parameter(name, annotation, option, default))
+    return parameters
+
+
+def flag_type(annotation: Any) -> Any:
+    """The type of a flag for the type of a field; pydantic checks the value once more."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return flag_type(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        kept = [argument for argument in arguments if argument is not type(None)]
+        inner = flag_type(kept[0]) if len(kept) == 1 else str
+        return inner | None if len(kept) < len(arguments) else inner
+    if origin in (list, tuple, set, frozenset):
+        return list[flag_type(arguments[0])]  # type: ignore[misc]
+    if origin is Literal:
+        return annotation if all(isinstance(choice, str) for choice in arguments) else str
+    if annotation in (bool, int, float, str, Path):
+        return annotation
+    raise TypeError(f"no flag for a field of type {annotation}")
+
+
+def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
+    """An instance of the configuration.
+
+    Raises:
+        InputError: a value is refused; its flag is named.
+    """
+    try:
+        return config(**values)
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors(include_url=False):
+            message = problem["msg"].removeprefix("Value error, ")
+            place = problem["loc"]
+            if place:
+                flag = "--" + str(place[0]).replace("_", "-")
+                message = f"{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
+            problems.append(message)
+        raise InputError("; ".join(dict.fromkeys(problems))) from error
+
+
+def _field_help(field: Any) -> str:
+    """The description of a field and the range that its rules allow."""
+    rules = {}
+    for rule in field.metadata:
+        for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+            if (limit := getattr(rule, key, None)) is not None:
+                rules[sign] = limit
+    limits = ", ".join(f"{sign} {limit}" for sign, limit in rules.items())
+    return (field.description or "") + (f"  [{limits}]" if limits else "")
+
+
+def _parameter(name: str, annotation: Any, option: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[annotation, option], default=default
+    )
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    return any(type(extra).__name__ == "ArgumentInfo" for extra in getattr(parameter.annotation, "__metadata__", ()))
+
+
+# from flags to a session
+
+
+def _source(context: Any, name: str) -> str:
+    """Where a value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP or DEFAULT."""
+    source = context.get_parameter_source(name)
+    return source.name if source is not None else "DEFAULT"
+
+
+def load_settings(context: Any, path: Path | None) -> Path | None:
+    """Make ``guide.toml`` the defaults of the command that is being parsed."""
+    before = (context.parent.obj or {}) if context.parent else {}
+    names: list[str] = []
+    top = context
+    while top.parent is not None:
+        names.insert(0, top.info_name)
+        top = top.parent
+    context.default_map = settings_for(path or before.get("config"), top.command, names)
+    return path
+
+
+_SHARED["config_file"][1].callback = load_settings
+_SHARED["config_file"][1].is_eager = True
+
+
+def open_session(context: Any, values: dict[str, Any]) -> Session:
+    """The session of one command: its own shared flags, else those that stood before the command."""
+    before = (context.parent.obj or {}) if context.parent else {}
+
+    def shared(key: str) -> Any:
+        value = values.get(key)
+        return before[key] if before.get(key) and _source(context, key) != "COMMANDLINE" else value
+
+    quiet = bool(shared("quiet"))
+    set_up_logging(quiet=quiet, verbose=bool(shared("verbose")))
+    root = shared("store")
+    return Session(
+        store=Store(DEFAULT_STORE if root is None else Path(root)),
+        progress=ConsoleProgress(quiet=quiet, color=not shared("no_color")),
+        name=values.get("name") if "force" in values else None,
+        force=bool(values.get("force")),
+        wait=bool(values.get("wait", True)),
+        json=bool(shared("json")),
+        quiet=quiet,
+    )
+
+
+# results
+
+
+def _announce(next_command: str | None) -> Callable[[Session, Result], None]:
+    def finish(session: Session, result: Result) -> None:
+        announce(session, result, next_command)
+
+    return finish
+
+
+def announce(session: Session, result: Result, next_command: str | None = None) -> None:
+    """The one line on stdout that a script reads, and a summary on stderr for people."""
+    artifact = result.artifact
+    reference = result.name or artifact.reference
+    warnings = [str(warning) for warning in artifact.manifest.get("warnings", [])]
+    for warning in warnings:
+        session.tell(f"warning: {escape(warning)}")
+    counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
+    state = "up to date" if result.reused else "done"
+    session.tell(escape(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}"))
+    if next_command:
+        session.tell(f"next: {next_command.replace('{}', reference)}")
+    if session.json:
+        say_json(
+            {
+                "schema": 1,
+                "artifact": artifact.reference,
+                "kind": artifact.kind,
+                "path": os.fspath(artifact.path),
+                "content": artifact.content,
+                "reused": result.reused,
+                "name": result.name,
+                "counts": artifact.counts,
+                "warnings": warnings,
+            }
+        )
+    else:
+        say(artifact.reference)

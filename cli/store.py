@@ -1,0 +1,3 @@
+"""Commands that look after the store."""
+
+from __future__ import annotations

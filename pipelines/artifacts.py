@@ -10,7 +10,10 @@ and ``.trash``.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -19,18 +22,20 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from guidance.errors import InputError, MachineError
 from pipelines.files import (
     DigestWriter,
     Lock,
+    machine_error,
     machine_errors,
     publish_directory,
     remove_tree,
     sync_directory,
     write_file,
 )
+from pipelines.progress import log
 
 FORMAT = 1
 """Version of the manifest; a reader refuses a newer one."""
@@ -39,6 +44,14 @@ MANIFEST = "artifact.json"
 MANIFEST_LIMIT = 16 << 20
 ID_LENGTH = 16
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+KIND = re.compile(r"(?!names$)[a-z]+(-[a-z]+)*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEYS = {
+    *("format", "guide", "seal", "kind", "recipe", "content", "stage", "stage_version", "config", "inputs", "seed"),
+    *("packages", "git", "created", "seconds", "files", "counts", "warnings", "provenance"),
+}
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+"""Errors that say what a path leads to; all others are the machine's."""
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
@@ -93,7 +106,7 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
 
     try:
         manifest = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        if not isinstance(manifest, dict) or type(manifest.get("format")) is not int or manifest["format"] < 1:
             raise ValueError("it is not a manifest")
         if manifest["format"] > FORMAT:
             raise ArtifactMismatch(
@@ -102,15 +115,51 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
             )
         if manifest.get("seal") != seal(manifest)["seal"]:
             raise ValueError("it was altered after it was written")
-        for name in manifest["files"]:
-            if not _FILE_NAME.fullmatch(name) or ".." in name.split("/"):
-                raise ValueError(f"it names a file outside its directory: {name!r}")
+        _check_manifest(manifest)
         return manifest
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ArtifactDamaged(
             f"{path / MANIFEST}: {detail}", hint="rerun the stage that made it, with --force"
         ) from error
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Whoever can write a manifest can seal it, so what it says is not trusted either.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: something in it is not what it must be.
+    """
+    for name, entry in manifest["files"].items():
+        if not _FILE_NAME.fullmatch(name) or ".." in name.split("/") or name == MANIFEST:
+            raise ValueError(f"it names a file outside its directory: {name!r}")
+        if type(entry["bytes"]) is not int or entry["bytes"] < 0 or not _DIGEST.fullmatch(entry["sha256"]):
+            raise ValueError(f"no size or digest of {name!r}")
+    if not KIND.fullmatch(manifest["kind"]) or not _DIGEST.fullmatch(manifest["recipe"]):
+        raise ValueError("its kind or its recipe is malformed")
+    if manifest["content"] != content_of(manifest["files"]):
+        raise ValueError("its content is not the digest of its files")
+    shapes = {"inputs": dict, "counts": dict, "config": dict, "packages": dict, "warnings": list, "provenance": list}
+    for key, shape in shapes.items():
+        if not isinstance(manifest.get(key, shape()), shape):
+            raise ValueError(f"{key!r} is malformed")
+    if not isinstance(manifest["stage"], str) or not all(
+        isinstance(i, dict) for i in manifest.get("inputs", {}).values()
+    ):
+        raise ValueError("'stage' or 'inputs' is malformed")
+    _mention_unknown(frozenset(manifest) - _KEYS)
+
+
+@functools.cache
+def _mention_unknown(keys: frozenset[str]) -> None:
+    """A newer version may add keys; that is no reason to refuse, but worth one line."""
+    if keys:
+        log.warning("ignored in a manifest, perhaps of a newer version: %s", ", ".join(sorted(keys)))
+
+
+def content_of(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The digest of what all files hold."""
+    return digest({name: entry["sha256"] for name, entry in files.items()})
 
 
 class Artifact:
@@ -125,22 +174,44 @@ class Artifact:
         """
         self.path = path
         try:
-            self._lock = Lock(path, shared=True)
-        except OSError as error:
-            raise ArtifactMissing(f"{path}: not a guide artifact ({os.strerror(error.errno or 0)})") from error
-        if not stat.S_ISDIR(os.fstat(self._lock.fd).st_mode):
-            self._lock.release()
-            raise ArtifactMissing(f"{path}: not a guide artifact (a file, not a folder)")
-        self._lock.acquire(wait=True)
+            self._lock = self._hold(path)
+            data = self._manifest_bytes()
+            if len(data) > MANIFEST_LIMIT:
+                raise ArtifactDamaged(f"{path / MANIFEST}: larger than {MANIFEST_LIMIT >> 20} MiB")
+            self.manifest = parse_manifest(data, path)
+        except BaseException:
+            if hasattr(self, "_lock"):
+                self.close()
+            raise
+
+    @staticmethod
+    def _hold(path: Path) -> Lock:
+        """A shared lock on what is at ``path`` now: while we waited, another run may have put a new directory there."""
+        while True:
+            try:
+                lock = Lock(path, shared=True)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise machine_error(f"cannot open {path}", error) from error
+                raise ArtifactMissing(f"{path}: not a guide artifact ({os.strerror(error.errno or 0)})") from error
+            if not stat.S_ISDIR(os.fstat(lock.fd).st_mode):
+                lock.release()
+                raise ArtifactMissing(f"{path}: not a guide artifact (a file, not a folder)")
+            try:
+                lock.acquire(wait=True)
+                if lock.in_place():
+                    return lock
+            except BaseException:
+                lock.release()
+                raise
+            lock.release()
+
+    def _manifest_bytes(self) -> bytes:
         try:
             with self.open(MANIFEST) as file:
-                data = file.read(MANIFEST_LIMIT + 1)
+                return file.read(MANIFEST_LIMIT + 1)
         except ArtifactDamaged as error:
-            self.close()
-            raise ArtifactMissing(f"{path}: not a guide artifact (it has no {MANIFEST})") from error
-        if len(data) > MANIFEST_LIMIT:
-            raise ArtifactDamaged(f"{path / MANIFEST}: larger than {MANIFEST_LIMIT >> 20} MiB")
-        self.manifest = parse_manifest(data, path)
+            raise ArtifactMissing(f"{self.path}: not a guide artifact (it has no {MANIFEST})") from error
 
     kind = property(lambda self: str(self.manifest["kind"]))
     recipe = property(lambda self: str(self.manifest["recipe"]))
@@ -152,7 +223,7 @@ class Artifact:
     @property
     def id(self) -> str:
         """The recipe's first digits: unique within a kind."""
-        return self.recipe[:ID_LENGTH]
+        return str(self.recipe)[:ID_LENGTH]
 
     @property
     def reference(self) -> str:
@@ -168,7 +239,7 @@ class Artifact:
         """How a manifest made from this artifact names it."""
         return {"kind": self.kind, "recipe": self.recipe, "content": self.content}
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> io.BufferedReader:
         """Open a file of the artifact; links are not followed.
 
         Raises:
@@ -187,6 +258,8 @@ class Artifact:
                 raise ArtifactDamaged(f"{self.path / name}: not a plain file")
             return os.fdopen(fd, "rb")
         except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise machine_error(f"cannot read {self.path / name}", error) from error
             raise ArtifactDamaged(
                 f"{self.path / name}: {os.strerror(error.errno or 0)}",
                 hint="rerun the stage that made it, with --force",
@@ -219,7 +292,7 @@ class Artifact:
 
     def strangers(self) -> list[str]:
         """Files in the directory that the manifest does not know."""
-        found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if not p.is_dir()}
+        found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink() or not p.is_dir()}
         return sorted(found - set(self.manifest["files"]) - {MANIFEST})
 
     def close(self) -> None:
@@ -299,7 +372,7 @@ class Builder:
             {
                 **manifest,
                 "format": FORMAT,
-                "content": digest({name: entry["sha256"] for name, entry in files.items()}),
+                "content": content_of(files),
                 "files": files,
                 "counts": self.counts,
                 "warnings": self.warnings,
@@ -338,6 +411,17 @@ def check_name(name: str) -> str:
     return name
 
 
+def _read_name(entry: Path) -> Name | None:
+    """What one file under ``names`` says; None when it says nothing that can be used."""
+    try:
+        data = json.loads(entry.read_bytes())
+        name = Name(check_name(entry.parent.name), int(entry.name), data["kind"], data["recipe"], data["content"])
+        usable = KIND.fullmatch(name.kind) and _DIGEST.fullmatch(name.recipe) and name.version > 0
+        return name if usable and entry.name == str(name.version) else None
+    except (OSError, ValueError, KeyError, TypeError, InputError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True)
 class Store:
     """A directory of artifacts."""
@@ -365,13 +449,17 @@ class Store:
         """Fail now rather than after the work.
 
         Raises:
-            MachineError: the store cannot be written; the message says who owns it.
+            InputError: the store is a file.
+        MachineError: the store cannot be written; the message says who owns it.
         """
+        if os.path.lexists(self.root) and not os.path.isdir(self.root):
+            raise InputError(f"the store {str(self.root)!r} is not a folder", hint="choose another with --store")
         with machine_errors(f"cannot write to the store {self.root}{self._owner()}"):
             (self.root / ".tmp").mkdir(parents=True, exist_ok=True)
             probe = self.root / ".tmp" / f"probe.{secrets.token_hex(4)}"
             probe.mkdir()
-            probe.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # a sweeper was faster
+                probe.rmdir()
 
     def _owner(self) -> str:
         with contextlib.suppress(OSError):
@@ -400,14 +488,35 @@ class Store:
 
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""
-        found = []
-        for entry in sorted((self.root / "names").glob("*/*")):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                data = json.loads(entry.read_bytes())
-                found.append(
-                    Name(entry.parent.name, int(entry.name), data["kind"], data["recipe"], data["content"])
-                )
+        found = [name for entry in (self.root / "names").glob("*/*") if (name := _read_name(entry)) is not None]
         return sorted(found, key=lambda n: (n.name, n.version))
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """One process at a time decides which version comes next."""
+        with machine_errors(f"cannot use the store {self.root}"):
+            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            lock = Lock(self.root / ".locks" / "names", create=True)
+        try:
+            lock.acquire(wait=True)
+            yield
+        finally:
+            lock.release()
+
+    def check_name_free(self, name: str, kind: str) -> Name | None:
+        """The newest version of a name, once it is sure that an artifact of this kind may have it.
+
+        Raises:
+            InputError: a bad name, or one that belongs to another kind.
+        """
+        check_name(name)
+        versions = [n for n in self.names() if n.name == name]
+        if versions and versions[-1].kind != kind:
+            raise InputError(
+                f"the name {name!r} is taken by a {versions[-1].kind}; this is a {kind}",
+                hint="choose another name, or `guide rename` the old one",
+            )
+        return versions[-1] if versions else None
 
     def add_name(self, name: str, artifact: Artifact) -> Name:
         """Make ``artifact`` the newest version of ``name``; nothing changes when it already is.
@@ -415,38 +524,63 @@ class Store:
         Raises:
             InputError: a bad name, or one that belongs to another kind.
         """
-        versions = [n for n in self.names() if n.name == check_name(name)]
-        if versions and versions[-1].kind != artifact.kind:
-            raise InputError(
-                f"the name {name!r} is taken by a {versions[-1].kind}; this is a {artifact.kind}",
-                hint="choose another name, or `guide rename` the old one",
-            )
-        newest = versions[-1] if versions else None
-        if newest and (newest.recipe, newest.content) == (artifact.recipe, artifact.content):
-            return newest
-        version = newest.version + 1 if newest else 1
-        write_file(self.root / "names" / name / str(version), canonical_json(artifact.describe()))
+        with self._naming():
+            newest = self.check_name_free(name, artifact.kind)
+            if newest and (newest.recipe, newest.content) == (artifact.recipe, artifact.content):
+                return newest
+            version = newest.version + 1 if newest else 1
+            write_file(self.root / "names" / name / str(version), canonical_json(artifact.describe()))
         return Name(name, version, artifact.kind, artifact.recipe, artifact.content)
 
     def rename(self, old: str, new: str) -> None:
-        """Give all versions of a name another name."""
+        """Give all versions of a name another name.
+
+        Raises:
+            InputError: a bad name, none of that name, or the new one is taken.
+        """
         source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
-        if not source.is_dir():
-            raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
-        if target.exists():
-            raise InputError(f"the name {new!r} exists already")
-        with machine_errors(f"cannot rename {old!r}"):
-            os.rename(source, target)
+        with self._naming(), machine_errors(f"cannot rename {old!r}"):
+            names = {n.name for n in self.names()}
+            if old not in names:
+                raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
+            if new in names:
+                raise InputError(f"the name {new!r} exists already")
+            os.rename(source, target)  # over an empty folder at most
             sync_directory(target.parent)
+
+    def remove_names(self, kind: str, recipe: str) -> list[Name]:
+        """Take away the names of an artifact that is gone."""
+        with self._naming(), machine_errors("cannot remove a name"):
+            gone = [n for n in self.names() if (n.kind, n.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH])]
+            for name in gone:
+                (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
+            for folder in {self.root / "names" / name.name for name in gone}:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        return gone
 
     # reading
 
     def artifacts(self) -> Iterator[Artifact]:
         """Every readable artifact; damaged ones are passed over."""
-        for folder in sorted(self.root.glob("[a-z]*/*/")):
-            if folder.parent.name != "names":
-                with contextlib.suppress(InputError):
-                    yield Artifact(folder)
+        for folder in self.folders():
+            with contextlib.suppress(InputError):
+                yield Artifact(folder)
+
+    def folders(self) -> list[Path]:
+        """Where artifacts are, or what is left of them."""
+        found = self.root.glob("[a-z]*/*")
+        return sorted(p for p in found if KIND.fullmatch(p.parent.name) and re.fullmatch(r"[0-9a-f]{16}", p.name))
+
+    def unfinished(self) -> list[Path]:
+        """Folders of work that the same command would continue."""
+        return sorted((self.root / ".partial").glob("*/*"))
+
+    def named(self, reference: str) -> Name | None:
+        """The version that ``name`` or ``name@n`` stands for."""
+        name, _, version = reference.partition("@")
+        versions = [n for n in self.names() if n.name == name and version in ("", str(n.version))]
+        return versions[-1] if versions else None
 
     def find(self, reference: str) -> Path:
         """The directory that a reference names: ``name``, ``name@n``, ``kind/id``, an id's first digits, or a path.
@@ -454,16 +588,18 @@ class Store:
         Raises:
             ArtifactMissing: nothing, or more than one artifact, answers to it.
         """
-        if (Path(reference) / MANIFEST).exists():
+        if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
-        name, _, version = reference.partition("@")
-        versions = [n for n in self.names() if n.name == name and version in ("", str(n.version))]
-        if versions:
-            return self.place(versions[-1].kind, versions[-1].recipe)
+        named = self.named(reference)
+        if named:
+            place = self.place(named.kind, named.recipe)
+            if not place.exists():
+                raise ArtifactMissing(f"{reference!r} was {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
+            return place
         kind, _, prefix = reference.rpartition("/")
-        if re.fullmatch(r"[0-9a-f]{4,64}", prefix) and re.fullmatch(r"[a-z]*", kind):
+        if re.fullmatch(r"[0-9a-f]{4,64}", prefix):
             found = [
-                p for p in self.root.glob(f"{kind or '[a-z]*'}/{prefix[:ID_LENGTH]}*") if p.parent.name != "names"
+                p for p in self.folders() if p.parent.name == (kind or p.parent.name) and p.name.startswith(prefix[:16])
             ]
             if len(found) == 1:
                 return found[0]
@@ -471,7 +607,7 @@ class Store:
                 raise ArtifactMissing(
                     f"{reference!r} could be any of {', '.join(f'{p.parent.name}/{p.name}' for p in found)}"
                 )
-        if Path(reference).exists():
+        if os.path.exists(reference):
             raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
         raise ArtifactMissing(
             f"no artifact {reference!r} in {self.root}",
@@ -486,6 +622,14 @@ class Store:
             ArtifactMismatch: it is not of the ``kind`` that is needed.
         """
         artifact = Artifact(self.find(reference))
+        named = self.named(reference)
+        if named and named.recipe == artifact.recipe and named.content != artifact.content:
+            if "@" in reference:
+                raise ArtifactMissing(
+                    f"{reference!r} is gone: {artifact.reference} was built again and has other content now",
+                    hint=f"`{named.kind}/{named.recipe[:ID_LENGTH]}` is what there is",
+                )
+            log.warning("%s was built again since %s was named and has other content now", artifact.reference, named)
         kinds = (kind,) if isinstance(kind, str) else kind
         if kinds and artifact.kind not in kinds:
             raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; needed is a {' or '.join(kinds)}")
@@ -503,27 +647,54 @@ class Store:
             if any(i.get("recipe") == artifact.recipe for i in other.manifest.get("inputs", {}).values())
         ]
 
-    def remove(self, artifact: Artifact) -> None:
-        """Remove an artifact and the names that stand for it.
+    def remove(self, folder: Path) -> None:
+        """Remove the artifact in a folder of the store, damaged or not, and the names that stand for it.
 
         Raises:
             ArtifactInUse: somebody is reading it.
+            ArtifactMissing: it is gone already.
         """
-        artifact.close()
-        lock = Lock(artifact.path)
+        kind, recipe = folder.parent.name, folder.name
+        reference = f"{kind}/{recipe}"
+        if folder not in self.folders():
+            raise ArtifactMissing(f"{str(folder)!r} is not an artifact of the store {self.root}")
+        self._discard(folder, reference)
+        self.remove_names(kind, recipe)
+        self._sweep(self.root / ".trash")
+
+    def remove_unfinished(self, folder: Path) -> None:
+        """Remove unfinished work.
+
+        Raises:
+            ArtifactInUse: a run is at it.
+        """
+        kind, recipe = folder.parent.name, folder.name
+        lock = self.lock(kind, recipe)
         try:
             if not lock.acquire(wait=False):
-                raise ArtifactInUse(f"{artifact.reference} is being read", hint="try again when that run has ended")
-            trash = self.root / ".trash" / f"{artifact.kind}-{artifact.id}.{secrets.token_hex(4)}"
-            with machine_errors(f"cannot remove {artifact.reference}"):
-                trash.parent.mkdir(exist_ok=True)
-                os.rename(artifact.path, trash)
+                raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again when that run has ended")
+            self._discard(folder, f"unfinished {kind}/{recipe}")
         finally:
             lock.release()
-        for name in self.names():
-            if (name.kind, name.recipe) == (artifact.kind, artifact.recipe):
-                (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
         self._sweep(self.root / ".trash")
+
+    def _discard(self, folder: Path, reference: str) -> None:
+        """Move a folder that nobody holds to the trash."""
+        with machine_errors(f"cannot remove {reference}"):
+            try:
+                lock = Lock(folder)
+            except FileNotFoundError:
+                raise ArtifactMissing(f"{reference} is gone already") from None
+            try:
+                if not lock.acquire(wait=False):
+                    raise ArtifactInUse(f"{reference} is being read", hint="try again when that run has ended")
+                if not lock.in_place():
+                    raise ArtifactInUse(f"{reference} was just replaced")
+                trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}.{secrets.token_hex(4)}"
+                trash.parent.mkdir(exist_ok=True)
+                os.rename(folder, trash)
+            finally:
+                lock.release()
 
     @contextlib.contextmanager
     def _sweeping(self, *, shared: bool) -> Iterator[None]:
@@ -564,23 +735,35 @@ class Store:
         Unfinished work under ``.partial``, named artifacts, their inputs, and whatever is being read are spared.
         """
         gone = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
+        if not dry_run:
+            self._forget_names()
         if not unnamed:
             return gone
-        manifests = {(a.kind, a.recipe): a.manifest for a in self.artifacts()}
-        wanted = {(n.kind, n.recipe) for n in self.names()}
-        pending = list(wanted)
+        manifests = {artifact.path: artifact.manifest for artifact in self.artifacts()}
+        spared = {self.place(name.kind, name.recipe) for name in self.names()}
+        pending = list(spared)
         while pending:
             for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
-                key = (parent.get("kind"), parent.get("recipe"))
-                if key in manifests and key not in wanted:
-                    wanted.add(key)
-                    pending.append(key)
-        for kind, recipe in manifests.keys() - wanted:
-            path = self.place(kind, recipe)
+                place = self.place(str(parent.get("kind")), str(parent.get("recipe")))
+                if place in manifests and place not in spared:
+                    spared.add(place)
+                    pending.append(place)
+        for folder in sorted(manifests.keys() - spared):
             try:
-                if not dry_run:
-                    self.remove(Artifact(path))
-                gone.append(path)
+                if dry_run:
+                    Artifact(folder).close()
+                else:
+                    self.remove(folder)
+                gone.append(folder)
             except (ArtifactInUse, ArtifactMissing):
                 continue
         return gone
+
+    def _forget_names(self) -> None:
+        """Remove what a crash left of names: half-written files, and versions of artifacts that are gone."""
+        for name in self.names():
+            if not self.place(name.kind, name.recipe).exists():
+                self.remove_names(name.kind, name.recipe)
+        with self._naming(), contextlib.suppress(OSError):
+            for path in (self.root / "names").glob("*/.*"):
+                path.unlink(missing_ok=True)

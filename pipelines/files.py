@@ -20,7 +20,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from guidance.errors import MachineError
 
@@ -151,16 +151,21 @@ def sync_directory(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file so that it is absent or complete: beside its place, then one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with machine_errors(f"cannot save {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
-    with DigestWriter(temporary) as file:
-        file.write(data)
-    with machine_errors(f"cannot save {path}"):
-        failpoint("rename")
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+    try:
+        with DigestWriter(temporary) as file:
+            file.write(data)
+        with machine_errors(f"cannot save {path}"):
+            failpoint("rename")
+            os.replace(temporary, path)
+            sync_directory(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def publish_directory(temporary: Path, final: Path, *, trash: Path) -> None:
@@ -174,7 +179,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path) -> None:
         for folder in sorted({p.parent for p in temporary.rglob("*")} | {temporary}, reverse=True):
             sync_directory(folder)
         failpoint("rename")
-        if final.exists():
+        if os.path.lexists(final):
             _exchange(temporary, final)
             trash.mkdir(parents=True, exist_ok=True)
             os.rename(temporary, trash / temporary.name)
@@ -194,7 +199,11 @@ def _exchange(one: Path, other: Path) -> None:
         return
     aside = one.with_name(one.name + ".old")
     os.rename(other, aside)
-    os.rename(one, other)
+    try:
+        os.rename(one, other)
+    except BaseException:
+        os.rename(aside, other)
+        raise
     os.rename(aside, one)
 
 
@@ -204,13 +213,13 @@ class Lock:
     A forked child drops its copy at once, so that a worker that outlives its parent does not keep the lock.
     """
 
-    _held: set[Lock] = set()
+    _held: ClassVar[set[Lock]] = set()
 
     def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
         self.path = path
         self._mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
-        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     def acquire(self, *, wait: bool) -> bool:
         """True once held; False when somebody else holds it and ``wait`` is off."""
@@ -223,6 +232,14 @@ class Lock:
             raise machine_error(f"cannot lock {self.path}", error) from error
         Lock._held.add(self)
         return True
+
+    def in_place(self) -> bool:
+        """True when the path still leads to what is locked: it may have been replaced while we waited."""
+        try:
+            there, ours = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def release(self) -> None:
         Lock._held.discard(self)

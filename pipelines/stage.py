@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -11,14 +12,21 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from guidance.errors import InputError, MachineError
-from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactInUse, ArtifactMissing, Builder, Store, digest
+from pipelines.artifacts import (
+    Artifact,
+    ArtifactDamaged,
+    ArtifactInUse,
+    ArtifactMissing,
+    Builder,
+    Store,
+    digest,
+)
 from pipelines.progress import Progress, log
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
@@ -169,6 +177,8 @@ def run_stage(
         ArtifactInUse: somebody else builds the same artifact and ``wait`` is off.
         GuideError: whatever the stage raises; nothing is published then.
     """
+    if name:
+        store.check_name_free(name, stage.kind)
     store.check_writable()
     store.sweep()
     recipe = recipe_of(stage, config, inputs)
@@ -180,9 +190,13 @@ def run_stage(
                 raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being built by {holder}")
             log.info("waiting for %s, which builds the same artifact", holder)
             lock.acquire(wait=True)
-        os.ftruncate(lock.fd, 0)
-        os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-        artifact = None if force else _existing(store, stage, recipe)
+        with contextlib.suppress(OSError):  # only a hint for whoever waits
+            os.ftruncate(lock.fd, 0)
+            os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        artifact = _existing(store, stage, recipe, verify=not force)
+        if force and artifact is not None:
+            artifact.close()
+            artifact = None
         reused = artifact is not None
         if artifact is None:
             artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
@@ -192,14 +206,26 @@ def run_stage(
         lock.release()
 
 
-def _existing(store: Store, stage: Stage, recipe: str) -> Artifact | None:
+def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artifact | None:
+    """The artifact of this recipe, if it is there and good.
+
+    Raises:
+        InputError: something else is in its place, which not even ``--force`` may replace.
+    """
+    place = store.place(stage.kind, recipe)
     try:
-        artifact = Artifact(store.place(stage.kind, recipe))
-        artifact.verify()
-        return artifact
+        artifact = Artifact(place)
+        try:
+            if (artifact.kind, artifact.recipe) != (stage.kind, recipe):
+                raise ArtifactDamaged(f"{place}: holds {artifact.reference}")
+            if verify:
+                artifact.verify()
+            return artifact
+        except BaseException:
+            artifact.close()
+            raise
     except ArtifactMissing:
-        place = store.place(stage.kind, recipe)
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        if place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir()))):
             raise InputError(f"{place} is in the way and is not a guide artifact", hint="move it away") from None
         return None
     except ArtifactDamaged as error:
@@ -245,6 +271,8 @@ def check_same_source(roles: Mapping[str, Artifact], role: str, expected: str) -
 
 @functools.cache
 def _version(package: str) -> str | None:
+    from importlib import metadata  # not at the top: it costs a tenth of the time of `guide --help`
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,0 +1,1 @@
+"""Mechanisms: how does a wish about keys act on a head?"""

@@ -1,0 +1,271 @@
+"""Plans: lists of guides, as TOML that people read, diff and share.
+
+    [[guide]]
+    pattern = "next"
+    mechanism = "attention_loss"
+    heads = [0]
+    weight = 100.0
+    schedule = "linear"
+
+A guide is one row: pattern, mechanism, sites, with a weight and a schedule.  Keys that are not named here are options of
+the mechanism; unknown ones are refused.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, PlanError, UnknownName
+from guidance.mechanisms import attention_loss
+from guidance.patterns import find_pattern
+from guidance.sites import Selector
+
+SIZE_LIMIT = 1 << 20
+PARTS = ("model", "generator", "discriminator")
+STACKS = ("encoder", "decoder")
+ATTENTIONS = ("self", "cross")
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One row of `MECHANISMS`: what its options are, and whether it is a loss, which has a weight and a schedule."""
+
+    name: str
+    options: Callable[[Mapping[str, Any]], Any]
+    is_loss: bool
+    source: str
+
+
+MECHANISMS: Mapping[str, Mechanism] = {
+    mechanism.name: mechanism
+    for mechanism in (
+        Mechanism("attention_loss", attention_loss.Options.parse, True, "Deshpande & Narasimhan 2020, eq. 2-4"),
+    )
+}
+"""Every mechanism by name."""
+
+
+def linear(step: int, total: int, hold: int) -> float:
+    """1 for ``hold`` steps, then straight down to 0 at step ``total``."""
+    return 1.0 if step < hold else max(0.0, (total - step) / max(1, total - hold))
+
+
+def cosine(step: int, total: int, hold: int) -> float:
+    """1 for ``hold`` steps, then half a cosine down to 0 at step ``total``."""
+    return (1 - math.cos(math.pi * linear(step, total, hold))) / 2
+
+
+SCHEDULES: Mapping[str, Callable[[int, int, int], float]] = {
+    "constant": lambda step, total, hold: 1.0,
+    "linear": linear,
+    "cosine": cosine,
+}
+"""How a weight moves: from (step, total steps, steps to hold) to a factor."""
+
+
+@dataclass(frozen=True)
+class Guide:
+    """One row of a plan.
+
+    Attributes:
+        pattern, mechanism: names in `PATTERNS` and `MECHANISMS`.
+        part, stack, attention: which model of several, which stack of it, self- or cross-attention.
+        layers, heads: selectors, see `guidance.sites.Selector`.
+        weight: the factor of the loss; or pairs (from this many layers on, factor).
+        reference_length: the sequence length to which the weight belongs.  The default reduction is a mean over n x n
+            entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
+        schedule, hold_steps: how the weight moves during training; see `SCHEDULES`.
+        optional: the row may select no head (small models have fewer).
+        name: how logs call it; the pattern's name by default.
+        options: further keys, for the mechanism.
+    """
+
+    pattern: str
+    mechanism: str
+    part: str = "model"
+    stack: str = "encoder"
+    attention: str = "self"
+    layers: tuple[Selector, ...] = ("all",)
+    heads: tuple[Selector, ...] = ("all",)
+    weight: float | tuple[tuple[int, float], ...] = 1.0
+    reference_length: int | None = None
+    schedule: str = "constant"
+    hold_steps: int = 0
+    optional: bool = False
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        find_pattern(self.pattern)
+        for value, known, what in (
+            (self.mechanism, MECHANISMS, "mechanism"),
+            (self.schedule, SCHEDULES, "schedule"),
+            (self.part, PARTS, "part"),
+            (self.stack, STACKS, "stack"),
+            (self.attention, ATTENTIONS, "attention"),
+        ):
+            if value not in known:
+                raise UnknownName(what, str(value), known)
+        MECHANISMS[self.mechanism].options(self.options)
+        weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
+        if not all(math.isfinite(w) and w >= 0 for w in weights):
+            raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
+        if self.hold_steps < 0 or (self.reference_length is not None and self.reference_length < 1):
+            raise PlanError("hold_steps starts at 0 and reference_length at 1")
+        if not self.heads or not self.layers:
+            raise PlanError("an empty list of heads or layers", hint="leave the key out to mean all of them")
+
+    def weight_for(self, num_layers: int) -> float:
+        """The weight in a model of that many layers."""
+        if isinstance(self.weight, tuple):
+            return next((w for least, w in sorted(self.weight, reverse=True) if num_layers >= least), 0.0)
+        return self.weight
+
+    def factor(self, step: int, total: int) -> float:
+        """Where the schedule is after ``step`` of ``total`` optimizer steps."""
+        return SCHEDULES[self.schedule](step, total, self.hold_steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A list of guides; an empty one leaves a model as it is."""
+
+    guides: tuple[Guide, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One name for each guide, unique within the plan."""
+        labels: list[str] = []
+        for guide in self.guides:
+            label = guide.name or guide.pattern
+            labels.append(label if label not in labels else f"{label}#{len(labels)}")
+        return tuple(labels)
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "plan") -> Plan:
+        """Read a plan from TOML.
+
+        Raises:
+            PlanError: not TOML, an unknown key, a value of the wrong type or out of range; the row is named.
+        """
+        try:
+            data = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise PlanError(f"{source}: not a plan ({error})") from error
+        if set(data) - {"guide"} or not isinstance(data.get("guide", []), list):
+            raise PlanError(f"{source}: unknown table {sorted(set(data) - {'guide'}) or 'guide'}", hint="rows are [[guide]]")
+        guides = []
+        for number, row in enumerate(data.get("guide", []), 1):
+            try:
+                guides.append(_guide(row))
+            except InputError as error:
+                raise PlanError(f"{source}, guide {number}: {error.message}", hint=error.hint) from error
+        return cls(tuple(guides))
+
+    @classmethod
+    def load(cls, reference: str | Path) -> Plan:
+        """A plan from a file, or one that ships with the package (``preset:ag``).
+
+        Raises:
+            UnknownName: no preset of that name.
+            PlanError: the file cannot be read.
+        """
+        text = str(reference)
+        if text.startswith("preset:"):
+            name = text.removeprefix("preset:")
+            if name not in presets():
+                raise UnknownName("preset", name, presets())
+            return cls.parse(presets()[name], source=text)
+        try:
+            with open(reference, "rb") as file:
+                data = file.read(SIZE_LIMIT + 1)
+            if len(data) > SIZE_LIMIT:
+                raise PlanError(f"{text}: larger than a plan can be")
+            return cls.parse(data.decode(), source=text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"{text}: cannot be read ({error})", hint="a file, or preset:ag") from error
+
+    def dumps(self) -> str:
+        """The plan as TOML; `parse` gives it back exactly."""
+        return "\n".join(_row_text(guide) for guide in self.guides)
+
+
+def presets() -> dict[str, str]:
+    """The plans that ship with the package: TOML text by name."""
+    folder = importlib.resources.files("guidance") / "presets"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("pattern", "mechanism", "part", "stack", "attention", "schedule", "name"), (str,)),
+    **dict.fromkeys(("hold_steps", "reference_length"), (int,)),
+    **dict.fromkeys(("layers", "heads"), (list, str, int)),
+    "weight": (float, int, dict),
+    "optional": (bool,),
+}
+
+
+def _guide(row: Any) -> Guide:
+    if not isinstance(row, dict):
+        raise PlanError("a guide is a table")
+    for key in ("pattern", "mechanism"):
+        if key not in row:
+            raise PlanError(f"it has no {key}")
+    given: dict[str, Any] = {}
+    for key, value in row.items():
+        if key not in _TYPES:
+            given.setdefault("options", {})[key] = value
+            continue
+        if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and key != "optional"):
+            raise PlanError(f"{key} = {value!r} is not a {' or '.join(t.__name__ for t in _TYPES[key])}")
+        given[key] = value
+    for key in ("layers", "heads"):
+        if key in given:
+            listed = given[key] if isinstance(given[key], list) else [given[key]]
+            if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
+                raise PlanError(f"{key} = {given[key]!r} is not a list of numbers and rules")
+            given[key] = tuple(listed)
+    weight = given.get("weight", 1.0)
+    if isinstance(weight, dict):
+        try:
+            given["weight"] = tuple(sorted((int(least), float(w)) for least, w in weight.items()))
+        except (TypeError, ValueError) as error:
+            raise PlanError("weight = {layers = factor, ...} wants numbers") from error
+    else:
+        given["weight"] = float(weight)
+    return Guide(**given)
+
+
+def _row_text(guide: Guide) -> str:
+    lines = ["[[guide]]"]
+    for item in fields(Guide):
+        value = getattr(guide, item.name)
+        if item.name == "options":
+            lines += [f"{key} = {_toml(option)}" for key, option in value.items()]
+        elif item.name in ("pattern", "mechanism") or value != item.default:
+            if item.name == "weight" and isinstance(value, tuple):
+                lines.append(f"weight = {{ {', '.join(f'{least} = {w!r}' for least, w in value)} }}")
+            else:
+                lines.append(f"{item.name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return repr(value)

@@ -1,3 +1,350 @@
-"""Commands that look after the store."""
+"""Commands that look after the store: what is there, where it comes from, whether it is whole, and away with it."""
 
 from __future__ import annotations
+
+import json as json_text
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.options import Session, command
+from cli.output import escape, human_size, say, say_json
+from guidance.errors import InputError
+from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactMissing, Store
+from pipelines.progress import log
+
+Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
+
+
+@command("ls", group="Store", examples=["guide ls", "guide ls --kind corpus", "guide ls --json | jq .artifacts"])
+def list_artifacts(
+    session: Session, kind: Annotated[str | None, typer.Option(help="Only artifacts of this kind.")] = None
+) -> None:
+    """List the artifacts and the unfinished work."""
+    store = session.store
+    rows: list[dict[str, Any]] = [
+        row for folder in store.folders() if (row := _row(store, folder)) and kind in (None, row["kind"])
+    ]
+    unfinished: list[dict[str, Any]] = [
+        {"kind": folder.parent.name, "id": folder.name, "bytes": folder_size(folder), "path": os.fspath(folder)}
+        for folder in store.unfinished()
+        if kind in (None, folder.parent.name)
+    ]
+    if session.json:
+        say_json({"schema": 1, "artifacts": rows, "unfinished": unfinished})
+        return
+    table = [
+        (
+            r["artifact"],
+            ",".join(r["names"]) or "-",
+            human_size(r["bytes"]),
+            r["created"] or "-",
+            r["stage"] or r["state"],
+        )
+        for r in rows
+    ]
+    table += [(f"{u['kind']}/{u['id']}", "-", human_size(u["bytes"]), "-", "unfinished") for u in unfinished]
+    if table:
+        say_table(("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"), table)
+    else:
+        session.tell(f"nothing in {escape(store.root)}")
+
+
+def _row(store: Store, folder: Path) -> dict[str, Any] | None:
+    names = [str(n) for n in store.names() if store.place(n.kind, n.recipe) == folder]
+    row = {"artifact": f"{folder.parent.name}/{folder.name}", "kind": folder.parent.name, "names": names}
+    try:
+        with Artifact(folder) as artifact:
+            made = {key: artifact.manifest.get(key) for key in ("stage", "created")}
+            size = artifact.size
+        return row | made | {"bytes": size, "counts": artifact.counts, "path": os.fspath(folder), "state": "ok"}
+    except ArtifactMissing:
+        if not folder.exists():  # removed meanwhile
+            return None
+    except InputError:
+        pass
+    made = {"stage": None, "created": None, "counts": {}}
+    return row | made | {"bytes": folder_size(folder), "path": os.fspath(folder), "state": "damaged"}
+
+
+@command("show", group="Store", examples=["guide show wiki", "guide show wiki@1 --json | jq .config"])
+def show(session: Session, reference: Reference) -> None:
+    """Show what an artifact holds and how it was made."""
+    with session.store.load(reference, verify=False) as artifact:
+        manifest = artifact.manifest
+        strangers = artifact.strangers()
+    names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
+    if session.json:
+        say_json(
+            {"schema": 1, "artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names} | manifest
+        )
+        return
+    say(f"artifact   {artifact.reference}")
+    say(f"names      {', '.join(names) or '-'}")
+    say(f"path       {escape(artifact.path)}")
+    for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
+        if manifest.get(key) is not None:
+            say(f"{key:<10} {escape(manifest[key])}")
+    sections = {
+        "config": manifest.get("config", {}),
+        "inputs": {
+            role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
+        },
+        "counts": manifest.get("counts", {}),
+        "packages": manifest.get("packages", {}),
+        "files": {n: f"{human_size(e['bytes'])}{_rows(e)}" for n, e in artifact.files.items()},
+        "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
+        "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
+    }
+    for title, entries in sections.items():
+        if entries:
+            say(title)
+            for key, value in entries.items():
+                text = value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+                say(f"  {escape(key)}: {escape(text)}")
+    for name in strangers:
+        log.warning("%s: not in the manifest", artifact.path / name)
+
+
+def _rows(entry: dict[str, Any]) -> str:
+    return f", {entry['rows']:,} rows" if isinstance(entry.get("rows"), int) else ""
+
+
+@command("lineage", group="Store", examples=["guide lineage wiki-128", "guide lineage model/3f2a --json"])
+def lineage(session: Session, reference: Reference) -> None:
+    """Show what an artifact was made from, down to the raw inputs."""
+    with session.store.load(reference, verify=False) as artifact:
+        tree = family(session.store, artifact.manifest, seen=frozenset())
+    if session.json:
+        say_json({"schema": 1} | tree)
+    else:
+        for line in draw(tree):
+            say(line)
+
+
+def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> dict[str, Any]:
+    """An artifact and, as a tree, all that it was made from."""
+    recipe = str(manifest["recipe"])
+    node: dict[str, Any] = {"artifact": f"{manifest['kind']}/{recipe[:16]}", "stage": manifest.get("stage")}
+    node["content"] = manifest["content"]
+    node["inputs"] = {}
+    for role, given in sorted(manifest.get("inputs", {}).items()):
+        if "recipe" not in given or str(given["recipe"]) in seen | {recipe}:
+            node["inputs"][role] = dict(given)
+            continue
+        entry = {"artifact": f"{given.get('kind')}/{str(given['recipe'])[:16]}", "content": given.get("content")}
+        try:
+            with Artifact(store.place(str(given.get("kind")), str(given["recipe"]))) as parent:
+                entry = family(store, parent.manifest, seen=seen | {recipe})
+            if parent.content != given.get("content"):
+                entry["note"] = "built again since: other content"
+        except InputError:
+            entry["note"] = "not in this store"
+        node["inputs"][role] = entry
+    return node
+
+
+def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str]:
+    """The lines of a tree."""
+    if "artifact" in node:
+        text = f"{node['artifact']}  {node.get('stage') or ''}".rstrip()
+    else:
+        first = ", ".join(str(name) for name in node.get("first", [])[:3])
+        text = f"{node.get('kind', 'input')}  {node.get('count', '')} {first}".rstrip()
+    note = f"  ({node['note']})" if node.get("note") else ""
+    yield escape(f"{indent}{role + ': ' if role else ''}{text}{note}")
+    for child_role, child in node.get("inputs", {}).items():
+        yield from draw(child, indent + "  ", child_role)
+
+
+@command("verify", group="Store", examples=["guide verify", "guide verify wiki@2 model/3f2a"])
+def verify(
+    session: Session,
+    references: Annotated[
+        list[str] | None, typer.Argument(metavar="[REF]...", help="All of them, if none is given.")
+    ] = None,
+) -> None:
+    """Compare every file of artifacts with its recorded digest."""
+    store = session.store
+    folders = [store.find(reference) for reference in references] if references else store.folders()
+    checked, damaged, strangers = [], [], []
+    with session.progress.task("Verifying", total=len(folders), unit="artifacts") as task:
+        for folder in folders:
+            reference = f"{folder.parent.name}/{folder.name}"
+            try:
+                with Artifact(folder) as artifact:
+                    artifact.verify()
+                    strangers += [os.fspath(folder / name) for name in artifact.strangers()]
+                checked.append(reference)
+            except InputError as error:
+                damaged.append({"artifact": reference, "message": error.message})
+            task.advance()
+    for path in strangers:
+        log.warning("%s: not in the manifest", path)
+    if session.json:
+        say_json({"schema": 1, "verified": checked, "damaged": damaged, "strangers": strangers})
+    else:
+        say(f"{len(checked)} verified, {len(damaged)} damaged")
+    if damaged:
+        raise ArtifactDamaged(
+            f"{len(damaged)} of {len(folders)} damaged", hint="\n".join(escape(entry["message"]) for entry in damaged)
+        )
+
+
+@command("rm", group="Store", examples=["guide rm wiki@1", "guide rm corpus/3f2a9c --force"])
+def remove(
+    session: Session,
+    references: Annotated[
+        list[str], typer.Argument(metavar="REF...", help="Artifacts, or unfinished work as kind/id.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Even if other artifacts were made from it.")] = False,
+) -> None:
+    """Remove artifacts, with all their names; or unfinished work."""
+    store = session.store
+    removed = []
+    for reference in references:
+        folder = _unfinished(store, reference)
+        if folder is not None:
+            store.remove_unfinished(folder)
+        else:
+            folder = store.find(reference)
+            if not force:
+                _refuse_if_needed(store, folder, references)
+            store.remove(store.root / folder.parent.name / folder.name if _same(store, folder) else folder)
+        removed.append(f"{folder.parent.name}/{folder.name}")
+    if session.json:
+        say_json({"schema": 1, "removed": removed})
+    else:
+        for reference in removed:
+            say(reference)
+
+
+def _same(store: Store, folder: Path) -> bool:
+    """True for a path into the store that is only written in another way."""
+    return folder.resolve() == (store.root / folder.parent.name / folder.name).resolve()
+
+
+def _unfinished(store: Store, reference: str) -> Path | None:
+    found = [p for p in store.unfinished() if f"{p.parent.name}/{p.name}" == reference.removeprefix(".partial/")]
+    try:
+        store.find(reference)
+    except ArtifactMissing:
+        return found[0] if found else None
+    return found[0] if found and reference.startswith(".partial/") else None
+
+
+def _refuse_if_needed(store: Store, folder: Path, removing: Sequence[str]) -> None:
+    try:
+        with Artifact(folder) as artifact:
+            users = store.users(artifact)
+    except InputError:  # damaged: whoever needs it has to build it again anyway
+        return
+    going = {os.path.realpath(store.find(r)) for r in removing if _unfinished(store, r) is None and _is_there(store, r)}
+    needed_by = [user.reference for user in users if os.path.realpath(user.path) not in going]
+    for user in users:
+        user.close()
+    if needed_by:
+        raise InputError(
+            f"{artifact.reference} is what {', '.join(needed_by[:5])} was made from",
+            hint="--force removes it all the same",
+        )
+
+
+def _is_there(store: Store, reference: str) -> bool:
+    try:
+        return store.find(reference).exists()
+    except ArtifactMissing:
+        return False
+
+
+@command("rename", group="Store", examples=["guide rename wiki wiki-2025"])
+def rename(
+    session: Session,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A name.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A name that is free.", show_default=False)],
+) -> None:
+    """Give all versions of a name another name."""
+    session.store.rename(old, new)
+    if session.json:
+        say_json({"schema": 1, "old": old, "new": new})
+    else:
+        say(new)
+
+
+@command("gc", group="Store", examples=["guide gc", "guide gc --unnamed --dry-run"])
+def collect(
+    session: Session,
+    unnamed: Annotated[bool, typer.Option("--unnamed", help="Also artifacts that no name needs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Delete what crashed runs left behind.  Unfinished work and whatever is in use stay."""
+    started = time.monotonic()
+    if not session.store.root.is_dir():
+        raise ArtifactMissing(f"no store at {str(session.store.root)!r}")
+    gone = session.store.collect(unnamed=unnamed, dry_run=dry_run)
+    paths = [os.fspath(path) for path in gone]
+    if session.json:
+        say_json({"schema": 1, "dry_run": dry_run, "removed": paths})
+    else:
+        for path in paths:
+            say(escape(path))
+    session.tell(f"{len(gone)} {'would go' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")
+
+
+@command("export", group="Store", examples=["guide export wiki-model ./for-a-colleague"])
+def export(
+    session: Session,
+    reference: Reference,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.", show_default=False)
+    ],
+) -> None:
+    """Copy an artifact to a plain folder."""
+    from pipelines import transfer
+
+    with session.store.load(reference, verify=False) as artifact:
+        transfer.export(artifact, folder, progress=session.progress)
+    if session.json:
+        say_json({"schema": 1, "artifact": artifact.reference, "path": os.fspath(folder)})
+    else:
+        say(escape(folder))
+
+
+@command("import", group="Store", examples=["guide import ./from-a-colleague --name wiki"])
+def import_artifact(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `guide export` made.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="Also give it a new version of this name.")] = None,
+) -> None:
+    """Take an exported artifact into the store, after checking it."""
+    from pipelines import transfer
+
+    artifact, reused = transfer.import_folder(session.store, folder, name=name, progress=session.progress)
+    session.tell(escape(f"{'up to date' if reused else 'done'}: {artifact.path}"))
+    if session.json:
+        say_json({"schema": 1, "artifact": artifact.reference, "kind": artifact.kind, "reused": reused, "name": name})
+    else:
+        say(artifact.reference)
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all plain files below a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size if not path.is_dir() else 0
+        except OSError:
+            continue
+    return total
+
+
+def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be, two spaces apart: easy to read and to cut."""
+    lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+    for line in lines:
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -467,22 +467,30 @@ class Store:
         return ""
 
     @contextlib.contextmanager
-    def build(self, kind: str, recipe: str, manifest: Mapping[str, Any]) -> Iterator[Builder]:
-        """Build in private, then publish; on any error nothing is left.  The caller holds `lock`."""
+    def private(self, kind: str, recipe: str) -> Iterator[Path]:
+        """A new directory that no sweep deletes while we live, and that is gone at the end unless it was renamed."""
         temporary = self.root / ".tmp" / f"{kind}-{recipe[:ID_LENGTH]}.{secrets.token_hex(4)}"
         with machine_errors(f"cannot write to the store {self.root}{self._owner()}"), self._sweeping(shared=True):
             temporary.mkdir(parents=True)
             alive = Lock(temporary)
             alive.acquire(wait=False)
         try:
+            yield temporary
+        finally:
+            alive.release()
+            if temporary.exists():  # ours, or the artifact that was replaced, which somebody may be reading
+                with contextlib.suppress(MachineError):
+                    self._sweep(temporary.parent)
+
+    @contextlib.contextmanager
+    def build(self, kind: str, recipe: str, manifest: Mapping[str, Any]) -> Iterator[Builder]:
+        """Build in private, then publish; on any error nothing is left.  The caller holds `lock`."""
+        with self.private(kind, recipe) as temporary:
             builder = Builder(temporary)
             yield builder
             builder.finish({**manifest, "kind": kind, "recipe": recipe})
             publish_directory(temporary, self.place(kind, recipe), trash=self.root / ".trash")
-            self._sweep(self.root / ".trash")
-        finally:
-            alive.release()
-            remove_tree(temporary)
+        self._sweep(self.root / ".trash")
 
     # names
 

@@ -168,8 +168,9 @@ def write_file(path: Path, data: bytes) -> None:
             temporary.unlink()
 
 
-def publish_directory(temporary: Path, final: Path, *, trash: Path) -> None:
-    """Give a finished directory its public name with one rename; a directory already there goes to ``trash``.
+def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> None:
+    """Give a finished directory its public name with one rename; a directory already there goes to ``trash``, or with
+    None it is an error.
 
     Raises:
         MachineError: any failure of the rename; the temporary directory is left to the caller.
@@ -179,7 +180,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path) -> None:
         for folder in sorted({p.parent for p in temporary.rglob("*")} | {temporary}, reverse=True):
             sync_directory(folder)
         failpoint("rename")
-        if os.path.lexists(final):
+        if trash and os.path.lexists(final):
             _exchange(temporary, final)
             trash.mkdir(parents=True, exist_ok=True)
             os.rename(temporary, trash / temporary.name)

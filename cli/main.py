@@ -36,7 +36,7 @@ By name, so that nothing has to be imported to look: ``torch`` least of all.
 """
 
 
-COMMANDS = ("build", "store", "doctor")
+COMMANDS = ("build", "train", "store", "doctor")
 """Modules of this package that hold commands, in the order of the help page."""
 
 

@@ -34,7 +34,7 @@ from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
 from pipelines.artifacts import Store
 from pipelines.progress import Progress
-from pipelines.stage import Result
+from pipelines.stage import Result, is_internal
 
 DEFAULT_STORE = Path("artifacts")
 
@@ -103,8 +103,8 @@ def stage_command(
     examples: Sequence[str],
     group: str = "Data",
     next_command: str | None = None,
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Register a function that runs a stage.
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that runs a stage; it returns the `Result`, or None where another process speaks for it.
 
     Args:
         config: becomes the flags; the function gets an instance of it as ``config``.
@@ -175,6 +175,8 @@ def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
     """One keyword parameter per field, as Typer reads it."""
     parameters = []
     for name, field in config.model_fields.items():
+        if is_internal(field):
+            continue
         annotation = flag_type(field.annotation)
         default = field.get_default(call_default_factory=True)
         if isinstance(default, (tuple, set, frozenset)):
@@ -297,8 +299,9 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
 
 
 def _announce(next_command: str | None) -> Callable[[Session, Result], None]:
-    def finish(session: Session, result: Result) -> None:
-        announce(session, result, next_command)
+    def finish(session: Session, result: Result | None) -> None:
+        if result is not None:  # None: a process of torchrun that is not the first
+            announce(session, result, next_command)
 
     return finish
 

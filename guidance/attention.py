@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -26,7 +26,7 @@ from guidance.errors import GuidanceHadNoEffect, PlanError, UnsupportedModel
 from guidance.features import Tokens, Vocabulary
 from guidance.mechanisms.attention_loss import GuidedSoftmax, Options, Target, reduce_distances
 from guidance.patterns import find_pattern
-from guidance.plan import MECHANISMS, Guide, Plan
+from guidance.plan import MECHANISMS, Plan
 from guidance.sites import SUPPORTED, Site, find_sites, select
 
 NAME = "guide"
@@ -94,9 +94,7 @@ class Guidance:
         task's loss after ``step`` of ``total_steps`` optimizer steps."""
         num_examples = (self.tokens.lengths_B > 0).sum().clamp(min=1)
         alphas = self.handle.alphas(step, total_steps)
-        terms = [
-            alphas[label] * (self.weights_B(label) * loss_B).sum() for label, loss_B in self.per_example().items()
-        ]
+        terms = [alphas[label] * (self.weights_B(label) * loss_B).sum() for label, loss_B in self.per_example().items()]
         if not terms:
             return torch.zeros((), device=self.tokens.ids_BT.device)
         return torch.stack(terms).sum() / num_examples
@@ -140,7 +138,7 @@ def guided_attention(
     if isinstance(guidance, _Canary):
         guidance.calls.append((module, attention_mask is not None))
     work = guidance.handle.work.get(site) if isinstance(guidance, Guidance) and site else None
-    if work is None or not isinstance(guidance, Guidance):
+    if work is None or site is None or not isinstance(guidance, Guidance):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
 
     blocked = empty = allowed_BQK = None
@@ -222,7 +220,7 @@ class Handle:
         work: what is to be done where; empty when every guide is off.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, sites: Mapping[nn.Module, Site], vocabulary: Vocabulary | None):
+    def __init__(self, model: PreTrainedModel, plan: Plan, sites: Mapping[nn.Module, Site], vocabulary: Vocabulary | None):
         self.model, self.plan, self.vocabulary = model, plan, vocabulary
         self.sites = dict(sites)
         self.num_layers = max((site.layer for site in self.sites.values()), default=-1) + 1
@@ -279,7 +277,7 @@ class Handle:
             self._previous = None
 
 
-def install(model: nn.Module, plan: Plan, tokenizer: Any = None, *, part: str = "model") -> Handle:
+def install(model: PreTrainedModel, plan: Plan, tokenizer: Any = None, *, part: str = "model") -> Handle:
     """Make a Hugging Face encoder follow a plan.  Reversible, and the keys of its ``state_dict`` stay as they are.
 
     Args:
@@ -344,7 +342,7 @@ def _compile(plan: Plan, sites: Mapping[nn.Module, Site]) -> dict[Site, Work]:
     return work
 
 
-def _send_canary(model: nn.Module, sites: Mapping[nn.Module, Site]) -> None:
+def _send_canary(model: PreTrainedModel, sites: Mapping[nn.Module, Site]) -> None:
     """Prove that every site calls our function once, with a mask where there is padding.
 
     Raises:

@@ -160,7 +160,9 @@ class Plan:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlanError(f"{source}: not a plan ({error})") from error
         if set(data) - {"guide"} or not isinstance(data.get("guide", []), list):
-            raise PlanError(f"{source}: unknown table {sorted(set(data) - {'guide'}) or 'guide'}", hint="rows are [[guide]]")
+            raise PlanError(
+                f"{source}: unknown table {sorted(set(data) - {'guide'}) or 'guide'}", hint="rows are [[guide]]"
+            )
         guides = []
         for number, row in enumerate(data.get("guide", []), 1):
             try:

@@ -48,6 +48,16 @@ def knob(default: Any, description: str, **rules: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
 
 
+def internal(description: str) -> Any:
+    """A text field that a stage fills in itself: part of the recipe, but not a flag."""
+    return Field("", description=description, json_schema_extra={"internal": True})
+
+
+def is_internal(info: Any) -> bool:
+    """True for a field made by `internal`."""
+    return bool((info.json_schema_extra or {}).get("internal"))
+
+
 def is_knob(info: Any) -> bool:
     """True for a field made by `knob`."""
     return bool((info.json_schema_extra or {}).get("knob"))
@@ -56,8 +66,13 @@ def is_knob(info: Any) -> bool:
 class Input(Protocol):
     """What a stage reads: an `Artifact`, or something of the user's with a digest."""
 
-    content: str
-    provenance: list[dict[str, Any]]
+    @property
+    def content(self) -> str:
+        """Digest of all that a stage could read of it."""
+
+    @property
+    def provenance(self) -> list[dict[str, Any]]:
+        """Where it comes from and under which licence."""
 
     def describe(self) -> dict[str, Any]:
         """The entry in the manifest."""

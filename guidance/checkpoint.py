@@ -1,0 +1,109 @@
+"""Models as files: an ordinary Hugging Face folder, plus the plan that guided it.
+
+Only safetensors are read, no code that comes with a model is run, and of a configuration only the keys that its class
+knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from guidance.errors import InputError
+from guidance.plan import Plan
+
+PLAN_FILE = "plan.toml"
+_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+_NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a model by name, on the CPU, those that are tied once."""
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }
+
+
+def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
+    """The files of a model folder by name: configuration, weights and plan."""
+    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_attn")}
+    config["architectures"] = [type(model).__name__]
+    return {
+        "config.json": (json.dumps(config, indent=2, sort_keys=True, default=str) + "\n").encode(),
+        "model.safetensors": safetensors.torch.save(weights(model), metadata={"format": "pt"}),
+        PLAN_FILE: plan.dumps().encode(),
+    }
+
+
+def read_config(data: bytes, source: str) -> Any:
+    """A model's configuration, reduced to what its class knows.
+
+    Raises:
+        InputError: no JSON object, an architecture that transformers does not have, or one that wants its own code.
+    """
+    try:
+        given = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source}: not a model configuration ({error})") from error
+    if not isinstance(given, dict):
+        raise InputError(f"{source}: not a model configuration")
+    if "auto_map" in given:
+        raise InputError(f"{source}: this model comes with its own code, which is never run")
+    model_type = str(given.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise InputError(f"{source}: transformers has no architecture {model_type!r}")
+    known = set(CONFIG_MAPPING[model_type]().to_dict())
+    kept = {k: v for k, v in given.items() if k in known and not k.startswith("_") and k not in _NEVER}
+    kept.pop("model_type", None)
+    kept.pop("transformers_version", None)
+    return AutoConfig.for_model(model_type, **_clean(kept))
+
+
+def _clean(value: Any) -> Any:
+    """Nested configurations without the keys that could name code or kernels."""
+    if isinstance(value, Mapping):
+        return {k: _clean(v) for k, v in value.items() if "attn_implementation" not in str(k) and k not in _NEVER}
+    return value
+
+
+def load_model(folder: Path, auto_class: Any) -> PreTrainedModel:
+    """A model from a local folder, in float32.
+
+    Args:
+        auto_class: for example ``AutoModelForMaskedLM``.
+
+    Raises:
+        InputError: the folder has no configuration or no safetensors, or they do not fit each other.
+    """
+    try:
+        config = read_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
+    except OSError as error:
+        raise InputError(f"{folder}: not a model folder (no readable config.json)") from error
+    if not any(folder.glob("*.safetensors")):
+        pickled = next((name for name in _PICKLED if (folder / name).exists()), None)
+        raise InputError(
+            f"{folder}: no safetensors" + (f", only {pickled}, which could run code" if pickled else ""),
+            hint="convert it on a machine you can spare: AutoModel.from_pretrained(...).save_pretrained(...)",
+        )
+    try:
+        return auto_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise InputError(f"{folder}: the model cannot be opened ({str(error).splitlines()[0]})") from error

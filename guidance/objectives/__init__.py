@@ -1,0 +1,1 @@
+"""Objectives: what a model is trained for besides its guides."""

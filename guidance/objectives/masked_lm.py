@@ -1,0 +1,62 @@
+"""Masked language modelling with dynamic masking: 15 % of the tokens are chosen anew in every epoch, of which 80 %
+become the mask token, 10 % another token and 10 % stay.
+
+Source: Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019, section 4.1 (dynamic masking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The label of a token that is not predicted."""
+
+
+@dataclass(frozen=True)
+class Masker:
+    """Chooses and replaces tokens.  The choice for an example depends on (seed, epoch, example) alone, so it is the
+    same whatever batch, process or restart it is made in.
+
+    Attributes:
+        mask_id: the id of the mask token.
+        special_ids: ids that are never chosen and never drawn as replacements.
+        vocab_size: replacements are drawn evenly from the other ids below this.
+        probability: the share of tokens that is chosen, each independently.
+    """
+
+    mask_id: int
+    special_ids: tuple[int, ...]
+    vocab_size: int
+    probability: float = 0.15
+
+    def __call__(self, ids: np.ndarray, *, seed: int, epoch: int, example: int) -> tuple[np.ndarray, np.ndarray]:
+        """From the ids of one example, (T,), to what the model sees and the labels, `IGNORED` where not chosen."""
+        bits = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, example])
+        random = np.random.Generator(bits)
+        chosen = (random.random(len(ids)) < self.probability) & ~np.isin(ids, self.special_ids)
+        kind = random.random(len(ids))
+        ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
+        replacement = ordinary[random.integers(len(ordinary), size=len(ids))]
+        seen = np.where(kind < 0.8, self.mask_id, np.where(kind < 0.9, replacement, ids))
+        return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
+
+
+def masked_lm_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """The sum over chosen tokens of their negative log-likelihood in nats: a scalar, 0 with a graph if none is chosen.
+
+    Divide it by the number of chosen tokens of the whole batch, over all processes, for the loss.
+    """
+    chosen_BT = labels_BT != IGNORED
+    logits = logits_BTV[chosen_BT]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(logits, labels_BT[chosen_BT], reduction="sum")
+
+
+def num_chosen(labels: Sequence[np.ndarray]) -> int:
+    """How many tokens are to be predicted."""
+    return int(sum((row != IGNORED).sum() for row in labels))

@@ -1,0 +1,96 @@
+"""Training examples: token ids held compactly, in an order that is a function of (seed, epoch, step)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from guidance.errors import InputError
+from pipelines.artifacts import Artifact, ArtifactDamaged
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The sequences of one split: all ids in one array, with the bounds of each sequence.
+
+    Two bytes a token for vocabularies below 65,536, else four.
+    """
+
+    ids: np.ndarray
+    bounds: np.ndarray
+
+    @classmethod
+    def read(cls, artifact: Artifact, split: str, vocab_size: int) -> Examples:
+        """The ``id`` column of a split of a sequences artifact; no sequences if the split has no file.
+
+        Raises:
+            ArtifactDamaged: the column is missing, of another type, or holds an id outside the vocabulary.
+        """
+        dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        name = f"{split}.parquet"
+        if name not in artifact.files:
+            return cls(np.zeros(0, dtype), np.zeros(1, np.int64))
+        ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
+        with artifact.open(name) as file:
+            table = pq.ParquetFile(file)
+            field = table.schema_arrow.field("id") if "id" in table.schema_arrow.names else None
+            if field is None or str(field.type) not in ("list<element: int32>", "list<item: int32>"):
+                raise ArtifactDamaged(f"{artifact.path / name}: column id is {field and field.type}, not list<int32>")
+            for batch in table.iter_batches(columns=["id"]):
+                column = batch.column(0)
+                values = column.flatten().to_numpy()
+                if column.null_count or (len(values) and not 0 <= values.min() <= values.max() < vocab_size):
+                    raise ArtifactDamaged(
+                        f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
+                    )
+                ids.append(values.astype(dtype))
+                lengths.append(np.diff(column.offsets.to_numpy()))
+        return cls(np.concatenate(ids), np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.ids[self.bounds[index] : self.bounds[index + 1]].astype(np.int64)
+
+
+class Order:
+    """Which examples a step sees: every epoch is a permutation of all, and batches run on across epochs."""
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int) -> None:
+        if not num_examples:
+            raise InputError("there are no training sequences")
+        self.num_examples, self.batch_size, self.seed = num_examples, batch_size, seed
+        self._epoch, self._permutation = -1, np.zeros(0, np.int64)
+
+    def batch(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, example) for each place of the batch of a step."""
+        places = range(step * self.batch_size, (step + 1) * self.batch_size)
+        return [(p // self.num_examples, self._example(p)) for p in places]
+
+    def _example(self, place: int) -> int:
+        epoch, within = divmod(place, self.num_examples)
+        if epoch != self._epoch:
+            random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+            self._epoch, self._permutation = epoch, random.permutation(self.num_examples)
+        return int(self._permutation[within])
+
+
+def pad(rows: list[np.ndarray], value: int, length: int, device: Any = None) -> Tensor:
+    """Rows of different lengths as one (B, T) tensor, filled up on the right."""
+    filled = np.full((len(rows), length), value, np.int64)
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return torch.from_numpy(filled).to(device, non_blocking=True)
+
+
+def shares(items: list[Any], parts: int) -> list[list[Any]]:
+    """A list cut into ``parts`` runs whose lengths differ by one at most."""
+    size, extra = divmod(len(items), parts)
+    starts = [part * size + min(part, extra) for part in range(parts + 1)]
+    return [items[starts[part] : starts[part + 1]] for part in range(parts)]

@@ -1,0 +1,125 @@
+"""The objective of ``pretrain --objective mlm``: masked language modelling with the guides of a plan beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from guidance.attention import install
+from guidance.objectives.masked_lm import Masker, masked_lm_loss, num_chosen
+from guidance.plan import Plan
+from pipelines.batches import Examples, pad
+
+VALID_EPOCH = 2**62
+"""The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
+
+VALID_BATCH = 32
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """One micro-batch: what the model sees, what it is asked, and where there is padding; rows not yet padded."""
+
+    seen: list[np.ndarray]
+    labels: list[np.ndarray]
+
+    @property
+    def length(self) -> int:
+        return max(len(row) for row in self.seen)
+
+
+class MaskedLM:
+    """See `pipelines.training.Objective`."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        train: Examples,
+        valid: Examples,
+        plan: Plan,
+        *,
+        seed: int,
+        probability: float,
+        valid_limit: int,
+    ) -> None:
+        self.model, self.train_split, self.valid_split, self.seed = model, train, valid, seed
+        self.pad_id = tokenizer.pad_token_id
+        self.masker = Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
+        self.num_valid = min(len(valid), valid_limit) if valid_limit else len(valid)
+        self.num_examples = len(train)
+        self.total_steps = 1
+        self.handle = install(model, plan, tokenizer)
+        self._earlier_matches: dict[str, int] = {}
+
+    def prepare(self, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
+        return self._masked(self.train_split, examples)
+
+    def _masked(self, split: Examples, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
+        pairs = [self.masker(split[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
+        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs])
+
+    def counts(self, batch: MaskedBatch) -> dict[str, float]:
+        examples = float(sum(len(row) > 0 for row in batch.seen))
+        return {
+            "mlm": float(num_chosen(batch.labels)),
+            **dict.fromkeys(self._guides(), examples),
+            "tokens": float(sum(len(row) for row in batch.seen)),
+        }
+
+    def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
+        ids_BT, mask_BT, labels_BT = self._tensors(batch)
+        guidance = self.handle.guide(ids_BT, mask_BT) if self.handle.work else None
+        extra = {"guidance": guidance} if guidance else {}
+        logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, **extra).logits
+        losses = {"mlm": masked_lm_loss(logits_BTV, labels_BT)}
+        if guidance:
+            for label, loss_B in guidance.per_example().items():
+                losses[f"guidance/{label}"] = (guidance.weights_B(label) * loss_B).sum()
+        return losses
+
+    def weights(self, step: int) -> dict[str, float]:
+        alphas = self.handle.alphas(step, self.total_steps)
+        return {"mlm": 1.0, **{f"guidance/{label}": alpha for label, alpha in alphas.items()}}
+
+    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        if not self.num_valid:
+            return {}
+        total, count = 0.0, 0.0
+        mine = range(rank, self.num_valid, world)
+        for start in range(0, len(mine), VALID_BATCH):
+            batch = self._masked(self.valid_split, [(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]])
+            ids_BT, mask_BT, labels_BT = self._tensors(batch)
+            total += masked_lm_loss(model(input_ids=ids_BT, attention_mask=mask_BT).logits, labels_BT).item()
+            count += num_chosen(batch.labels)
+        return {"mlm": (total, count)}
+
+    def state(self) -> dict[str, Any]:
+        return {"matches": self.matches()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._earlier_matches = dict(state["matches"])
+
+    def matches(self) -> dict[str, int]:
+        """How many keys each guide's pattern has named in the whole run, restarts included."""
+        now = self.handle.matches()
+        return {
+            label: now.get(label, 0) + self._earlier_matches.get(label, 0) for label in {*now, *self._earlier_matches}
+        }
+
+    def finish(self) -> None:
+        """Raises GuidanceHadNoEffect when a pattern matched nothing from beginning to end."""
+        self.handle.check_matches(self._earlier_matches)
+
+    def _guides(self) -> list[str]:
+        return [f"guidance/{label}" for label in self.handle.alphas(0, self.total_steps)]
+
+    def _tensors(self, batch: MaskedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        device = next(self.model.parameters()).device
+        ids_BT = pad(batch.seen, self.pad_id, batch.length, device)
+        mask_BT = pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device)
+        return ids_BT, mask_BT, pad(batch.labels, -100, batch.length, device)

@@ -1,0 +1,66 @@
+"""The model card that every published model carries: data, licence and provenance, plan, metrics, how to open it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipelines.stage import Run
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.training import Outcome
+
+
+def card(run: Run, plan: Plan, outcome: Outcome) -> str:
+    """The card in Markdown, with the metadata block that model hubs read."""
+    config, out = run.config, run.out
+    licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
+    sources = [
+        f"- {e.get('source') or 'unnamed source'}: {e.get('license') or 'licence not stated'}" for e in out.provenance
+    ]
+    last = outcome.rows[-1]
+    losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in last.items() if k.startswith(("loss/", "valid/")))
+    guided = (
+        f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
+        if plan.guides
+        else "No head was guided."
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: fill-mask
+license: {licences[0] if len(licences) == 1 else "other"}
+tags: [attention-guidance]
+---
+
+# A {config.architecture} masked language model
+
+Trained by `guide pretrain` for {out.counts["steps"]} steps of {config.batch_size} sequences, seed {config.seed}:
+{out.counts["parameters"]:,} parameters. {guided}
+
+## Data
+
+{chr(10).join(sources) or "Source and licence of the text were not recorded (`guide build-corpus --source --license`)."}
+
+The licence of the data travels with the model; ask its owner where it is not stated.
+
+## Metrics at the last step
+
+Losses in nats per predicted token; those of guides before their weight.
+
+| metric | value |
+|---|---|
+{losses}
+
+Every step is in `metrics.parquet`. `best/` holds the weights of the lowest validation loss{f" (step {outcome.best_step})" if outcome.best_step else ""}.
+
+## How to open it
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+model = AutoModelForMaskedLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+
+Attention guidance works through the loss alone: the model needs no further code.
+"""

@@ -1,0 +1,353 @@
+"""Stage ``build-sequences``: text as token ids, whole sentences packed to a length, each token with its place in the text.
+
+Writes ``train.parquet``, ``valid.parquet``, ``test.parquet`` (those that have text) with one row per sequence, and the
+tokenizer's files under ``tokenizer/``, so that later stages need the sequences alone.
+
+Source: Liu et al. 2019 (RoBERTa), section 4.2, FULL-SENTENCES: sequences may cross documents, with one separator between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines import stage
+from pipelines.artifacts import Artifact, Store
+from pipelines.corpus_writer import SPLITS, read_blocks
+from pipelines.packing import Packed, Packer, Tokens
+from pipelines.progress import Progress, log
+from pipelines.stage import Files, Result, Run, Stage, run_stage
+
+__all__ = ["STAGE", "Config", "load_tokenizer", "run", "sequence_schema", "special_ids"]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_SIZE_LIMIT = 256 << 20
+_ROLES = {
+    "cls": ("cls_token", "bos_token", "[CLS]", "<s>"),
+    "sep": ("sep_token", "eos_token", "[SEP]", "</s>"),
+    "pad": ("pad_token", "", "[PAD]", "<pad>"),
+    "mask": ("mask_token", "", "[MASK]", "<mask>"),
+    "unk": ("unk_token", "", "[UNK]", "<unk>"),
+}
+_BATCH_CHARACTERS = 2 << 20
+
+
+class Config(stage.Config):
+    """How text becomes sequences."""
+
+    max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, special ones among them")
+    packing: Literal["full-sentences", "document"] = Field(
+        "full-sentences", description="whether a sequence may go on in the next document, or stops at its end"
+    )
+
+
+def run(
+    corpus: str,
+    tokenizer: str,
+    config: Config,
+    *,
+    store: Store,
+    name: str | None = None,
+    force: bool = False,
+    wait: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """Pack the corpus with a tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
+
+    Of a folder only ``tokenizer.json`` and the texts of the special tokens are read.
+
+    Raises:
+        InputError: no such artifact; or the tokenizer is damaged, or has no tokens to begin and end a sequence.
+    """
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(store.load(corpus, kind="corpus"))
+        folder = Path(tokenizer)
+        given: Artifact | Files
+        if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
+            found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+            given = Files.of((folder / name for name in found), found)
+        else:
+            given = stack.enter_context(store.load(tokenizer, kind="tokenizer"))
+        inputs = {"corpus": text, "tokenizer": given}
+        return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+
+
+def sequence_schema() -> Any:
+    """Columns of a file of sequences: lists of one length, one entry per token; -1 where a special token has none."""
+    import pyarrow as pa
+
+    def column(name: str, kind: Any, unit: str) -> Any:
+        return pa.field(name, pa.list_(pa.field("element", kind, False)), False, metadata={"unit": unit})
+
+    return pa.schema(
+        [
+            column("id", pa.int32(), "piece of the vocabulary"),
+            column("document", pa.int32(), "row in the corpus's documents.parquet"),
+            column("sentence", pa.int32(), "running number in the document"),
+            column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
+            column("end", pa.int64(), "code points in the document, exclusive"),
+            column("special", pa.bool_(), "true for tokens that are not text"),
+        ]
+    )
+
+
+def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
+    """The bytes of the tokenizer's files, by name; nothing else in its folder is looked at."""
+    if isinstance(given, Files):
+        for path in given.paths:
+            if path.stat().st_size > _SIZE_LIMIT:
+                raise InputError(f"{str(path)!r}: larger than {_SIZE_LIMIT >> 20} MiB, no tokenizer file")
+        return {name: path.read_bytes() for name, path in zip(given.names, given.paths, strict=True)}
+    return {name: given.read(name) for name in TOKENIZER_FILES if name in given.files}
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> Any:
+    """A ``tokenizers.Tokenizer`` that gives every token of a text, and no special token for a text that spells one.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(f"tokenizer.json: damaged or of an unknown kind ({str(error)[:160]!r})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
+    """Ids of the roles ``cls``, ``sep``, ``pad``, ``mask``, ``unk``; begin- and end-of-sentence stand in for the first two.
+
+    Raises:
+        InputError: nothing begins or ends a sequence.
+    """
+    named: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        for role, value in _json_object(files.get(name, b"{}"), name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                named[role] = text
+    found: dict[str, int | None] = {}
+    for role, (first, second, *usual) in _ROLES.items():
+        texts = [named[key] for key in (first, second) if key in named] or usual
+        ids = [tokenizer.token_to_id(text) for text in texts]
+        found[role] = next((id_ for id_ in ids if id_ is not None), None)
+    for role, what in (("cls", "begin"), ("sep", "end")):
+        if found[role] is None:
+            raise InputError(f"the tokenizer has no token to {what} a sequence with (cls/bos, sep/eos)")
+    return found
+
+
+def _json_object(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not JSON ({str(error)[:80]!r})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{name}: an object is expected")
+    return value
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    corpus: Artifact = run.inputs["corpus"]
+    files = tokenizer_files(run.inputs["tokenizer"])
+    tokenizer = load_tokenizer(files)
+    special = special_ids(files, tokenizer)
+    writers: dict[str, _SplitWriter] = {}
+    total = int(corpus.counts.get("characters", 0)) or None
+    with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="chars") as bar:
+        encoder = _Encoder(tokenizer, special)
+        for blocks in _batches(corpus):
+            tokens, split_of_token = encoder(blocks)
+            for split in SPLITS:
+                chosen = split_of_token == SPLITS.index(split)
+                if not chosen.any():
+                    continue
+                if split not in writers:
+                    writers[split] = _SplitWriter(split, config, special, run, stack)
+                writers[split].add(tokens if chosen.all() else Tokens(*(column[chosen] for column in tokens)))
+            bar.advance(sum(map(len, blocks["text"])))
+        for writer in writers.values():
+            writer.flush()
+    if not writers:
+        raise InputError(f"{corpus.reference} gives no tokens at all with this tokenizer")
+    for name, data in files.items():
+        run.out.write(f"tokenizer/{name}", data)
+    run.out.counts |= {
+        "max_length": config.max_length,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "special_tokens": special,
+        "splits": {split: writers[split].counts() for split in SPLITS if split in writers},
+    }
+    _warn(run, encoder, writers)
+
+
+def _warn(run: Run, encoder: _Encoder, writers: Mapping[str, _SplitWriter]) -> None:
+    warnings = []
+    if encoder.disarmed:
+        warnings.append(f"{encoder.disarmed:,} pieces of text spelled a special token and became unknown tokens")
+    for split, writer in writers.items():
+        counts = writer.counts()
+        if counts["cut_sentences"]:
+            warnings.append(f"{split}: {counts['cut_sentences']:,} sentences were longer than a sequence and were cut")
+        if counts["unknown_tokens"] > 0.05 * counts["tokens"]:
+            warnings.append(f"{split}: {counts['unknown_tokens']:,} of {counts['tokens']:,} tokens are unknown")
+    run.out.warnings += warnings
+    for warning in warnings:
+        log.warning("%s", warning)
+
+
+def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
+    """Blocks in batches of about `_BATCH_CHARACTERS`, as columns: lists for text, numpy for numbers."""
+    columns = ["document", "split", "start", "first_sentence", "text", "sentences"]
+    for batch in read_blocks(corpus, columns, batch=4096):
+        texts = batch.column("text").to_pylist()
+        sums = list(itertools.accumulate(map(len, texts)))
+        first = 0
+        while first < len(texts):
+            limit = (sums[first - 1] if first else 0) + _BATCH_CHARACTERS
+            last = first + 1
+            while last < len(texts) and sums[last] <= limit:
+                last += 1
+            part = batch.slice(first, last - first)
+            spans = part.column("sentences")
+            yield {
+                "text": texts[first:last],
+                "document": part.column("document").to_numpy(),
+                "split": part.column("split").cast("string").to_pylist(),
+                "start": part.column("start").to_numpy(),
+                "first_sentence": part.column("first_sentence").to_numpy(),
+                "sentence_counts": spans.value_lengths().to_numpy(),
+                "sentence_starts": spans.flatten().field("start").to_numpy(),
+            }
+            first = last
+
+
+class _Encoder:
+    """Blocks to `Tokens`.
+
+    Attributes:
+        disarmed: tokens of text that a careless vocabulary would have made special.
+    """
+
+    def __init__(self, tokenizer: Any, special: Mapping[str, int | None]) -> None:
+        import numpy as np
+
+        self._tokenizer = tokenizer
+        unknown = special["unk"]
+        added = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        forbidden = ({*added, *(id_ for id_ in special.values() if id_ is not None)}) - {unknown}
+        self._forbidden = np.array(sorted(forbidden), np.int32)
+        self._unknown = unknown
+        self.disarmed = 0
+
+    def __call__(self, blocks: Mapping[str, Any]) -> tuple[Tokens, Any]:
+        """All tokens of a batch, and the split of each as its number in `SPLITS`."""
+        import numpy as np
+
+        encodings = self._tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
+        ids_lists = [encoding.ids for encoding in encodings]
+        counts = np.fromiter(map(len, ids_lists), np.int64, len(ids_lists))
+        total = int(counts.sum())
+        ids = np.fromiter(itertools.chain.from_iterable(ids_lists), np.int32, total)
+        pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
+        offsets = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total).reshape(total, 2)
+        del encodings, ids_lists
+        start, end = offsets[:, 0], offsets[:, 1]
+        self._disarm(ids)
+        # one search for the whole batch: shift every block behind the one before it
+        lengths = np.fromiter(map(len, blocks["text"]), np.int64, len(counts)) + 1
+        shifts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        sentence_counts = blocks["sentence_counts"]
+        boundaries = blocks["sentence_starts"] + np.repeat(shifts, sentence_counts)
+        first_boundary = np.concatenate([[0], np.cumsum(sentence_counts)[:-1]])
+        # the last letter decides: a piece may own the space in front of its sentence
+        last_letter = np.maximum(end - 1, start) + np.repeat(shifts, counts)
+        found = np.searchsorted(boundaries, last_letter, side="right") - 1
+        within = np.maximum(found - np.repeat(first_boundary, counts), 0)
+        block_start = np.repeat(blocks["start"], counts)
+        tokens = Tokens(
+            ids,
+            np.repeat(blocks["document"].astype(np.int32), counts),
+            np.maximum.accumulate(within + np.repeat(first_boundary, counts)).astype(np.int32)
+            + np.repeat((blocks["first_sentence"] - first_boundary).astype(np.int32), counts),
+            start + block_start,
+            end + block_start,
+        )
+        number = {split: index for index, split in enumerate(SPLITS)}
+        splits = np.fromiter((number[split] for split in blocks["split"]), np.int8, len(counts))
+        return tokens, np.repeat(splits, counts)
+
+    def _disarm(self, ids: Any) -> None:
+        """Text never gives a special token, not even where the vocabulary lists one as an ordinary piece."""
+        import numpy as np
+
+        wrong = np.isin(ids, self._forbidden)
+        count = int(wrong.sum())
+        if count:
+            if self._unknown is None:
+                raise InputError(
+                    "the text spells a special token, and this tokenizer has no unknown token to put there"
+                )
+            ids[wrong] = self._unknown
+            self.disarmed += count
+
+
+class _SplitWriter:
+    """Packs and writes one split."""
+
+    def __init__(self, split: str, config: Config, special: Mapping[str, int | None], run: Run, stack: Any) -> None:
+        begin, separator = special["cls"], special["sep"]
+        assert begin is not None and separator is not None
+        self._packer = Packer(config.max_length, begin, separator, config.packing == "full-sentences")
+        self._file = stack.enter_context(run.out.parquet(f"{split}.parquet", sequence_schema()))
+        self._unknown = special["unk"]
+        self._sequences = self._tokens = self._unknowns = 0
+
+    def add(self, tokens: Tokens) -> None:
+        self._write(self._packer.add(tokens))
+
+    def flush(self) -> None:
+        self._write(self._packer.flush())
+
+    def _write(self, packed: Packed | None) -> None:
+        import pyarrow as pa
+
+        if packed is None:
+            return
+        schema = sequence_schema()
+        columns = [*packed.tokens, packed.special]
+        arrays = [
+            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
+            for column, field in zip(columns, schema, strict=True)
+        ]
+        self._file.write_table(pa.table(arrays, schema=schema))
+        self._sequences += len(packed.offsets) - 1
+        self._tokens += len(packed.special)
+        if self._unknown is not None:
+            self._unknowns += int((packed.tokens.id == self._unknown).sum())
+
+    def counts(self) -> dict[str, int]:
+        """``tokens`` are all of them, special ones too; ``unknown_tokens`` and ``cut_sentences`` are text."""
+        return {
+            "sequences": self._sequences,
+            "tokens": self._tokens,
+            "unknown_tokens": self._unknowns,
+            "cut_sentences": self._packer.cut,
+        }
+
+
+STAGE = Stage("build-sequences", "sequences", 1, Config, build)

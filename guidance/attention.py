@@ -53,11 +53,13 @@ class Guidance:
     Attributes:
         tokens: the features of the batch.
         distances: per (guide, layer's module name), the loss of each example, (B,); filled by the forward pass.
+        kept: None, or per layer the probabilities of its guided heads, (B, H, Q, K); filled by the forward pass.
     """
 
     handle: Handle
     tokens: Tokens
     distances: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    kept: dict[Site, Tensor] | None = None
     _targets: dict[Any, Target] = field(default_factory=dict)
     _masks: tuple[Any, Any, Any] = (None, None, None)
 
@@ -156,6 +158,8 @@ def guided_attention(
     if blocked is not None:
         scores.masked_fill_(blocked, torch.finfo(scores.dtype).min)
     attention, *distances = GuidedSoftmax.apply(scores, targets)
+    if guidance.kept is not None:
+        guidance.kept[site] = attention.detach()
     for (number, _), (_, target), distances_BhQ in zip(work.shares, targets, distances, strict=True):
         options = Options.parse(guidance.handle.plan.guides[number].options)
         # assigned, not appended: gradient checkpointing runs the forward pass twice
@@ -239,6 +243,14 @@ class Handle:
         valid_BT = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         known = self.vocabulary.columns(input_ids) if self.vocabulary else {}
         return Guidance(self, Tokens(input_ids, valid_BT, {**known, **columns}))
+
+    def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[Site, Tensor]:
+        """Where the guided heads look: per site, (B, guided heads, Q, K), as in evaluation; see `Work.heads`."""
+        guidance = self.guide(input_ids, attention_mask)
+        guidance.kept = {}
+        with _evaluating(self.model), torch.no_grad():
+            self.model(input_ids=input_ids, attention_mask=attention_mask, guidance=guidance)
+        return guidance.kept
 
     def alphas(self, step: int, total_steps: int) -> dict[str, float]:
         """The weight of each guide that is at work, by label, after ``step`` of ``total_steps`` optimizer steps."""

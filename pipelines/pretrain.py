@@ -238,7 +238,7 @@ class _Prepared:
         _, hidden, heads, _ = dimensions(config)
         if not config.init and hidden % heads:
             raise InputError(f"the width {hidden} cannot be shared by {heads} heads", hint="--hidden or --heads")
-        if not inputs["sequences"].counts.get("sequences", {}).get("train"):
+        if not inputs["sequences"].files.get("train.parquet", {}).get("rows"):
             raise InputError(f"{inputs['sequences'].reference} has no training sequences")
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Session, stage_command
-from pipelines import pretrain
+from pipelines import pretrain, quickstart
 from pipelines.stage import Result
 
 
@@ -40,3 +40,31 @@ def pretrain_command(
     Ctrl-C or SIGTERM finishes the step and saves; the same command continues the run, bit for bit.
     """
     return pretrain.run(sequences, config, resume=resume, allow_change=allow_change or (), **session.options())
+
+
+@stage_command(
+    "quickstart",
+    quickstart.Config,
+    group="Start",
+    examples=[
+        "guide quickstart",
+        "guide quickstart --corpus novel.txt",
+        "guide quickstart --corpus text/*.txt --steps 300",
+    ],
+    next_command="guide lineage {}",
+)
+def quickstart_command(
+    session: Session,
+    config: quickstart.Config,
+    more: Annotated[list[str] | None, typer.Argument(help="Further files of --corpus.", show_default=False)] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="Your own text, as build-corpus takes it, instead of Python's documentation."),
+    ] = None,
+) -> Result:
+    """See attention guidance at work: the same small model with and without guided heads, in a few minutes."""
+    result = quickstart.run([*(corpus or []), *(more or [])], config, **session.options())
+    folder = result.artifact.path
+    session.tell(result.artifact.counts["table"])
+    session.tell(f"learning curves: {folder / 'learning.png'}\nattention of guided heads: {folder / 'attention.png'}")
+    return result

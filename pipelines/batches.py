@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -38,13 +39,14 @@ class Examples:
         ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
         with artifact.open(name) as file:
             table = pq.ParquetFile(file)
-            field = table.schema_arrow.field("id") if "id" in table.schema_arrow.names else None
-            if field is None or str(field.type) not in ("list<element: int32>", "list<item: int32>"):
-                raise ArtifactDamaged(f"{artifact.path / name}: column id is {field and field.type}, not list<int32>")
+            names = table.schema_arrow.names
+            found = table.schema_arrow.field("id").type if "id" in names else None
+            if found is None or not pa.types.is_list(found) or found.value_type != pa.int32():
+                raise ArtifactDamaged(f"{artifact.path / name}: column id is {found}, not list<int32>")
             for batch in table.iter_batches(columns=["id"]):
                 column = batch.column(0)
                 values = column.flatten().to_numpy()
-                if column.null_count or (len(values) and not 0 <= values.min() <= values.max() < vocab_size):
+                if column.null_count or values.dtype != np.int32 or (len(values) and not 0 <= values.min() <= values.max() < vocab_size):
                     raise ArtifactDamaged(
                         f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
                     )

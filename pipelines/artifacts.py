@@ -422,6 +422,18 @@ def _read_name(entry: Path) -> Name | None:
         return None
 
 
+def _in_use(folder: Path) -> bool:
+    """True while somebody holds a folder."""
+    try:
+        lock = Lock(folder)
+    except OSError:
+        return True
+    try:
+        return not lock.acquire(wait=False)
+    finally:
+        lock.release()
+
+
 @dataclass(frozen=True)
 class Store:
     """A directory of artifacts."""
@@ -758,10 +770,10 @@ class Store:
                     pending.append(place)
         for folder in sorted(manifests.keys() - spared):
             try:
-                if dry_run:
-                    Artifact(folder).close()
-                else:
+                if not dry_run:
                     self.remove(folder)
+                elif _in_use(folder):
+                    continue
                 gone.append(folder)
             except (ArtifactInUse, ArtifactMissing):
                 continue

@@ -1,76 +1,73 @@
-"""Tiny artifacts and models, made by hand."""
+"""A stage that costs nothing, for tests of what all stages share; and ways to run things in forked children."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from tokenizers import Tokenizer, models, pre_tokenizers
+from pydantic import Field
 
-from pipelines.artifacts import Artifact, Store, digest
-
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-WORDS = [".", ",", *(f"w{n}" for n in range(57))]
-VOCABULARY = [*SPECIAL, *WORDS]
+from cli.main import exit_code
+from pipelines.artifacts import Store
+from pipelines.stage import Config, Input, Result, Run, Stage, knob, run_stage
 
 
-def tokenizer_json() -> str:
-    """A word-level tokenizer of 64 tokens in RoBERTa's order."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer.to_str()
+class TinyConfig(Config):
+    text: str = Field("hello", description="What is written.")
+    repeat: int = Field(2, ge=1, le=1000, description="How often.")
+    jobs: int = knob(1, "Processes.")
 
 
-def sequence_ids(number: int, length: int, seed: int = 0) -> list[list[int]]:
-    """Sequences with something to learn: each token is its predecessor plus one, now and then a new start."""
-    random = np.random.default_rng(seed)
-    rows = []
-    for _ in range(number):
-        body = [int(random.integers(5, 64))]
-        while len(body) < length - 2 - int(random.integers(0, 4)):
-            body.append(int(random.integers(5, 64)) if random.random() < 0.2 else 5 + (body[-1] - 4) % 59)
-        rows.append([0, *body, 2])
-    return rows
+def build(run: Run) -> None:
+    for number in range(run.config.repeat):
+        run.out.write(f"part-{number}.txt", f"{run.config.text} {number}\n".encode())
+    run.out.write_json("folder/summary.json", {"text": run.config.text})
+    run.out.counts["parts"] = run.config.repeat
 
 
-def sequences(store: Store, *, train: int = 40, valid: int = 8, length: int = 16, seed: int = 0) -> Artifact:
-    """A sequences artifact with the columns that training reads."""
-    import json
-
-    recipe = digest(["tiny sequences", train, valid, length, seed])
-    manifest: dict[str, Any] = {
-        "stage": "build-sequences",
-        "stage_version": 1,
-        "guide": "0.0.0",
-        "config": {"max_length": length},
-        "inputs": {},
-    }
-    if not (store.place("sequences", recipe) / "artifact.json").exists():
-        with store.build("sequences", recipe, manifest) as out:
-            schema = pa.schema([("id", pa.list_(pa.field("element", pa.int32())))])
-            for split, number in (("train", train), ("valid", valid)):
-                if number:
-                    rows = sequence_ids(number, length, seed + (split == "valid"))
-                    with out.parquet(f"{split}.parquet", schema) as writer:
-                        writer.write_table(pa.table({"id": pa.array(rows, schema.field("id").type)}, schema))
-            special = dict(
-                zip(
-                    ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), SPECIAL, strict=True
-                )
-            )
-            out.write("tokenizer/tokenizer.json", tokenizer_json().encode())
-            special |= {"cls_token": "<s>", "sep_token": "</s>"}
-            out.write("tokenizer/special_tokens_map.json", json.dumps(special).encode())
-            out.write(
-                "tokenizer/tokenizer_config.json",
-                json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **special}).encode(),
-            )
-            out.counts |= {"sequences": {"train": train, "valid": valid}}
-            out.provenance.append({"source": "made by hand", "license": "Apache-2.0"})
-    return Artifact(store.place("sequences", recipe))
+TINY = Stage("build-tiny", "tiny", 1, TinyConfig, build)
+OTHER = Stage("build-other", "other", 1, TinyConfig, build)
 
 
-def store(folder: Path) -> Store:
-    return Store(folder / "store")
+def make(store: Store, *, stage: Stage = TINY, inputs: Mapping[str, Input] | None = None, **options: Any) -> Result:
+    """Run the tiny stage; what is no field of its configuration goes to `run_stage`."""
+    fields = {key: options.pop(key) for key in list(options) if key in TinyConfig.model_fields}
+    return run_stage(stage, TinyConfig(**fields), inputs or {}, store=store, **options)
+
+
+def start(function: Callable[[], object], *, failpoint: str | None = None) -> int:
+    """Run a function in a forked child, which ends with the exit code that the command line would give; its pid."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        if failpoint:
+            os.environ["GUIDE_FAILPOINT"] = failpoint
+        function()
+        code = 0
+    except BaseException as error:
+        code = exit_code(error)
+        if code == 1:
+            traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def wait_for(pid: int) -> int:
+    """Exit code of a child; minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_child(function: Callable[[], object], *, failpoint: str | None = None) -> int:
+    return wait_for(start(function, failpoint=failpoint))
+
+
+KILLED = -signal.SIGKILL
+FAILPOINTS = ("open", "write", "fsync", "rename", "lock", "unlink")

@@ -1,0 +1,55 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cli.main import run
+from pipelines.artifacts import MANIFEST, Store, seal
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GUIDE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return Store(tmp_path / "artifacts")
+
+
+@pytest.fixture
+def guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Run a command line in this process, in ``tmp_path`` with its own store: gives code, out and err."""
+    before = Path.cwd()
+    os.chdir(tmp_path)
+
+    def call(*arguments: object) -> SimpleNamespace:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    yield call
+    os.chdir(before)
+
+
+@pytest.fixture
+def edit_manifest() -> Callable[..., None]:
+    """Change a manifest as somebody would who knows the format: the seal fits."""
+
+    def edit(folder: Path, **changes: Any) -> None:
+        path = folder / MANIFEST
+        path.write_text(json.dumps(seal(json.loads(path.read_bytes()) | changes)))
+
+    return edit

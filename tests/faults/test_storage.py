@@ -1,0 +1,144 @@
+"""Disks that are full, read-only or not ours; paths that are taken (B3, B6, B7, B14, B19)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from guidance.errors import InputError, MachineError
+from pipelines.artifacts import Store
+from tests.tiny import TINY, TinyConfig, in_child, make
+
+
+def test_a_limit_on_file_sizes_is_a_machine_error(store):
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        make(store, text="x" * 5000)
+
+    assert in_child(limited) == 3
+    assert store.folders() == []
+    make(store, text="x" * 5000)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_full_disk_under_parquet_has_the_same_words(store, monkeypatch, number):
+    pa = pytest.importorskip("pyarrow")
+    monkeypatch.setattr("pipelines.files._failpoint_hits", {})
+    monkeypatch.setenv("GUIDE_FAILPOINT", f"write:{number}:ENOSPC")
+
+    def build(run) -> None:
+        with run.out.parquet("table.parquet", pa.schema([("n", pa.int64())])) as writer:
+            writer.write_table(pa.table({"n": list(range(1000))}))
+
+    with pytest.raises(MachineError, match=r"cannot write .*no space left on device"):
+        make(store, stage=type(TINY)("build-table", "table", 1, TinyConfig, build))
+    assert store.folders() == []
+
+
+def can_unshare() -> bool:
+    return (
+        bool(shutil.which("unshare")) and not subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode
+    )
+
+
+@pytest.mark.skipif(not can_unshare(), reason="needs unshare -rm")
+@pytest.mark.parametrize("options", ["ro", "size=64k", "nr_inodes=6"])
+def test_a_store_on_a_bad_disk_is_a_machine_error(tmp_path, options):
+    (tmp_path / "disk").mkdir()
+    script = "import sys; from tests.tiny import *; sys.exit(in_child(lambda: make(Store(sys.argv[1]+'/s'), text='x'*90000)))"
+    script = script.replace("Store(", "Store(__import__('pathlib').Path(").replace("'/s')", "'/s'))")
+    command = (
+        f"mount -t tmpfs -o {options} tmpfs '{tmp_path}/disk' && exec '{sys.executable}' -c \"$1\" '{tmp_path}/disk'"
+    )
+    result = subprocess.run(["unshare", "-rm", "sh", "-c", command, "sh", script], capture_output=True, text=True)
+    assert result.returncode == 3, result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_store_of_somebody_else_is_refused_before_the_work_and_its_owner_named(tmp_path):
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest", "test")):
+            parent.chmod(0o755)
+    store = Store(tmp_path / "theirs")
+    store.root.mkdir(mode=0o755)
+
+    def as_nobody() -> None:
+        os.setuid(65534)
+        started = time.monotonic()
+        with pytest.raises(MachineError, match="owned by user 0"):
+            make(store)
+        assert time.monotonic() - started < 1
+        make(store)
+
+    assert in_child(as_nobody) == 3
+
+
+def test_nothing_of_others_is_touched_not_even_by_force(store, tmp_path):
+    place = make(store).artifact.path
+    shutil.rmtree(place)
+    (tmp_path / "valuable").mkdir()
+    (tmp_path / "valuable" / "thesis.txt").write_text("mine")
+
+    def folder() -> None:
+        shutil.copytree(tmp_path / "valuable", place)
+
+    obstacles = [
+        folder,
+        lambda: place.write_text("mine"),
+        lambda: place.symlink_to(tmp_path / "valuable"),
+        lambda: place.symlink_to(tmp_path / "nowhere"),
+        lambda: os.mkfifo(place),
+    ]
+    for obstacle in obstacles:
+        obstacle()
+        before = os.lstat(place)
+        for force in (False, True):
+            with pytest.raises(InputError, match="in the way"):
+                make(store, force=force)
+        assert os.lstat(place) == before
+        shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+    assert (tmp_path / "valuable" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "store").write_text("mine")
+    with pytest.raises(InputError, match="not a folder"):
+        make(Store(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o002, 0o664, 0o775), (0o077, 0o600, 0o700)])
+def test_every_file_follows_the_umask(store, umask, file_mode, folder_mode):
+    before = os.umask(umask)
+    try:
+        folder = make(store).artifact.path
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == folder_mode
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (folder_mode if path.is_dir() else file_mode), path
+
+
+def test_names_with_spaces_and_accents_are_ordinary_paths(tmp_path):
+    store = Store(tmp_path / "mes données 😀\nline" / "-store")
+    reference = make(store, text="Ünïcode").reference
+    store.load(reference).close()
+
+
+def test_the_clock_decides_nothing(store, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "gmtime", lambda *a: time.struct_time((1970, 1, 1, 0, 0, 0, 3, 1, 0)))
+    result = make(store, name="wiki")
+    os.utime(result.artifact.path, (2**33, 2**33))
+    monkeypatch.undo()
+    assert make(store, name="wiki").reused
+    result = make(store, text="later", name="wiki")
+    assert store.load("wiki").reference == result.reference

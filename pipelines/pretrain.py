@@ -466,7 +466,7 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     for folder, artifact in kept.items():
         out.write(f"{folder}/model.safetensors", artifact.read("model.safetensors"))
         for name in ("config.json", "plan.toml", *tokenizer):
-            out.write(f"{folder}/{name}", files.get(name) or tokenizer[name])
+            out.write(f"{folder}/{name}", {**tokenizer, **files}[name])
     out.write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in outcome.rows).encode())
     keys = list(dict.fromkeys(key for row in outcome.rows for key in row))
     table = pa.table(

@@ -1,0 +1,37 @@
+# Two commands do all the set-up on a fresh machine: `make quickstart` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: quickstart test check faults bench clean
+
+quickstart: $(STAMP)
+	$(BIN)/guide quickstart
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Kill and fail stages at every system call, with real signals; needs strace and some minutes.
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults.sweep
+
+# The figures of docs/results; about an hour on two cores.
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.step_cost
+	$(BIN)/python -m benchmarks.text_speed
+	$(BIN)/python -m benchmarks.convergence
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

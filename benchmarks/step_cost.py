@@ -110,7 +110,9 @@ def main() -> None:
     arguments = parser.parse_args()
     device, rows = arguments.device, []
     print(f"device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
-    print(f"{'length':>6} {'dropout':>7} {'plain s':>8} {'guided':>7} {'explicit':>8}   memory: plain MiB, guided, explicit")
+    print(
+        f"{'length':>6} {'dropout':>7} {'plain s':>8} {'guided':>7} {'explicit':>8}   memory: plain MiB, guided, explicit"
+    )
     for length, batch in ((128, 32), (512, 8)):
         for dropout in (0.1, 0.0):
             steps = {k: stepper(k, length, batch, dropout, device) for k in ("plain", "guided", "explicit")}

@@ -60,7 +60,7 @@ class Guidance:
     tokens: Tokens
     distances: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     kept: dict[Site, Tensor] | None = None
-    _targets: dict[Any, Target] = field(default_factory=dict)
+    _targets: dict[Any, tuple[Target, Tensor | None]] = field(default_factory=dict)
     _masks: tuple[Any, Any, Any] = (None, None, None)
 
     def per_example(self) -> dict[str, Tensor]:
@@ -103,19 +103,21 @@ class Guidance:
 
     # inside the forward pass
 
-    def _target(self, number: int, allowed_BQK: Tensor | None) -> Target:
-        key = (number, None if allowed_BQK is None else id(allowed_BQK))
+    def _target(self, number: int, allowed_B1QK: Tensor | None) -> Target:
+        # the mask is kept with its target, so that no other mask can have its id
+        key = (number, None if allowed_B1QK is None else id(allowed_B1QK))
         if key not in self._targets:
             guide = self.handle.plan.guides[number]
             pattern, options = find_pattern(guide.pattern), Options.parse(guide.options)
             predicate = pattern.build(self.tokens)
             sizes_BQ = self.tokens.lengths_B[:, None] * self.tokens.valid_BT.float()
-            if allowed_BQK is not None:
+            if allowed_B1QK is not None:
+                allowed_BQK = allowed_B1QK[:, 0]
                 predicate = predicate.restricted(allowed_BQK)
                 sizes_BQ = (allowed_BQK & self.tokens.valid_BT[:, None]).sum(-1).float()
-            self._targets[key] = Target.of(pattern, predicate, options, sizes_BQ)
+            self._targets[key] = (Target.of(pattern, predicate, options, sizes_BQ), allowed_B1QK)
             self.handle.count_matches(number, predicate.counts())
-        return self._targets[key]
+        return self._targets[key][0]
 
     def _blocked(self, mask_B1QK: Tensor) -> tuple[Tensor, Tensor]:
         """Where a query may not look, and which queries may look nowhere; the same for all layers that share a mask."""
@@ -143,16 +145,16 @@ def guided_attention(
     if work is None or site is None or not isinstance(guidance, Guidance):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
 
-    blocked = empty = allowed_BQK = None
+    blocked = empty = allowed_B1QK = None
     if getattr(module, "is_causal", False) and attention_mask is None and query.shape[2] > 1:
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
         attention_mask = attention_mask.expand(query.shape[0], 1, -1, -1)
     if attention_mask is not None:
         blocked, empty = guidance._blocked(attention_mask)
         if kwargs.get("sliding_window") or getattr(module, "is_causal", False):
-            allowed_BQK = attention_mask[:, 0]
+            allowed_B1QK = attention_mask
 
-    targets = tuple((runs, guidance._target(number, allowed_BQK)) for number, runs in work.shares)
+    targets = tuple((runs, guidance._target(number, allowed_B1QK)) for number, runs in work.shares)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (_heads(query, work.heads) * scale) @ _heads(key, work.heads).transpose(-1, -2)
     if blocked is not None:
@@ -224,11 +226,18 @@ class Handle:
         work: what is to be done where; empty when every guide is off.
     """
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, sites: Mapping[nn.Module, Site], vocabulary: Vocabulary | None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        plan: Plan,
+        sites: Mapping[nn.Module, Site],
+        vocabulary: Vocabulary | None,
+        part: str = "model",
+    ):
         self.model, self.plan, self.vocabulary = model, plan, vocabulary
         self.sites = dict(sites)
         self.num_layers = max((site.layer for site in self.sites.values()), default=-1) + 1
-        self.work = _compile(plan, self.sites)
+        self.work = _compile(plan, self.sites, part)
         self._matches: dict[int, Tensor] = {}
         self._previous: str | None = None
 
@@ -263,7 +272,7 @@ class Handle:
 
     def count_matches(self, number: int, counts_BQ: Tensor) -> None:
         """Remember that a guide's pattern pointed somewhere; no synchronisation with the device."""
-        found = counts_BQ.detach().sum()
+        found = counts_BQ.detach().sum().long()
         self._matches[number] = self._matches[number] + found if number in self._matches else found
 
     def matches(self) -> dict[str, int]:
@@ -307,9 +316,8 @@ def install(model: PreTrainedModel, plan: Plan, tokenizer: Any = None, *, part: 
         >>> (output.loss + guidance.loss(step, total_steps)).backward()
     """
     sites = find_sites(model)
-    plan = Plan(tuple(guide for guide in plan.guides if guide.part == part))
-    handle = Handle(model, plan, sites, Vocabulary.from_tokenizer(tokenizer) if tokenizer is not None else None)
-    missing = {need for guide in plan.guides for need in find_pattern(guide.pattern).needs}
+    handle = Handle(model, plan, sites, Vocabulary.from_tokenizer(tokenizer) if tokenizer is not None else None, part)
+    missing = {need for guide in plan.guides if guide.part == part for need in find_pattern(guide.pattern).needs}
     if handle.vocabulary is None and missing:
         raise PlanError(f"the plan needs the features {', '.join(sorted(missing))}", hint="give `install` a tokenizer")
     handle._previous = str(getattr(model.config, "_attn_implementation", None) or "sdpa")
@@ -324,10 +332,12 @@ def install(model: PreTrainedModel, plan: Plan, tokenizer: Any = None, *, part: 
     return handle
 
 
-def _compile(plan: Plan, sites: Mapping[nn.Module, Site]) -> dict[Site, Work]:
-    """Which guide works on which heads of which site; guides of weight zero are left out."""
+def _compile(plan: Plan, sites: Mapping[nn.Module, Site], part: str) -> dict[Site, Work]:
+    """Which guide works on which heads of which site; guides of weight zero or of another part are left out."""
     heads_at: dict[Site, dict[int, tuple[int, ...]]] = {}
     for number, guide in enumerate(plan.guides):
+        if guide.part != part:
+            continue
         mine = sorted(
             (s for s in sites.values() if (s.stack, s.attention) == (guide.stack, guide.attention)),
             key=lambda site: site.layer,

@@ -63,18 +63,26 @@ def read_config(data: bytes, source: str) -> Any:
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise InputError(f"{source}: transformers has no architecture {model_type!r}")
-    known = set(CONFIG_MAPPING[model_type]().to_dict())
-    kept = {k: v for k, v in given.items() if k in known and not k.startswith("_") and k not in _NEVER}
-    kept.pop("model_type", None)
-    kept.pop("transformers_version", None)
-    return AutoConfig.for_model(model_type, **_clean(kept))
+    try:
+        known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"model_type", "transformers_version"}
+        return AutoConfig.for_model(model_type, **_clean({k: v for k, v in given.items() if k in known}))
+    except Exception as error:  # each class checks its values in its own way
+        raise InputError(f"{source}: not a configuration of {model_type} ({_first_line(error)})") from error
 
 
 def _clean(value: Any) -> Any:
-    """Nested configurations without the keys that could name code or kernels."""
+    """A configuration, and those within it, without the keys that could name code or kernels."""
     if isinstance(value, Mapping):
-        return {k: _clean(v) for k, v in value.items() if "attn_implementation" not in str(k) and k not in _NEVER}
-    return value
+        return {
+            key: _clean(item)
+            for key, item in value.items()
+            if not str(key).startswith("_") and "attn_implementation" not in str(key) and key not in _NEVER
+        }
+    return [_clean(item) for item in value] if isinstance(value, list) else value
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def load_model(folder: Path, auto_class: Any) -> PreTrainedModel:
@@ -96,6 +104,8 @@ def load_model(folder: Path, auto_class: Any) -> PreTrainedModel:
             f"{folder}: no safetensors" + (f", only {pickled}, which could run code" if pickled else ""),
             hint="convert it on a machine you can spare: AutoModel.from_pretrained(...).save_pretrained(...)",
         )
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder}: an adapter, which could point at another model", hint="merge it into its model")
     try:
         return auto_class.from_pretrained(
             folder,
@@ -105,5 +115,5 @@ def load_model(folder: Path, auto_class: Any) -> PreTrainedModel:
             local_files_only=True,
             trust_remote_code=False,
         )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise InputError(f"{folder}: the model cannot be opened ({str(error).splitlines()[0]})") from error
+    except (OSError, ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+        raise InputError(f"{folder}: the model cannot be opened ({_first_line(error)})") from error

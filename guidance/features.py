@@ -72,12 +72,13 @@ class Vocabulary:
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
         """Read the features off a Hugging Face tokenizer."""
-        size = len(tokenizer)
+        vocabulary = tokenizer.get_vocab()
+        size = max(len(tokenizer), 1 + max(vocabulary.values(), default=0))  # some leave ids out
         delimiter, period = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
         for name in ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id"):
             if (token_id := getattr(tokenizer, name, None)) is not None:
                 delimiter[token_id] = True
-        for token, token_id in tokenizer.get_vocab().items():
+        for token, token_id in vocabulary.items():
             # byte-level BPE, SentencePiece and WordPiece mark word beginnings or continuations
             if token.replace("Ġ", "").replace("▁", "").removeprefix("##") == ".":
                 period[token_id] = True

@@ -39,6 +39,7 @@ class Mechanism:
 
     name: str
     options: Callable[[Mapping[str, Any]], Any]
+    option_names: tuple[str, ...]
     is_loss: bool
     source: str
 
@@ -46,7 +47,13 @@ class Mechanism:
 MECHANISMS: Mapping[str, Mechanism] = {
     mechanism.name: mechanism
     for mechanism in (
-        Mechanism("attention_loss", attention_loss.Options.parse, True, "Deshpande & Narasimhan 2020, eq. 2-4"),
+        Mechanism(
+            "attention_loss",
+            attention_loss.Options.parse,
+            tuple(item.name for item in fields(attention_loss.Options)),
+            True,
+            "Deshpande & Narasimhan 2020, eq. 2-4",
+        ),
     )
 }
 """Every mechanism by name."""
@@ -113,9 +120,13 @@ class Guide:
         ):
             if value not in known:
                 raise UnknownName(what, str(value), known)
-        MECHANISMS[self.mechanism].options(self.options)
+        mechanism = MECHANISMS[self.mechanism]
+        for key in self.options:
+            if key not in mechanism.option_names:
+                raise UnknownName("key", key, [*_TYPES, *mechanism.option_names])
+        mechanism.options(self.options)
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
-        if not all(math.isfinite(w) and w >= 0 for w in weights):
+        if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
             raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
         if self.hold_steps < 0 or (self.reference_length is not None and self.reference_length < 1):
             raise PlanError("hold_steps starts at 0 and reference_length at 1")
@@ -145,7 +156,10 @@ class Plan:
         labels: list[str] = []
         for guide in self.guides:
             label = guide.name or guide.pattern
-            labels.append(label if label not in labels else f"{label}#{len(labels)}")
+            number = 1
+            while (unique := label if number == 1 else f"{label}#{number}") in labels:
+                number += 1
+            labels.append(unique)
         return tuple(labels)
 
     @classmethod
@@ -157,7 +171,7 @@ class Plan:
         """
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"{source}: not a plan ({error})") from error
         if set(data) - {"guide"} or not isinstance(data.get("guide", []), list):
             raise PlanError(
@@ -239,13 +253,15 @@ def _guide(row: Any) -> Guide:
                 raise PlanError(f"{key} = {given[key]!r} is not a list of numbers and rules")
             given[key] = tuple(listed)
     weight = given.get("weight", 1.0)
-    if isinstance(weight, dict):
-        try:
+    try:
+        if isinstance(weight, dict):
+            if any(isinstance(w, bool) for w in weight.values()):
+                raise ValueError("a truth value")
             given["weight"] = tuple(sorted((int(least), float(w)) for least, w in weight.items()))
-        except (TypeError, ValueError) as error:
-            raise PlanError("weight = {layers = factor, ...} wants numbers") from error
-    else:
-        given["weight"] = float(weight)
+        else:
+            given["weight"] = float(weight)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PlanError("weight wants a number, or {from so many layers on = number, ...}") from error
     return Guide(**given)
 
 

@@ -80,12 +80,12 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
     chosen: set[int] = set()
     for selector in selectors:
         if isinstance(selector, str) and selector.startswith("not "):
-            chosen -= set(_numbers(selector.removeprefix("not "), count))
+            chosen -= set(range(count)).intersection(_numbers(selector.removeprefix("not "), count))
             continue
-        numbers = list(_numbers(selector, count))
-        outside = [n for n in numbers if not 0 <= n < count]
-        if outside:
-            raise PlanError(f"{what} {outside[0]} does not exist: the model has {what}s 0 to {count - 1}")
+        numbers = _numbers(selector, count)
+        outside = next((n for n in numbers if not 0 <= n < count), None)
+        if outside is not None:
+            raise PlanError(f"{what} {outside} does not exist: the model has {what}s 0 to {count - 1}")
         chosen.update(numbers)
     return tuple(sorted(chosen))
 
@@ -95,9 +95,9 @@ def _numbers(selector: Selector, count: int) -> Iterable[int]:
         return [selector]
     if selector == "all":
         return range(count)
-    if match := re.fullmatch(r"(\d+)(?:-(\d+))?", selector):
+    if match := re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", selector):
         return range(int(match[1]), int(match[2] or match[1]) + 1)
-    if match := re.fullmatch(r"(first|last) (\d+)", selector):
+    if match := re.fullmatch(r"(first|last) (\d{1,6})", selector):
         number = int(match[2])
         return range(number) if match[1] == "first" else range(count - number, count)
     if match := re.fullmatch(r"fraction (0?\.\d+|1(?:\.0*)?)", selector):

@@ -112,20 +112,22 @@ class GuidedSoftmax(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """Returns the probabilities (B, H, Q, K) and, per target, squared distances (B, heads of the target, Q)."""
         dtype = torch.promote_types(scores_BHQK.dtype, torch.float32)
-        attention_BHQK = torch.softmax(scores_BHQK, -1, dtype=dtype)
-        squares_BHQ = torch.linalg.vector_norm(attention_BHQK, dim=-1).square()
         distances = []
-        for runs, target in targets:
-            value, constant = target.value_BQ[:, None], target.constant_BQ[:, None]
-            distances.append(
-                torch.cat(
-                    [
-                        squares_BHQ[:, run] - 2 * value * target.predicate.mass(attention_BHQK[:, run]) + constant
-                        for run in runs
-                    ],
-                    dim=1,
+        # autocast would round the products of the mass to half precision
+        with torch.autocast(scores_BHQK.device.type, enabled=False):
+            attention_BHQK = torch.softmax(scores_BHQK, -1, dtype=dtype)
+            squares_BHQ = torch.linalg.vector_norm(attention_BHQK, dim=-1).square()
+            for runs, target in targets:
+                value, constant = target.value_BQ[:, None], target.constant_BQ[:, None]
+                distances.append(
+                    torch.cat(
+                        [
+                            squares_BHQ[:, run] - 2 * value * target.predicate.mass(attention_BHQK[:, run]) + constant
+                            for run in runs
+                        ],
+                        dim=1,
+                    )
                 )
-            )
         ctx.save_for_backward(attention_BHQK)
         ctx.targets, ctx.scores_dtype = targets, scores_BHQK.dtype
         return (attention_BHQK, *distances)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,14 +35,17 @@ class Masker:
     vocab_size: int
     probability: float = 0.15
 
+    @cached_property
+    def _ordinary(self) -> np.ndarray:
+        return np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
+
     def __call__(self, ids: np.ndarray, *, seed: int, epoch: int, example: int) -> tuple[np.ndarray, np.ndarray]:
         """From the ids of one example, (T,), to what the model sees and the labels, `IGNORED` where not chosen."""
         bits = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, example])
         random = np.random.Generator(bits)
         chosen = (random.random(len(ids)) < self.probability) & ~np.isin(ids, self.special_ids)
         kind = random.random(len(ids))
-        ordinary = np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
-        replacement = ordinary[random.integers(len(ordinary), size=len(ids))]
+        replacement = self._ordinary[random.integers(len(self._ordinary), size=len(ids))]
         seen = np.where(kind < 0.8, self.mask_id, np.where(kind < 0.9, replacement, ids))
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,6 +89,8 @@ app = typer.Typer(
 
 
 def version_text() -> str:
+    from importlib import metadata
+
     try:
         return f"guide {metadata.version('attention-guide')}"
     except metadata.PackageNotFoundError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
 
 from cli import signals
 from cli.output import MAX_LINES, escape, prepare_streams, reader_gone, tell
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this file
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     import typer
 
 BUG = 1
@@ -54,11 +56,7 @@ def load_app() -> typer.Typer:
     from cli.app import app
 
     for module in COMMANDS:  # importing a module registers its commands
-        try:
-            importlib.import_module(f"cli.{module}")
-        except ImportError as error:
-            if "pipelines" not in str(error):  # a stage that does not exist yet
-                raise
+        importlib.import_module(f"cli.{module}")
     return app
 
 

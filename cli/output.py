@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import sys
-from typing import Any
 
 MAX_LINES = 20
 """No message is longer."""
@@ -23,8 +20,10 @@ def say(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def say_json(value: Any) -> None:
+def say_json(value: object) -> None:
     """One object on stdout, in one line of ASCII, so that any encoding and any reader will do."""
+    import json
+
     say(json.dumps(value, allow_nan=False, default=str))
 
 
@@ -66,6 +65,8 @@ def prepare_streams() -> None:
 
 def reader_gone() -> bool:
     """True when stdout is a pipe that nobody reads any more."""
+    import select
+
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), select.POLLOUT)

@@ -106,7 +106,7 @@ class CorpusWriter:
         self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, place TEXT) WITHOUT ROWID")
         self._seen.execute("CREATE TABLE documents (number INTEGER PRIMARY KEY, id BLOB, source TEXT)")
         self._seen.execute("BEGIN")
-        self._writing = out.parquet(DRAFT, _draft_schema())
+        self._writing: Any = out.parquet(DRAFT, _draft_schema())
         self._draft = self._writing.__enter__()
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class _SpacySplitter:
 
     def __init__(self, name: str | None) -> None:
         self._name = name
-        self._load()
+        self._model: Any = None
 
     def _load(self) -> None:
         spacy = require("spacy", "spacy")
@@ -97,7 +97,7 @@ class _SpacySplitter:
         self._limit = len(self._model.vocab.strings) + _RELOAD_AFTER
 
     def __call__(self, texts: Sequence[str]) -> list[list[Span]]:
-        if len(self._model.vocab.strings) > self._limit:
+        if self._model is None or len(self._model.vocab.strings) > self._limit:
             self._load()
         found = []
         for text, doc in zip(texts, self._model.pipe(texts), strict=True):

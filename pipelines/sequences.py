@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ _ROLES = {
     "mask": ("mask_token", "", "[MASK]", "<mask>"),
     "unk": ("unk_token", "", "[UNK]", "<unk>"),
 }
-_BATCH_CHARACTERS = 2 << 20
+_BATCH_CHARACTERS = 1 << 20
 
 
 class Config(stage.Config):
@@ -170,8 +171,9 @@ def build(run: Run) -> None:
     total = int(corpus.counts.get("characters", 0)) or None
     with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="chars") as bar:
         encoder = _Encoder(tokenizer, special)
-        for blocks in _batches(corpus):
-            tokens, split_of_token = encoder(blocks)
+        for blocks, encodings in _encoded_ahead(tokenizer, _batches(corpus)):
+            tokens, split_of_token = encoder(blocks, encodings)
+            del encodings
             for split in SPLITS:
                 chosen = split_of_token == SPLITS.index(split)
                 if not chosen.any():
@@ -236,8 +238,23 @@ def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
             first = last
 
 
+def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Each batch with its encodings; the next one is encoded, outside the interpreter's lock, while this one is used."""
+
+    def encode() -> tuple[dict[str, Any], list[Any]] | None:
+        blocks = next(batches, None)
+        return None if blocks is None else (blocks, tokenizer.encode_batch(blocks["text"], add_special_tokens=False))
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting = pool.submit(encode)
+        while (ready := waiting.result()) is not None:
+            waiting = pool.submit(encode)
+            yield ready
+            del ready
+
+
 class _Encoder:
-    """Blocks to `Tokens`.
+    """Blocks and their encodings to `Tokens`.
 
     Attributes:
         disarmed: tokens of text that a careless vocabulary would have made special.
@@ -246,7 +263,6 @@ class _Encoder:
     def __init__(self, tokenizer: Any, special: Mapping[str, int | None]) -> None:
         import numpy as np
 
-        self._tokenizer = tokenizer
         unknown = special["unk"]
         added = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         forbidden = ({*added, *(id_ for id_ in special.values() if id_ is not None)}) - {unknown}
@@ -254,18 +270,16 @@ class _Encoder:
         self._unknown = unknown
         self.disarmed = 0
 
-    def __call__(self, blocks: Mapping[str, Any]) -> tuple[Tokens, Any]:
+    def __call__(self, blocks: Mapping[str, Any], encodings: list[Any]) -> tuple[Tokens, Any]:
         """All tokens of a batch, and the split of each as its number in `SPLITS`."""
         import numpy as np
 
-        encodings = self._tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
         ids_lists = [encoding.ids for encoding in encodings]
         counts = np.fromiter(map(len, ids_lists), np.int64, len(ids_lists))
         total = int(counts.sum())
         ids = np.fromiter(itertools.chain.from_iterable(ids_lists), np.int32, total)
         pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
         offsets = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total).reshape(total, 2)
-        del encodings, ids_lists
         start, end = offsets[:, 0], offsets[:, 1]
         self._disarm(ids)
         # one search for the whole batch: shift every block behind the one before it

@@ -125,7 +125,7 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
 
     kind, special = config.kind, special_tokens(config.kind)
     tokens = list(special.values())
-    common = {"vocab_size": config.vocab_size, "special_tokens": tokens, "show_progress": False}
+    common: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": tokens, "show_progress": False}
     # punctuation apart from letters: no merge can then spell a special token such as <s>
     spaced = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
     trainer: Any
@@ -165,6 +165,7 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
         if tokenizer.token_to_id(token) != index:
             raise RuntimeError(f"special token {token} has id {tokenizer.token_to_id(token)}, not {index}")
     template = processors.TemplateProcessing
+    post: Any
     if kind in ("wordpiece", "word"):
         post = template(
             single="[CLS] $A [SEP]",

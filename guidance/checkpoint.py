@@ -106,14 +106,43 @@ def load_model(folder: Path, auto_class: Any) -> PreTrainedModel:
         )
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{folder}: an adapter, which could point at another model", hint="merge it into its model")
+    _check_index(folder / "model.safetensors.index.json")
     try:
-        return auto_class.from_pretrained(
+        model, info = auto_class.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, safetensors.SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AssertionError,
+        safetensors.SafetensorError,
+    ) as error:
         raise InputError(f"{folder}: the model cannot be opened ({_first_line(error)})") from error
+    # a new head is what somebody may want; an encoder that was filled with random numbers is not
+    trunk = "" if model.base_model is model else f"{model.base_model_prefix}."
+    missing = sorted(k for k in info["missing_keys"] if k.startswith(trunk) and ".pooler." not in f".{k}")
+    if missing:
+        raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
+    return model
+
+
+def _check_index(path: Path) -> None:
+    """Raises InputError when the index of a model in several files names anything but safetensors beside it."""
+    if not path.exists():
+        return
+    try:
+        named = set(json.loads(path.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: not an index of safetensors") from error
+    for name in named:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise InputError(f"{path}: names {name!r}, which is no safetensors file of this folder")

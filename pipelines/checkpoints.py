@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactMissing, Builder, digest
@@ -69,6 +69,20 @@ class Checkpoints:
             )
         return None
 
+    def steps(self, name: str) -> list[int]:
+        """The steps of all checkpoints of a name, in order."""
+        return [_step(path) for path in self._all(name)]
+
+    def forget_after(self, name: str, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        self.retain(name, {found for found in self.steps(name) if found <= step})
+
+    def retain(self, name: str, steps: Collection[int]) -> None:
+        """Remove the checkpoints of all other steps."""
+        for path in self._all(name):
+            if _step(path) not in steps:
+                remove_tree(path)
+
     def all(self, name: str) -> list[Artifact]:
         """Every checkpoint of a name, oldest first, verified."""
         found = [Artifact(path) for path in self._all(name)]
@@ -79,4 +93,8 @@ class Checkpoints:
     def _all(self, name: str) -> list[Path]:
         pattern = re.compile(rf"{re.escape(name)}-(\d+)")
         found = [p for p in self.folder.glob(f"{name}-*") if pattern.fullmatch(p.name)]
-        return sorted(found, key=lambda p: int(p.name.rpartition("-")[2]))
+        return sorted(found, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

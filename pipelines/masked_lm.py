@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from guidance.attention import install
+from guidance.errors import GuidanceHadNoEffect
 from guidance.objectives.masked_lm import Masker, masked_lm_loss, num_chosen
 from guidance.plan import Plan
 from pipelines.batches import Examples, pad
@@ -54,7 +55,7 @@ class MaskedLM:
         self.num_examples = len(train)
         self.total_steps = 1
         self.handle = install(model, plan, tokenizer)
-        self._earlier_matches: dict[str, int] = {}
+        self._earlier: dict[str, float] = {}
 
     def prepare(self, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
         return self._masked(self.train_split, examples)
@@ -98,22 +99,16 @@ class MaskedLM:
             count += num_chosen(batch.labels)
         return {"mlm": (total, count)}
 
-    def state(self) -> dict[str, Any]:
-        return {"matches": self.matches()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._earlier_matches = dict(state["matches"])
-
-    def matches(self) -> dict[str, int]:
-        """How many keys each guide's pattern has named in the whole run, restarts included."""
+    def tallies(self) -> dict[str, float]:
+        """How many keys each guide's pattern has named in this process; earlier runs count for the first one."""
         now = self.handle.matches()
         return {
-            label: now.get(label, 0) + self._earlier_matches.get(label, 0) for label in {*now, *self._earlier_matches}
+            label: float(now.get(label, 0) + self._earlier.get(label, 0))
+            for label in self.handle.alphas(0, self.total_steps)
         }
 
-    def finish(self) -> None:
-        """Raises GuidanceHadNoEffect when a pattern matched nothing from beginning to end."""
-        self.handle.check_matches(self._earlier_matches)
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        self._earlier = dict(tallies)
 
     def _guides(self) -> list[str]:
         return [f"guidance/{label}" for label in self.handle.alphas(0, self.total_steps)]
@@ -123,3 +118,13 @@ class MaskedLM:
         ids_BT = pad(batch.seen, self.pad_id, batch.length, device)
         mask_BT = pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device)
         return ids_BT, mask_BT, pad(batch.labels, -100, batch.length, device)
+
+
+def check_matches(tallies: Mapping[str, float]) -> None:
+    """Raises GuidanceHadNoEffect when the pattern of a guide matched nothing from the first step to the last."""
+    for label, found in tallies.items():
+        if not found:
+            raise GuidanceHadNoEffect(
+                f"the pattern of guide {label!r} matched no token in the whole run",
+                hint="look at the text and the tokenizer, or leave the guide out of the plan",
+            )

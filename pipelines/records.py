@@ -178,9 +178,10 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
         size = path.stat().st_size
         number = 0
         try:
-            # dictionaries stay dictionaries: a bomb of repeated strings is not unpacked
-            file = pq.ParquetFile(raw, page_checksum_verification=True, read_dictionary=[fields.text])
-            columns = _parquet_columns(file.schema_arrow, fields, name)
+            columns = _parquet_columns(pq.ParquetFile(raw).schema_arrow, fields, name)
+            raw.seek(0)
+            # as dictionaries, so that a bomb of one string many times is not unpacked
+            file = pq.ParquetFile(raw, page_checksum_verification=True, read_dictionary=columns[:1])
             _check_expansion(file.metadata, name, size)
             expansion = Expansion(name)
             for batch in file.iter_batches(batch_size=1024, columns=columns):

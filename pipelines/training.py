@@ -23,16 +23,19 @@ import safetensors.torch
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor, nn
 
 from guidance.checkpoint import weights
-from guidance.errors import Interrupted, MachineError, NumericalError
+from guidance.errors import InputError, Interrupted, MachineError, NumericalError, UnknownName
 from pipelines.artifacts import Artifact, ArtifactDamaged, Builder
 from pipelines.batches import Order, shares
 from pipelines.checkpoints import Checkpoints
+from pipelines.files import machine_errors, write_file
 from pipelines.progress import Progress, log
 
 KEEP_CHECKPOINTS = 2
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -90,20 +93,22 @@ class Objective(Protocol):
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         """Sum and count of each validation loss over this process's share."""
 
-    def state(self) -> dict[str, Any]:
-        """What must be remembered in a checkpoint besides weights, as JSON."""
+    def tallies(self) -> dict[str, float]:
+        """What this process has counted, by name; the same names in every process.  The loop adds them up."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        """Go on counting from here."""
 
 
 @dataclass
 class Outcome:
-    """What a finished run leaves: the metrics of every step, and the best step by validation loss."""
+    """What a finished run leaves: the metrics of every step, the best step by validation loss, and what the objective
+    counted in all processes from the first step on."""
 
     rows: list[dict[str, float]]
     best_step: int | None
     best_loss: float | None
+    tallies: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -119,7 +124,8 @@ class Cluster:
             precision = "bf16" if not on_cpu and torch.cuda.is_bf16_supported() else "fp32"
         if precision == "bf16" and not on_cpu and not torch.cuda.is_bf16_supported():
             raise MachineError("this device has no bfloat16", hint="--precision fp32")
-        AcceleratorState._reset_state()  # one process may train several models in turn
+        # one process may train several models in turn, each on its device
+        AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
         self.precision = precision
         self.device: torch.device = self.accelerator.device
@@ -139,19 +145,27 @@ class Cluster:
         torch.distributed.all_reduce(packed)
         return dict(zip(values, packed.tolist(), strict=True))
 
-    def agree(self, failure: Exception | None) -> None:
-        """Everybody fails when the leader did, so that nobody waits for ever."""
-        if self.sum({"failed": float(failure is not None)})["failed"] and failure is None:
-            raise MachineError("the leading process could not save; see its message")
+    @contextmanager
+    def only_leader(self) -> Iterator[bool]:
+        """Work that the leading process does alone: True for it.  Everybody fails when it does, so nobody waits for ever."""
+        failure: Exception | None = None
+        try:
+            yield self.leads
+        except Exception as error:
+            failure = error
+        failed = self.sum({"failed": float(failure is not None)})["failed"]
         if failure is not None:
             raise failure
+        if failed:
+            raise MachineError("the leading process failed; see its message")
 
 
 class StopRequest:
     """Remembers that the user, the scheduler or the clock wants the run to end after the current step."""
 
-    def __init__(self, max_minutes: float | None) -> None:
+    def __init__(self, max_minutes: float | None, *, speaks: bool = True) -> None:
         self.signal_number = 0
+        self._speaks = speaks
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
 
     @property
@@ -170,14 +184,14 @@ class StopRequest:
         def ask(number: int, frame: Any) -> None:
             if self.signal_number == number == signal.SIGINT:
                 os._exit(130)
-            if not self.signal_number:
+            if not self.signal_number and self._speaks:
                 log.info("finishing the step and saving (Ctrl-C again leaves at once)")
             self.signal_number = number
 
         previous = {}
         try:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     previous[number] = signal.signal(number, ask)
         except ValueError:  # not the main thread: whoever owns it decides
             pass
@@ -189,23 +203,51 @@ class StopRequest:
 
 
 def train(
-    objective: Objective, settings: Settings, cluster: Cluster, partial: Path, *, progress: Progress, title: str
+    objective: Objective,
+    settings: Settings,
+    cluster: Cluster,
+    partial: Path,
+    *,
+    progress: Progress,
+    title: str,
+    trackers: Path | None = None,
 ) -> Outcome:
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
+
+    Args:
+        trackers: the folder for the files of trackers; beside the checkpoints by default.
 
     Raises:
         NumericalError: a loss or the gradient is not finite; nothing was updated with it.
         Interrupted: the run was asked to end; a checkpoint is saved.
+        InputError: the batch has fewer examples than there are processes; a tracker that does not exist.
+        MachineError: something could not be saved; there is not enough memory.
     """
-    return _Loop(objective, settings, cluster, partial, progress, title).run()
+    if settings.batch_size < cluster.world:
+        raise InputError(
+            f"a batch of {settings.batch_size} cannot be shared by {cluster.world} processes", hint="--batch-size"
+        )
+    try:
+        return _Loop(objective, settings, cluster, partial, progress, title, trackers or partial / "trackers").run()
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
+            raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
+        raise
 
 
 class _Loop:
     def __init__(
-        self, objective: Objective, settings: Settings, cluster: Cluster, partial: Path, progress: Progress, title: str
+        self,
+        objective: Objective,
+        settings: Settings,
+        cluster: Cluster,
+        partial: Path,
+        progress: Progress,
+        title: str,
+        tracker_folder: Path,
     ) -> None:
         self.objective, self.settings, self.cluster = objective, settings, cluster
-        self.progress, self.title = progress, title
+        self.progress, self.title, self.tracker_folder = progress, title, tracker_folder
         self.checkpoints = Checkpoints(partial)
         self.log_path = partial / "metrics.jsonl"
         if cluster.precision == "fp64":
@@ -227,18 +269,19 @@ class _Loop:
         self.rows: list[dict[str, float]] = []
         self.step = 0
         self.best: tuple[int, float] | None = None
+        self.protected: list[int] = []  # the best steps that kept checkpoints go back to
 
     # the run
 
     def run(self) -> Outcome:
-        settings, stop = self.settings, StopRequest(self.settings.max_time)
-        if self.cluster.leads:
-            self.checkpoints.prepare()
-        if self.cluster.world > 1:
-            torch.distributed.barrier()
+        settings, cluster = self.settings, self.cluster
+        stop = StopRequest(settings.max_time, speaks=cluster.leads)
+        with cluster.only_leader() as leads:
+            if leads:
+                self.checkpoints.prepare()
         self._resume()
-        trackers = self._trackers()
         with (
+            self._trackers() as trackers,
             stop.listening(),
             self.progress.task(self.title, total=settings.steps, unit="step") as bar,
             self._open_log() as metrics_log,
@@ -250,32 +293,41 @@ class _Loop:
                 if self._due(settings.evaluate_every):
                     row |= self._evaluate()
                 self.rows.append(row)
-                if metrics_log:
-                    metrics_log.write(json.dumps(row) + "\n")
-                    metrics_log.flush()
-                if trackers:
-                    trackers.log({k: v for k, v in row.items() if k != "step"}, step=self.step)
+                with cluster.only_leader(), machine_errors(f"cannot write {self.log_path}"):
+                    if metrics_log:
+                        metrics_log.write(json.dumps(row, allow_nan=False) + "\n")
+                        metrics_log.flush()
+                for tracker in trackers:
+                    tracker.log({k: v for k, v in row.items() if k != "step"}, step=self.step)
                 bar.advance(1, f"loss {row['loss/total']:.3f}")
                 self._snapshot()
-                code = int(self.cluster.sum({"stop": float(stop.code)})["stop"])
-                if code and self.step < settings.steps:
+                number = self._asked_to_stop(stop)
+                if number or self._due(settings.save_every):
                     self._save(metrics_log)
+                if number and self.step < settings.steps:
                     raise Interrupted(
                         f"stopped after step {self.step} of {settings.steps}; the run is saved",
-                        signal_number=stop.code or int(signal.SIGTERM),
+                        signal_number=number,
                         hint="the same command continues it",
                     )
-                if self.step % settings.save_every == 0 and self.step < settings.steps:
-                    self._save(metrics_log)
-        if trackers:
-            trackers.end_training()
         best_step, best_loss = self.best or (None, None)
-        return Outcome(
-            self.rows,
-            best_step,
-            best_loss,
-            {"world": self.cluster.world, "device": self.cluster.device.type, "precision": self.cluster.precision},
-        )
+        return Outcome(self.rows, best_step, best_loss, cluster.sum(self.objective.tallies()), self._circumstances())
+
+    def _asked_to_stop(self, stop: StopRequest) -> int:
+        """0, or the signal that any process got; the same answer in all of them."""
+        code = stop.code
+        asked = self.cluster.sum({"interrupt": float(code == signal.SIGINT), "end": float(code not in (0, signal.SIGINT))})
+        return int(signal.SIGTERM if asked["end"] else signal.SIGINT if asked["interrupt"] else 0)
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What bits depend on besides the configuration."""
+        return {
+            "world": self.cluster.world,
+            "device": self.cluster.device.type,
+            "precision": self.cluster.precision,
+            "micro_batches": self.settings.micro_batches,
+            "threads": torch.get_num_threads(),
+        }
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.settings.steps
@@ -340,94 +392,148 @@ class _Loop:
         self.model.eval()
         with torch.no_grad(), self.cluster.accelerator.autocast():
             sums = self.objective.evaluate(self.bare, self.cluster.rank, self.cluster.world)
-        if not sums:
-            return {}
         added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
-        losses = {name: added[f"{name}/0"] / max(added[f"{name}/1"], 1.0) for name in sums}
-        first = next(iter(losses.values()))
-        if self.best is None or first < self.best[1]:
+        # a loss over nothing is not defined, rather than 0
+        losses = {name: added[f"{name}/0"] / added[f"{name}/1"] for name in sums if added[f"{name}/1"]}
+        if not all(map(math.isfinite, losses.values())):
+            shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
+            raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
+        first = next(iter(losses.values()), None)
+        if first is not None and (self.best is None or first < self.best[1]):
             self.best = (self.step, first)
-            self._write("best", self._write_weights, keep=1)
+            self._write("best", self._write_weights)
+            if self.cluster.leads:
+                self.checkpoints.retain("best", {self.step, *self.protected})
         return {f"valid/{name}": value for name, value in losses.items()}
 
     # saving and coming back
 
     def _snapshot(self) -> None:
         if self.step in self.settings.snapshots:
-            self._write("snapshot", self._write_weights, keep=None)
+            self._write("snapshot", self._write_weights)
 
-    def _write(self, name: str, write: Callable[[Builder], None], keep: int | None) -> None:
-        failure: MachineError | None = None
-        if self.cluster.leads:
-            try:
+    def _write(self, name: str, write: Callable[[Builder], None], keep: int | None = None) -> None:
+        with self.cluster.only_leader() as leads:
+            if leads:
                 self.checkpoints.save(name, self.step, write, keep=keep)
-            except MachineError as error:
-                failure = error
-        self.cluster.agree(failure)
 
     def _write_weights(self, builder: Builder) -> None:
         builder.write("model.safetensors", safetensors.torch.save(weights(self.bare), metadata={"format": "pt"}))
 
     def _save(self, metrics_log: Any) -> None:
-        if metrics_log:
-            os.fsync(metrics_log.fileno())
-        self._write("checkpoint", self._write_state, keep=KEEP_CHECKPOINTS)
+        tallies = self.cluster.sum(self.objective.tallies())
+        with self.cluster.only_leader(), machine_errors(f"cannot save {self.log_path}"):
+            if metrics_log:
+                os.fsync(metrics_log.fileno())
+        self._write("checkpoint", lambda builder: self._write_state(builder, tallies), keep=KEEP_CHECKPOINTS)
+        self.protected = [*self.protected, *([self.best[0]] if self.best else [])][-KEEP_CHECKPOINTS:]
 
-    def _write_state(self, builder: Builder) -> None:
+    def _write_state(self, builder: Builder, tallies: Mapping[str, float]) -> None:
         self._write_weights(builder)
         moments = {
             f"{key}/{self.parameter_names[id(p)]}": state[key].detach().cpu()
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if (state := self.optimizer.state.get(p))
-            for key in ("exp_avg", "exp_avg_sq")
+            for p, state in self.optimizer.state.items()
+            for key in MOMENTS
         }
         builder.write("optimizer.safetensors", safetensors.torch.save(moments))
-        state = {"step": self.step, "best": self.best, "world": self.cluster.world, "objective": self.objective.state()}
+        state = {
+            "step": self.step,
+            "best": self.best,
+            "optimized": len(self.optimizer.state),
+            "tallies": dict(tallies),
+            "circumstances": self._circumstances(),
+        }
         builder.write_json("state.json", state)
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
-        if artifact is None:
-            return
-        state = json.loads(artifact.read("state.json"))
-        _load_weights(self.bare, artifact)
-        moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                name = self.parameter_names[id(p)]
-                self.optimizer.state[p] = {
+        if artifact is not None:
+            with artifact:
+                self._take_back(artifact)
+        with self.cluster.only_leader() as leads:
+            if leads:  # what is newer was made on a way that is taken once more, or is damaged
+                for name in ("checkpoint", "best", "snapshot"):
+                    self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
+        self.protected = self.checkpoints.steps("best")
+
+    def _take_back(self, artifact: Artifact) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            ArtifactDamaged: it is not that of this model, or something of the optimizer is missing.
+        """
+        try:
+            state = json.loads(artifact.read("state.json"))
+            _load_weights(self.bare, artifact)
+            moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
+            if len(moments) != len(MOMENTS) * state["optimized"]:
+                raise KeyError("moments")
+            places = {name: p for p in self.bare.parameters() if (name := self.parameter_names.get(id(p)))}
+            for name in {key.partition("/")[2] for key in moments}:
+                self.optimizer.state[places[name]] = {
                     "step": torch.tensor(float(state["step"])),
-                    **{key: moments[f"{key}/{name}"].to(p.device) for key in ("exp_avg", "exp_avg_sq")},
+                    **{key: moments[f"{key}/{name}"].to(places[name].device) for key in MOMENTS},
                 }
-        self.step, self.best = state["step"], tuple(state["best"]) if state["best"] else None
-        self.objective.restore(state["objective"])
+            self.step, self.best = int(state["step"]), tuple(state["best"]) if state["best"] else None
+            before = state["circumstances"]
+            if self.cluster.leads:
+                self.objective.restore(state["tallies"])
+        except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+            raise ArtifactDamaged(
+                f"{artifact.path}: not a checkpoint of this run ({error})",
+                hint="--force starts again from the beginning",
+            ) from error
         self.rows = _read_log(self.log_path, self.step)
-        if state["world"] != self.cluster.world:
-            log.warning(
-                "continuing with %d processes what %d began: the same order of examples, but not bit-equal",
-                self.cluster.world,
-                state["world"],
-            )
+        if not self.cluster.leads:
+            return
+        now = self._circumstances()
+        changed = [f"{key} {before.get(key)} is {now[key]} now" for key in now if before.get(key) != now[key]]
+        if changed:
+            log.warning("the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)
 
     @contextmanager
     def _open_log(self) -> Iterator[Any]:
+        with self.cluster.only_leader() as leads:
+            if leads:  # whole or not at all, or a kill now would lose the steps before the checkpoint
+                write_file(self.log_path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         if not self.cluster.leads:
             yield None
             return
-        with open(self.log_path, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in self.rows)
+        with open(self.log_path, "a", encoding="utf-8") as file:
             yield file
 
-    def _trackers(self) -> Accelerator | None:
-        if not self.settings.report_to:
-            return None
-        accelerator = Accelerator(
-            log_with=list(self.settings.report_to), project_dir=str(self.log_path.parent / "trackers")
-        )
-        accelerator.init_trackers("guide")
-        return accelerator
+    @contextmanager
+    def _trackers(self) -> Iterator[list[Any]]:
+        """The trackers that follow the run; only the leading process has any."""
+        trackers: list[Any] = []
+        with self.cluster.only_leader() as leads:
+            if leads and self.settings.report_to:
+                trackers = _start_trackers(self.settings.report_to, self.tracker_folder)
+        try:
+            yield trackers
+        finally:
+            for tracker in trackers:
+                tracker.finish()
+
+
+def _start_trackers(names: Sequence[str], folder: Path) -> list[Any]:
+    known = sorted(LOGGER_TYPE_TO_CLASS)
+    for name in names:
+        if name not in known:
+            raise UnknownName("tracker", name, known)
+    with machine_errors(f"cannot create {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        accelerator = Accelerator(log_with=list(names), project_dir=str(folder))
+        accelerator.init_trackers("")
+    except (ImportError, ValueError) as error:
+        raise MachineError(f"{', '.join(names)}: {error}", hint=f"pip install {' '.join(names)}") from error
+    missing = [name for name in names if name not in {tracker.name for tracker in accelerator.trackers}]
+    if missing:
+        raise MachineError(f"{missing[0]} is not installed", hint=f"pip install {missing[0]}")
+    log.info("%s: %s", ", ".join(names), folder)
+    return list(accelerator.trackers)
 
 
 def _load_weights(model: nn.Module, artifact: Artifact) -> None:

@@ -559,6 +559,8 @@ class Store:
             InputError: a bad name, none of that name, or the new one is taken.
         """
         source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
+        if not source.is_dir():
+            raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
         with self._naming(), machine_errors(f"cannot rename {old!r}"):
             names = {n.name for n in self.names()}
             if old not in names:

@@ -1,0 +1,94 @@
+"""Failures become exit codes and messages in one place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli import main
+from cli.output import escape
+from cli.signals import Terminated
+from guidance import errors
+
+EXPECTED = {
+    errors.InputError("x"): 2,
+    errors.PlanError("x"): 2,
+    errors.UnknownName("pattern", "nxt", ["next"]): 2,
+    errors.MachineError("x"): 3,
+    errors.NumericalError("x"): 4,
+    errors.GateFailed("x"): 5,
+    errors.Interrupted("x", signal_number=2): 130,
+    errors.Interrupted("x", signal_number=15): 143,
+    errors.Interrupted("x", signal_number=1): 143,
+    KeyboardInterrupt(): 130,
+    Terminated(): 143,
+    MemoryError(): 3,
+    OSError(28, "No space left on device"): 3,
+    FileNotFoundError(2, "No such file"): 3,
+    BrokenPipeError(32, "a pipe that is not stdout"): 3,
+    KeyError("x"): 1,
+    AssertionError(): 1,
+    RecursionError(): 1,
+    SystemExit(): 0,
+    SystemExit(7): 7,
+    SystemExit("text"): 1,
+}
+
+
+@pytest.mark.parametrize(("error", "code"), EXPECTED.items(), ids=lambda v: type(v).__name__)
+def test_every_class_of_failure_has_its_code(error, code):
+    assert main.exit_code(error) == code
+
+
+def test_a_device_without_memory_is_known_without_importing_torch():
+    error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory. Tried …\nmore")
+    assert main.exit_code(error) == 3
+    assert main.describe(error, 3) == ("CUDA out of memory. Tried …", "a smaller batch needs less memory")
+
+
+def failing(monkeypatch, error: BaseException):
+    def load_app():
+        raise error
+
+    monkeypatch.setattr(main, "load_app", load_app)
+
+
+def test_an_expected_failure_shows_its_message_and_hint_and_no_traceback(guide, monkeypatch):
+    failing(monkeypatch, errors.InputError("no corpus", hint="make one"))
+    answer = guide("x")
+    assert (answer.code, answer.out, answer.err) == (2, "", "guide: no corpus\n  make one\n")
+
+
+def test_a_bug_shows_its_traceback_and_asks_for_a_report(guide, monkeypatch):
+    failing(monkeypatch, KeyError("oops"))
+    answer = guide("x")
+    assert answer.code == 1
+    assert "Traceback" in answer.err
+    assert "please report it" in answer.err
+
+
+def test_debug_shows_the_traceback_of_an_expected_failure(guide, monkeypatch):
+    failing(monkeypatch, errors.InputError("no corpus"))
+    assert "Traceback" in guide("x", "--debug").err
+
+
+def test_with_json_a_failure_is_one_object(guide, monkeypatch):
+    failing(monkeypatch, errors.MachineError("disk\x1b[31m full", hint="buy one"))
+    answer = guide("x", "--json")
+    assert json.loads(answer.err) == {"code": 3, "message": "disk\x1b[31m full", "hint": "buy one"}
+    assert "\x1b" not in answer.err
+
+
+def test_messages_have_at_most_twenty_lines_and_nothing_raw(guide, monkeypatch):
+    hint = "\n".join(f"line {n} \x1b]0;title\x07 \u202e" for n in range(100))
+    failing(monkeypatch, errors.InputError("bad \x1b[2J\r\nname\x00\udcff", hint=hint))
+    answer = guide("x")
+    assert answer.err.startswith("guide: bad \\x1b[2J\\r\\nname\\x00\\udcff\n")
+    assert len(answer.err.splitlines()) == 20
+    assert all(c == "\n" or c.isprintable() for c in answer.err)
+
+
+def test_printable_text_of_any_script_is_not_escaped():
+    assert escape("Ünïcode 漢字 العربية 😀 [x]") == "Ünïcode 漢字 العربية 😀 [x]"
+    assert escape("a\u200bb\u2028c\td") == "a\\u200bb\\u2028c\\td"

@@ -1,0 +1,99 @@
+"""Every command explains itself, quickly, and ends with examples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import typer.main
+
+from cli.app import GROUPS
+from cli.main import load_app
+
+COMMANDS = typer.main.get_command(load_app()).commands
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "spacy",
+    "stanza",
+    "pyarrow",
+    "numpy",
+    "matplotlib",
+    "accelerate",
+    "rich",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_ends_with_examples(guide, name):
+    answer = guide(name, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.rstrip().splitlines()
+    examples = lines[lines.index("Examples:") + 1 :]
+    assert examples
+    assert all(line.startswith("  $ ") for line in examples)
+    assert any(f"guide {name}" in line for line in examples)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_described(name):
+    command = COMMANDS[name]
+    assert command.help
+    assert command.group in GROUPS
+    assert [p.name for p in command.params if not p.help] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_shared_options_are_taken_after_every_command(name):
+    flags = {flag for parameter in COMMANDS[name].params for flag in parameter.opts}
+    assert {"--store", "--config", "--json", "--quiet", "-q", "--verbose", "-v", "--debug", "--no-color"} <= flags
+
+
+@pytest.mark.parametrize("columns", ["1", "20", "100000"])
+def test_no_width_of_the_terminal_breaks_help(guide, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for arguments in (["--help"], ["build-corpus", "--help"], ["ls"]):
+        assert guide(*arguments).code == 0
+
+
+def test_help_imports_nothing_heavy_and_answers_within_the_budget():
+    script = (
+        "import sys\nfrom cli.main import run\ncode = run(['--help'])\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\nsys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert result.stderr.strip() == "[]"
+    best = min(_seconds() for _ in range(5))
+    assert best < 0.3
+
+
+def _seconds() -> float:
+    """Processor time: what other processes do on a busy machine is not our doing."""
+    before, started = os.times(), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "cli", "--help"], check=True, capture_output=True)
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return min(used, time.perf_counter() - started)
+
+
+def test_the_version_is_one_line(guide):
+    answer = guide("--version")
+    assert answer.code == 0
+    assert answer.out.startswith("guide ")
+
+
+def test_no_command_is_a_usage_error_with_a_hint(guide):
+    answer = guide()
+    assert answer.code == 2
+    assert "guide --help" in answer.err
+
+
+def test_a_mistyped_command_is_guessed(guide):
+    answer = guide("build-corpsu")
+    assert answer.code == 2
+    assert "Did you mean 'build-corpus'" in answer.err

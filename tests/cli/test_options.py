@@ -1,0 +1,192 @@
+"""Flags, environment and guide.toml all come from a stage's configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import typer
+from pydantic import Field, model_validator
+
+from cli import options
+from cli.app import app
+from cli.options import Session, command, field_parameters, flag_type, stage_command
+from pipelines.artifacts import Store
+from pipelines.stage import Config, Result, Stage, run_stage
+
+
+class ShowConfig(Config):
+    max_length: int = Field(128, ge=8, le=512, description="Longest.")
+    mode: Literal["fast", "slow"] = Field("fast", description="How.")
+    rate: float | None = Field(None, gt=0, description="Rate.")
+    lower: bool = Field(True, description="Lower case.")
+    words: tuple[str, ...] = Field(("a", "b"), description="Words.")
+    steps: int | Literal["auto"] = Field("auto", description="Steps.")
+
+    @model_validator(mode="after")
+    def _sensible(self):
+        if self.mode == "slow" and self.lower:
+            raise ValueError("slow needs --no-lower")
+        return self
+
+
+STAGE = Stage("try-it", "trial", 1, ShowConfig, lambda run: run.out.write_json("config.json", run.config.model_dump()))
+
+
+@pytest.fixture
+def trial(guide):
+    """`guide try-it`, a command that writes its configuration; gives the answer and what it wrote."""
+
+    @stage_command("try-it", ShowConfig, examples=["guide try-it text"], next_command="guide show {}")
+    def try_it(session: Session, config: ShowConfig, text: Annotated[str, typer.Argument(help="Text.")]) -> Result:
+        """Try it."""
+        return run_stage(STAGE, config, {}, **session.options())
+
+    def call(*arguments, store="artifacts"):
+        answer = guide("try-it", "text", *arguments)
+        answer.config = None
+        if answer.code == 0:
+            reference = json.loads(answer.out)["artifact"] if answer.out.startswith("{") else answer.out.strip()
+            answer.config = json.loads(Store(Path(store)).load(reference).read("config.json"))
+        return answer
+
+    yield call
+    app.registered_commands = [c for c in app.registered_commands if c.name != "try-it"]
+
+
+def test_stdout_is_the_reference_and_everything_else_is_on_stderr(trial):
+    answer = trial()
+    assert answer.out.startswith("trial/")
+    assert answer.out.count("\n") == 1
+    assert "done: " in answer.err
+    assert f"next: guide show {answer.out.strip()}" in answer.err
+    assert "up to date" in trial().err
+    assert trial("-q").err == ""
+
+
+def test_with_json_stdout_is_one_object(trial):
+    answer = json.loads(trial("--json", "--name", "mine").out)
+    assert answer["schema"] == 1
+    assert answer["artifact"].startswith("trial/")
+    assert (answer["kind"], answer["name"], answer["reused"], answer["warnings"]) == ("trial", "mine@1", False, [])
+
+
+def test_flags_of_every_type_reach_the_configuration(trial):
+    flags = ["--max-length", 64, "--mode", "slow", "--rate", 0.5, "--no-lower", "--words", "x", "--words", "y"]
+    expected = {"max_length": 64, "mode": "slow", "rate": 0.5, "lower": False, "words": ["x", "y"], "steps": 7}
+    assert trial(*flags, "--steps", 7).config == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-length", "3"], "--max-length: input should be greater than or equal to 8, not 3"),
+        (["--max-length", "abc"], "--max-length"),
+        (["--mode", "other"], "'fast', 'slow'"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "-1"], "--rate"),
+        (["--steps", "some"], "--steps"),
+        (["--mode", "slow"], "slow needs --no-lower"),
+        (["--max-lenght", "9"], "--max-lenght"),
+        (["extra"], "extra"),
+        (["--name", "../x"], "bad name"),
+        (["--name", "con"], "bad name"),
+    ],
+)
+def test_a_wrong_value_is_a_usage_error_that_names_the_flag(trial, flags, message):
+    answer = trial(*flags)
+    assert answer.code == 2
+    assert message in answer.err
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(trial, monkeypatch):
+    assert trial().config["max_length"] == 128
+    Path("guide.toml").write_text('[try-it]\nmax-length = 32\nwords = ["toml"]\nlower = false\nrate = 2\n')
+    assert trial().config | {"mode": "", "steps": ""} == {
+        "max_length": 32, "words": ["toml"], "lower": False, "rate": 2.0, "mode": "", "steps": "",
+    }  # fmt: skip
+    monkeypatch.setenv("GUIDE_MAX_LENGTH", "64")
+    monkeypatch.setenv("GUIDE_WORDS", "one two")
+    assert trial().config["max_length"] == 64
+    assert trial().config["words"] == ["one", "two"]
+    assert trial("--max-length", 99, "--words", "flag").config["max_length"] == 99
+
+
+def test_the_store_comes_from_the_flag_the_environment_or_the_file(trial, guide, monkeypatch):
+    Path("guide.toml").write_text('store = "from-file"\n')
+    trial(store="from-file")
+    monkeypatch.setenv("GUIDE_STORE", "from-environment")
+    trial(store="from-environment")
+    trial("--store", "from-flag", store="from-flag")
+    assert guide("--store", "before", "try-it", "text").code == 0
+    assert all(Path(name, "trial").is_dir() for name in ("from-file", "from-environment", "from-flag", "before"))
+    assert not Path("artifacts").exists()
+
+
+def test_another_settings_file_can_be_named_before_or_after_the_command(trial, guide):
+    Path("guide.toml").write_text("broken")
+    Path("other.toml").write_text("[try-it]\nmax-length = 32\n")
+    assert trial("--config", "other.toml").config["max_length"] == 32
+    assert guide("--config", "other.toml", "try-it", "text").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[try-it]\nmax-lenght = 3", "unknown setting of try-it 'max-lenght'; did you mean 'max-length'?"),
+        (b"[tryit]\nmax-length = 30", "unknown table 'tryit'; did you mean 'try-it'?"),
+        (b"stroe = 'x'", "did you mean 'store'?"),
+        (b"[ls.deeper]\nx = 1", "unknown setting of ls 'deeper'"),
+        (b"[try-it]\nmax-length = 'abc'", "--max-length"),
+        (b"[try-it]\nmax-length = {}", "--max-length"),
+        (b"[try-it]\nwords = 'one'", "words"),
+        (b"[try-it]\nlower = 'perhaps'", "lower"),
+        (b"[try-it]\nmode = 1979-05-27", "mode"),
+        (b"[try-it]\nmax-length = " + b"9" * 5000, "guide.toml"),
+        (b"not toml", "not TOML"),
+        (b"\xff\xfe", "not TOML"),
+        (b"x = " + b"[" * 100_000, "nested too deeply"),
+        (b"#" * ((1 << 20) + 1), "larger than 1 MB"),
+    ],
+    ids=range(14),
+)
+def test_a_settings_file_that_is_wrong_is_refused_and_named(trial, text, message):
+    Path("guide.toml").write_bytes(text)
+    answer = trial()
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err.splitlines()) <= 20
+
+
+def test_a_settings_file_that_is_missing_or_a_folder_is_refused(trial):
+    Path("folder").mkdir()
+    for name in ("missing.toml", "folder", "/dev/zero"):
+        assert trial("--config", name).code == 2
+
+
+def test_help_pages_do_not_need_a_good_settings_file(guide):
+    Path("guide.toml").write_text("broken")
+    assert guide("ls", "--help").code == 0
+
+
+def test_fields_that_no_flag_can_express_are_refused_when_the_command_is_defined():
+    with pytest.raises(TypeError, match="no flag"):
+        flag_type(dict[str, int])
+
+    class Clash(Config):
+        store: str = "x"
+
+    with pytest.raises(ValueError, match="two parameters"):
+        stage_command("clash", Clash, examples=["guide clash"])(lambda session, config: None)
+    with pytest.raises(ValueError, match="no examples"):
+        command("clash", group="Help", examples=[])
+
+
+def test_defaults_and_descriptions_are_not_copied_but_read():
+    parameters = {p.name: p for p in field_parameters(ShowConfig)}
+    assert parameters["max_length"].default == ShowConfig().max_length
+    assert options.typing.get_args(parameters["max_length"].annotation)[1].help == "Longest.  [≥ 8, ≤ 512]"

@@ -1,0 +1,207 @@
+"""ls, show, lineage, verify, rm, rename, gc, export, import and doctor as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.artifacts import Store
+from pipelines.stage import Files
+from tests.tiny import OTHER, make
+
+
+@pytest.fixture
+def here(guide) -> Store:
+    """The store that commands use when none is named, with a parent ``wiki`` and a child ``kid`` made from a file."""
+    Path("input.txt").write_text("some text")
+    store = Store(Path("artifacts"))
+    files = Files.of([Path("input.txt")], ["input.txt"])
+    with make(store, name="wiki", inputs={"text": files}).artifact as parent:
+        make(store, stage=OTHER, name="kid", inputs={"corpus": parent}).artifact.close()
+    return store
+
+
+def test_ls_lists_artifacts_names_and_unfinished_work(guide, here):
+    partial = here.partial("model", "ab" * 32)
+    partial.mkdir(parents=True)
+    (partial / "step-1").write_text("12345")
+    lines = guide("ls").out.splitlines()
+    assert lines[0].split() == ["ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"]
+    assert [line.split()[0].split("/")[0] for line in lines[1:]] == ["other", "tiny", "model"]
+    assert lines[3].split()[0] == "model/" + "ab" * 8
+    assert "unfinished" in lines[3] and "5 B" in lines[3]
+    answer = json.loads(guide("ls", "--json", "--kind", "tiny").out)
+    assert [row["names"] for row in answer["artifacts"]] == [["wiki@1"]]
+    assert answer["unfinished"] == []
+
+
+def test_ls_of_nothing_says_so_on_stderr_only(guide):
+    answer = guide("ls")
+    assert (answer.code, answer.out) == (0, "")
+    assert "nothing in artifacts" in answer.err
+
+
+def test_ls_shows_damaged_artifacts_too(guide, here):
+    (here.find("wiki") / "artifact.json").write_text("{}")
+    answer = guide("ls")
+    assert answer.code == 0
+    assert "damaged" in answer.out
+
+
+def test_show_has_configuration_inputs_and_files(guide, here):
+    text = guide("show", "wiki").out
+    assert all(part in text for part in ("wiki@1", "build-tiny", "repeat: 2", "text: files", "part-0.txt", "parts: 2"))
+    answer = json.loads(guide("show", "wiki", "--json").out)
+    assert answer["config"]["text"] == "hello"
+
+
+def test_show_escapes_what_a_manifest_says(guide, here, edit_manifest):
+    edit_manifest(here.find("wiki"), counts={"\x1b[31mred\nline": 1}, stage="\x1b]0;x\x07")
+    for command in (["show", "wiki"], ["ls"], ["lineage", "wiki"]):
+        text = guide(*command).out
+        assert all(c == "\n" or c.isprintable() for c in text)
+
+
+def test_lineage_goes_down_to_the_files_of_the_user(guide, here):
+    kid, parent, file = guide("lineage", "kid").out.splitlines()
+    assert kid.startswith("other/")
+    assert parent.startswith("  corpus: tiny/")
+    assert file == "    text: files  1 input.txt"
+    tree = json.loads(guide("lineage", "kid", "--json").out)
+    assert tree["inputs"]["corpus"]["inputs"]["text"]["first"] == ["input.txt"]
+
+
+def test_lineage_says_what_is_gone_or_was_built_again(guide, here):
+    guide("rm", "wiki", "--force")
+    assert "(not in this store)" in guide("lineage", "kid").out
+
+
+def test_verify_names_what_is_damaged_and_warns_of_strangers(guide, here):
+    assert guide("verify").out == "2 verified, 0 damaged\n"
+    folder = here.find("wiki")
+    (folder / "stranger\x1b").write_text("x")
+    answer = guide("verify")
+    assert answer.code == 0
+    assert "stranger\\x1b: not in the manifest" in answer.err
+    (folder / "part-0.txt").write_text("other")
+    answer = guide("verify")
+    assert answer.code == 2
+    assert answer.out == "1 verified, 1 damaged\n"
+    assert "part-0.txt: damaged" in answer.err
+    assert guide("verify", "kid").code == 0
+    assert guide("verify", "wiki").code == 2
+    assert json.loads(guide("verify", "--json").out)["damaged"][0]["artifact"].startswith("tiny/")
+
+
+def test_rm_refuses_what_others_were_made_from(guide, here):
+    answer = guide("rm", "wiki")
+    assert answer.code == 2
+    assert "was made from" in answer.err
+    assert guide("rm", "wiki", "kid").code == 0
+    assert here.folders() == []
+
+
+def test_rm_refuses_what_is_in_use_with_code_3(guide, here):
+    with here.load("kid"):
+        answer = guide("rm", "kid")
+    assert answer.code == 3
+    assert "being read" in answer.err
+    assert guide("rm", "kid").code == 0
+
+
+def test_rm_removes_damaged_artifacts_and_unfinished_work(guide, here):
+    (here.find("kid") / "artifact.json").write_text("{}")
+    assert guide("rm", here.find("kid").name).code == 0
+    partial = here.partial("model", "ab" * 32)
+    partial.mkdir(parents=True)
+    assert guide("rm", f"model/{partial.name}").code == 0
+    assert not partial.exists()
+    assert guide("rm", f"model/{partial.name}").code == 2
+
+
+def test_rm_takes_nothing_outside_the_store(guide, here):
+    guide("export", "kid", "copy")
+    assert guide("rm", "copy").code == 2
+    assert Path("copy/artifact.json").exists()
+    assert guide("rm", os.fspath(here.find("kid").resolve())).code == 0
+
+
+def test_rename_and_references_to_old_and_new_names(guide, here):
+    assert guide("rename", "wiki", "books").code == 0
+    assert guide("show", "wiki").code == 2
+    assert guide("show", "books@1").code == 0
+    assert guide("rename", "books", "kid").code == 2
+    assert guide("rename", "books", "../x").code == 2
+
+
+def test_gc_spares_names_and_shows_what_would_go(guide, here):
+    make(here, text="loose").artifact.close()
+    answer = guide("gc", "--unnamed", "--dry-run")
+    assert answer.out.count("tiny/") == 1
+    assert len(here.folders()) == 3
+    guide("gc", "--unnamed")
+    assert len(here.folders()) == 2
+    assert guide("--store", "nowhere", "gc").code == 2
+    assert not Path("nowhere").exists()
+
+
+def test_export_and_import_are_inverse(guide, here):
+    assert guide("export", "wiki", "folder").out == "folder\n"
+    assert guide("export", "wiki", "folder").code == 2
+    answer = guide("--store", "second", "import", "folder", "--name", "copy")
+    assert (answer.code, answer.out) == (
+        0,
+        guide("show", "wiki", "--json").out.split('"artifact": "')[1].split('"')[0] + "\n",
+    )
+    assert guide("--store", "second", "show", "copy").code == 0
+    assert guide("import", "nowhere").code == 2
+
+
+def test_looking_at_a_store_that_does_not_exist_does_not_make_it(guide):
+    for command in (["ls"], ["show", "x"], ["verify"], ["lineage", "x"], ["rm", "x"], ["rename", "a", "b"]):
+        guide("--store", "nowhere", *command)
+    assert not Path("nowhere").exists()
+
+
+def test_doctor_reports_and_fails_below_a_floor(guide, monkeypatch):
+    answer = guide("doctor", "--json")
+    report = json.loads(answer.out)
+    assert (answer.code, report["ok"]) == (0, True)
+    assert {"python", "package", "extra", "device", "store", "import"} <= {f["topic"] for f in report["findings"]}
+    monkeypatch.setattr("pipelines.doctor.FLOORS", {"torch": "99.0", "pyarrow": "1"})
+    answer = guide("doctor")
+    assert answer.code == 3
+    assert "torch" in answer.err and "99.0" in answer.err
+
+
+def test_doctor_notices_a_package_that_shadows_ours(guide, monkeypatch, tmp_path):
+    import importlib.util
+
+    from pipelines import doctor
+
+    (tmp_path / "guidance").mkdir()
+    (tmp_path / "guidance" / "__init__.py").write_text("")
+    find_spec = importlib.util.find_spec
+    fake = importlib.util.spec_from_file_location("guidance", tmp_path / "guidance" / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake if name == "guidance" else find_spec(name))
+    bad = [finding.name for finding in doctor.shadows() if finding.state == "bad"]
+    assert bad == ["guidance"]
+
+
+@pytest.mark.parametrize(
+    ("version", "key"),
+    [
+        ("2.13.0+cpu", (2, 13)),
+        ("2.10", (2, 10)),
+        ("14.0.1", (14, 0, 1)),
+        ("0.8.0rc1", (0, 8)),
+        ("5.17.0.dev0", (5, 17)),
+    ],
+)
+def test_versions_compare_as_numbers(version, key):
+    from pipelines.doctor import version_key
+
+    assert version_key(version) == key

@@ -1,0 +1,227 @@
+"""Artifacts that are damaged, foreign, newer or hostile are refused (A13, D1, D2, D4 to D14, D20)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+
+import pytest
+
+from guidance.errors import InputError
+from pipelines import artifacts
+from pipelines.artifacts import MANIFEST, Artifact, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
+from tests.tiny import make
+
+
+@pytest.fixture
+def folder(store):
+    artifact = make(store, text="some text that is long enough to have bits to flip").artifact
+    artifact.close()
+    return artifact.path
+
+
+def opens(folder) -> bool:
+    try:
+        with Artifact(folder) as artifact:
+            artifact.verify()
+        return True
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["part-0.txt", "folder/summary.json", MANIFEST])
+def test_every_flipped_bit_is_noticed(folder, name):
+    path, generator = folder / name, random.Random(7)
+    good = path.read_bytes()
+    for _ in range(1000):
+        place = generator.randrange(len(good) * 8)
+        damaged = bytearray(good)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        # white space of the manifest carries no meaning: to read the same object is to notice nothing
+        same = name == MANIFEST and _object(damaged) == json.loads(good)
+        assert opens(folder) == same, place
+    path.write_bytes(good)
+    assert opens(folder)
+
+
+def _object(data: bytes) -> object:
+    try:
+        return json.loads(data.decode())
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("name", ["part-0.txt", "folder/summary.json", MANIFEST])
+def test_every_cut_is_noticed(folder, name):
+    path = folder / name
+    good = path.read_bytes().rstrip() if name == MANIFEST else path.read_bytes()
+    for length in range(0, len(good), 7 if len(good) > 100 else 1):
+        path.write_bytes(good[:length])
+        assert not opens(folder), length
+
+
+def test_zeros_of_the_right_size_are_noticed_and_the_file_is_named(folder):
+    path = folder / "part-1.txt"
+    path.write_bytes(bytes(path.stat().st_size))
+    with (
+        pytest.raises(ArtifactDamaged, match=r"part-1\.txt: damaged \(its digest differs\)"),
+        Artifact(folder) as artifact,
+    ):
+        artifact.verify()
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "part-1.txt").unlink()
+    with pytest.raises(ArtifactDamaged, match=r"part-1\.txt"), Artifact(folder) as artifact:
+        artifact.verify()
+
+
+STRANGE_MANIFESTS = {
+    "empty": b"",
+    "text": b"hello",
+    "a list": b"[]",
+    "null": b"null",
+    "bad utf-8": b"\xff\xfe{}",
+    "utf-16": '{"format":1}'.encode("utf-16"),
+    "deep": b"[" * 100_000,
+    "deep objects": b'{"format":' * 50_000,
+    "not a number": b'{"format": 1, "counts": {"a": NaN}}',
+    "infinity": b'{"format": 1, "counts": {"a": 1e999}, "seal": ""}',
+    "a long number": b'{"format": ' + b"9" * 5000 + b"}",
+    "a key twice": b'{"format": 1, "format": 1}',
+    "format as text": b'{"format": "1"}',
+    "format true": b'{"format": true}',
+    "format zero": b'{"format": 0}',
+    "a lone surrogate": b'{"format": 1, "guide": "\\ud800"}',
+}
+
+
+@pytest.mark.parametrize("data", STRANGE_MANIFESTS.values(), ids=STRANGE_MANIFESTS)
+def test_a_strange_manifest_is_refused_at_once(folder, data):
+    (folder / MANIFEST).write_bytes(data)
+    started = time.monotonic()
+    with pytest.raises(ArtifactDamaged):
+        Artifact(folder)
+    assert time.monotonic() - started < 1
+
+
+def test_a_manifest_of_100_megabytes_is_refused_at_once(folder):
+    with open(folder / MANIFEST, "wb") as file:
+        file.truncate(100 << 20)
+    started = time.monotonic()
+    with pytest.raises(ArtifactDamaged, match="larger than"):
+        Artifact(folder)
+    assert time.monotonic() - started < 1
+
+
+def test_a_newer_format_is_refused_and_kept(folder, edit_manifest, store):
+    edit_manifest(folder, format=2, guide="9.9")
+    with pytest.raises(ArtifactMismatch, match=r"made by guide 9\.9, format 2; this one reads up to 1"):
+        Artifact(folder)
+    with pytest.raises(ArtifactMismatch):
+        make(store, text="some text that is long enough to have bits to flip")
+
+
+def test_unknown_keys_are_kept_and_mentioned_once(folder, edit_manifest, monkeypatch):
+    artifacts._mention_unknown.cache_clear()
+    said = []
+    monkeypatch.setattr(logging.getLogger("guide"), "warning", lambda text, *rest: said.append(text % rest))
+    edit_manifest(folder, colour="blue")
+    for _ in range(3):
+        with Artifact(folder) as artifact:
+            artifact.verify()
+            assert artifact.manifest["colour"] == "blue"
+    assert said == ["ignored in a manifest, perhaps of a newer version: colour"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/passwd", "a/../../b", "a\0b", "C:\\x", ".hidden", "a//b", "", "artifact.json"]
+)
+def test_a_manifest_that_names_files_elsewhere_is_refused(folder, edit_manifest, name):
+    files = {name: {"bytes": 1, "sha256": "0" * 64}}
+    edit_manifest(folder, files=files, content=artifacts.content_of(files))
+    with pytest.raises(ArtifactDamaged, match="outside its directory"):
+        Artifact(folder)
+
+
+MALFORMED = {
+    "files as a list": {"files": ["a"]},
+    "an entry without a digest": {"files": {"a": {"bytes": 1}}},
+    "a negative size": {"files": {"a": {"bytes": -1, "sha256": "0" * 64}}},
+    "a kind that climbs": {"kind": "../../x"},
+    "the kind of names": {"kind": "names"},
+    "a kind that is a list": {"kind": ["tiny"]},
+    "a recipe that climbs": {"recipe": "../../../../etc"},
+    "foreign content": {"content": "0" * 64},
+    "inputs as a list": {"inputs": []},
+    "an input as text": {"inputs": {"a": "b"}},
+    "counts as text": {"counts": "many"},
+    "no stage": {"stage": None},
+}
+
+
+@pytest.mark.parametrize("changes", MALFORMED.values(), ids=MALFORMED)
+def test_a_sealed_manifest_is_not_trusted_either(folder, edit_manifest, changes):
+    edit_manifest(folder, **changes)
+    with pytest.raises(ArtifactDamaged):
+        Artifact(folder)
+
+
+def test_links_inside_an_artifact_are_not_followed(folder, tmp_path):
+    good = (folder / "part-0.txt").read_bytes()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "summary.json").write_bytes((folder / "folder" / "summary.json").read_bytes())
+    (tmp_path / "outside" / "copy").write_bytes(good)
+    (folder / "part-0.txt").unlink()
+    (folder / "part-0.txt").symlink_to(tmp_path / "outside" / "copy")
+    assert not opens(folder)
+    (folder / "part-0.txt").unlink()
+    (folder / "part-0.txt").write_bytes(good)
+    assert opens(folder)
+    os.rename(folder / "folder", tmp_path / "moved")
+    (folder / "folder").symlink_to(tmp_path / "outside")
+    assert not opens(folder)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder):
+    for name in ("part-0.txt", MANIFEST):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert not opens(folder)
+
+
+def test_what_is_no_artifact_is_called_so(tmp_path, store):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("empty", "file", "tool", "pipe"):
+        with pytest.raises(ArtifactMissing, match="not a guide artifact"):
+            store.load(str(tmp_path / name))
+
+
+def test_a_folder_under_another_id_is_built_again(store):
+    first, second = make(store, text="one").artifact, make(store, text="two").artifact
+    first.close()
+    second.close()
+    os.rename(first.path, store.root / "aside")
+    os.rename(second.path, first.path)
+    assert not make(store, text="one").reused
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"{}", b'{"kind": "../..", "recipe": "x", "content": "y"}', b"[" * 99999]
+)
+def test_a_damaged_name_stands_for_nothing_and_breaks_nothing(store, data):
+    make(store, name="wiki")
+    (store.root / "names" / "wiki" / "2").write_bytes(data)
+    (store.root / "names" / "wiki" / "x").write_bytes(data)
+    (store.root / "names" / "Strange Name").mkdir()
+    (store.root / "names" / "Strange Name" / "1").write_bytes(data)
+    assert [str(name) for name in store.names()] == ["wiki@1"]
+    store.load("wiki").close()

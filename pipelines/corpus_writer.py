@@ -290,11 +290,11 @@ class CorpusWriter:
                 table = draft.read_row_group(group_number)
                 numbers = table.column("document").to_pylist()
                 keep = [index for index, number in enumerate(numbers) if number not in self._duplicates]
+                if not keep:
+                    continue
                 if len(keep) < len(numbers):
                     table = table.take(keep)
                     numbers = table.column("document").to_pylist()
-                if not numbers:
-                    continue
                 renumbered, splits = [], []
                 rows = zip(
                     numbers,

@@ -83,12 +83,11 @@ def _add(found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool)
     mode = _status(path).st_mode
     if stat.S_ISDIR(mode):
         for inner in _walk(path, set(), found):
-            _add_file(found, inner, inner.relative_to(path).as_posix(), seen)
+            _add_file(found, inner, _decoded(inner.relative_to(path)), seen)
         return
-    _check_name(path)
     if not any_kind and not known_extension(path.name):
         raise InputError(f"{str(path)!r}: unknown kind of file", hint="say what it is with --format")
-    _add_file(found, path, path.name, seen)
+    _add_file(found, path, _decoded(Path(path.name)), seen)
 
 
 def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]]) -> None:
@@ -120,7 +119,6 @@ def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterat
         elif entry.is_dir():
             yield from _walk(path, visited, found)
         elif known_extension(entry.name):
-            _check_name(path)
             yield path
         else:
             found.skipped += 1
@@ -134,10 +132,11 @@ def _status(path: Path) -> os.stat_result:
         raise InputError(f"{str(path)!r}: cannot be read ({reason})") from error
 
 
-def _check_name(path: Path) -> None:
+def _decoded(path: Path) -> str:
+    """The name in UTF-8, whatever the locale says that names are in."""
     try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
+        return os.fsencode(path.as_posix()).decode()
+    except UnicodeDecodeError as error:
         raise InputError(f"{str(path)!r}: the name is not UTF-8", hint="rename it, or pipe it in with `-`") from error
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
-from cli import signals
-from cli.output import MAX_LINES, escape, prepare_streams, reader_gone, tell
+try:
+    from cli import signals
+    from cli.output import MAX_LINES, escape, prepare_streams, reader_gone, tell
+except KeyboardInterrupt:
+    os._exit(130)
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this file
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
     import typer

@@ -1,0 +1,86 @@
+"""Bars on a terminal, a line now and then elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import sys
+
+import pytest
+
+from cli import progress
+from cli.progress import ConsoleProgress, set_up_logging
+from tests.tiny import in_child
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_elsewhere_there_is_a_line_every_ten_seconds_with_rate_and_time_left(clock, capsys):
+    with ConsoleProgress().task("Reading", total=1000, unit="files") as task:
+        for _ in range(25):
+            clock[0] += 1
+            task.advance(10, note="wiki\x1b.txt")
+    assert capsys.readouterr().err.splitlines() == [
+        "Reading: 100/1,000 files, 10 %, 0:01:30 left, 10 files/s, wiki\\x1b.txt",
+        "Reading: 200/1,000 files, 20 %, 0:01:20 left, 10 files/s, wiki\\x1b.txt",
+    ]
+
+
+def test_an_unknown_total_has_a_rate_only(clock, capsys):
+    with ConsoleProgress().task("Reading") as task:
+        clock[0] += 20
+        task.advance(50)
+    assert capsys.readouterr().err == "Reading: 50, 2.5/s\n"
+
+
+def test_quiet_draws_nothing(clock, capsys):
+    with ConsoleProgress(quiet=True).task("Reading", total=2) as task:
+        clock[0] += 100
+        task.advance()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("columns", ["1", "80", "5000"])
+def test_on_a_terminal_bars_are_drawn_nested_and_messages_stand_above(columns):
+    main, terminal = pty.openpty()
+
+    def draw() -> None:
+        os.environ.update(COLUMNS=columns, TERM="xterm")
+        os.dup2(terminal, 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        bars = ConsoleProgress()
+        set_up_logging()
+        with bars.task("Outer [bold]", total=2, unit="files") as outer, bars.task("Inner") as inner:
+            inner.advance(5, note="[/x] note")
+            logging.getLogger("guide").warning("take \x1b[31m care")
+            outer.advance(2)
+
+    assert in_child(draw) == 0
+    os.close(terminal)
+    text = os.read(main, 100_000).decode()
+    assert "\x1b[31m care" not in text
+    if columns == "80":
+        assert "Outer [bold]" in text
+        assert "100%" in text
+        assert "warning: take \\x1b[31m care" in text
+
+
+def test_messages_show_by_level(capsys):
+    log = logging.getLogger("guide")
+    for options, expected in (
+        ({"quiet": True}, ["warning: two"]),
+        ({}, ["one", "warning: two"]),
+        ({"verbose": True}, ["zero", "one", "warning: two"]),
+    ):
+        set_up_logging(**options)
+        log.debug("zero")
+        log.info("one")
+        log.warning("two")
+        assert capsys.readouterr().err.splitlines() == expected

@@ -302,7 +302,10 @@ def _git_revision() -> str | None:
         return None
     try:
         answer = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, timeout=5
+            # without optional locks: a run that is killed here would leave .git/index.lock behind
+            ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            timeout=5,
         )
         return answer.stdout.decode().strip() or None
     except (OSError, subprocess.SubprocessError):

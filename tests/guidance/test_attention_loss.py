@@ -1,0 +1,217 @@
+"""The closed form of the attention loss against entries written out one by one, in every option."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from guidance.errors import PlanError
+from guidance.features import Tokens
+from guidance.mechanisms.attention_loss import GuidedSoftmax, Options, Target, reduce_distances
+from guidance.patterns import PATTERNS, Predicate, find_pattern
+from tests.guidance.models import oracle_loss
+
+VALID = [[True] * 5, [True, True, True, False, False], [False, True, True, True, True], [True] + [False] * 4]
+MARKED = [[True, False, True, True, False], [False] * 3 + [True, True], [False, False, True, False, False], [True] * 5]
+TOKENS = Tokens(
+    torch.zeros(4, 5, dtype=torch.long),
+    torch.tensor(VALID),
+    dict.fromkeys(("delimiter", "period"), torch.tensor(MARKED)),
+)
+Runs = tuple[slice, ...]
+
+
+def target(name: str, options: Options = Options(), tokens: Tokens = TOKENS, reach: int | None = None) -> Target:
+    pattern = find_pattern(name)
+    predicate: Predicate = pattern.build(tokens)
+    sizes_BQ = tokens.lengths_B[:, None] * tokens.valid_BT.float()
+    if reach is not None:
+        T = tokens.ids_BT.shape[1]
+        near = (torch.arange(T)[:, None] - torch.arange(T)[None]).abs() <= reach
+        allowed = near & tokens.valid_BT[:, None]
+        predicate = predicate.restricted(allowed)
+        sizes_BQ = (allowed & tokens.valid_BT[:, None]).sum(-1).float()
+    return Target.of(pattern, predicate, options, sizes_BQ)
+
+
+def masked(scores: Tensor, reach: int | None = None) -> Tensor:
+    """Scores as the attention path gives them: the lowest number where a query may not look."""
+    T = scores.shape[-1]
+    allowed = TOKENS.valid_BT[:, None, None].expand(-1, 1, T, T)
+    if reach is not None:
+        allowed = allowed & ((torch.arange(T)[:, None] - torch.arange(T)[None]).abs() <= reach)
+    return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+
+
+def queries_and_keys(heads: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(4, heads, 5, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    return q.requires_grad_(), k.requires_grad_()
+
+
+OPTIONS = [
+    Options(*choice)
+    for choice in itertools.product(
+        ("group_mean", "head_mean", "frobenius"),
+        ("uniform", "zero"),
+        ("normalised", "indicator"),
+        ("uniform", "zero", "skip"),
+    )
+]
+
+
+@pytest.mark.parametrize("reach", [None, 1])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_values_and_gradients_equal_the_entries_written_out_in_every_option(name: str, reach: int | None) -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    # float32 targets hold 1/3 to seven digits
+    close = {"rtol": 1e-6, "atol": 1e-7}
+    oracle: dict[tuple[str, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
+    for options in OPTIONS:
+        positional = PATTERNS[name].positional
+        relevant = (
+            options.reduction,
+            *((options.boundary,) if positional else (options.token_rows, options.empty_rows)),
+        )
+        if relevant not in oracle:
+            q, k = queries_and_keys()
+            scores = q @ k.transpose(-1, -2)
+            losses = torch.stack(
+                [oracle_loss(scores[b], VALID[b], MARKED[b], name, **vars(options), reach=reach) for b in range(4)]
+            )
+            oracle[relevant] = losses.detach(), torch.autograd.grad((weights * losses).sum(), (q, k))
+        q, k = queries_and_keys()
+        wanted = target(name, options, reach=reach)
+        _, distances = GuidedSoftmax.apply(masked(q @ k.transpose(-1, -2), reach), (((slice(0, 2),), wanted),))
+        losses = reduce_distances(distances, wanted, options, TOKENS)
+        values, gradients = oracle[relevant]
+        torch.testing.assert_close(losses, values, **close, msg=str(options))
+        for mine, other in zip(torch.autograd.grad((weights * losses).sum(), (q, k)), gradients, strict=True):
+            torch.testing.assert_close(mine, other, **close, msg=str(options))
+
+
+def test_next_token_on_uniform_attention_by_hand() -> None:
+    """Three tokens, p = 1/3 everywhere: rows 0 and 1 cost (2/3)^2 + 2/9 = 2/3 each, the uniform last row nothing."""
+    tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
+    for boundary, expected in (("uniform", 4 / 3 / 9), ("zero", (4 / 3 + 1 / 3) / 9)):
+        options = Options(boundary=boundary)  # type: ignore[arg-type]
+        wanted = target("next", options, tokens)
+        _, distances = GuidedSoftmax.apply(torch.zeros(1, 1, 3, 3), (((slice(0, 1),), wanted),))
+        assert reduce_distances(distances, wanted, options, tokens).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
+    """Four tokens, p = 1/4: towards (1/2, 0, 0, 1/2) a row costs 1/4, towards (1, 0, 0, 1) it costs 5/4."""
+    mark = torch.tensor([[True, False, False, True]])
+    tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool), {"delimiter": mark})
+    for rows, expected in (("normalised", 1 / 4 * 4 / 16), ("indicator", 5 / 4 * 4 / 16)):
+        options = Options(token_rows=rows)  # type: ignore[arg-type]
+        wanted = target("delimiter", options, tokens)
+        _, distances = GuidedSoftmax.apply(torch.zeros(1, 2, 4, 4), (((slice(0, 2),), wanted),))
+        assert reduce_distances(distances, wanted, options, tokens).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_paper_and_its_code() -> None:
+    tokens = Tokens(torch.zeros(1, 512, dtype=torch.long), torch.ones(1, 512, dtype=torch.bool))
+    scores = torch.zeros(1, 6, 512, 512)
+    heads = {"next": slice(0, 1), "previous": slice(1, 2), "first": slice(2, 6)}
+    mean, literal = Options(), Options(reduction="frobenius")
+    targets = {name: target(name, mean, tokens) for name in heads}
+    _, *distances = GuidedSoftmax.apply(scores, tuple(((run,), targets[name]) for name, run in heads.items()))
+    per_group = [
+        reduce_distances(d, targets[name], mean, tokens).item() for name, d in zip(heads, distances, strict=True)
+    ]
+    assert per_group == pytest.approx([0.00195] * 3, abs=1e-5)
+    assert 12 * sum(per_group) == pytest.approx(0.070, abs=5e-4)
+    assert 100 * 8 * sum(per_group) == pytest.approx(4.7, abs=0.05)
+    per_plan = [
+        reduce_distances(d, targets[name], literal, tokens).item() for name, d in zip(heads, distances, strict=True)
+    ]
+    assert per_plan[0] == pytest.approx(510, abs=1)
+    assert 12 * sum(per_plan) == pytest.approx(36_700, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_autograd_agrees_with_finite_differences(name: str) -> None:
+    tokens = Tokens(TOKENS.ids_BT[:2, :4], TOKENS.valid_BT[1:3, :4], {k: v[1:3, :4] for k, v in TOKENS.columns.items()})
+    wanted, other = target(name, tokens=tokens), target("self", tokens=tokens)
+    runs: tuple[tuple[Runs, Target], ...] = (((slice(0, 1), slice(2, 3)), wanted), ((slice(1, 3),), other))
+    scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: GuidedSoftmax.apply(s, runs), (scores,))
+
+
+def test_guides_that_share_heads_add_their_gradients() -> None:
+    scores = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    first, period = target("first"), target("period")
+    shares = [((slice(0, 2),), first), ((slice(1, 3),), period)]
+
+    def gradient(chosen: list[tuple[Runs, Target]]) -> Tensor:
+        _, *distances = GuidedSoftmax.apply(masked(scores), tuple(chosen))
+        total = sum((d * (1 + n)).sum() for n, d in enumerate(distances))
+        return torch.autograd.grad(total, scores)[0]
+
+    alone = [GuidedSoftmax.apply(masked(scores), (share,))[1] for share in shares]
+    expected = torch.autograd.grad(alone[0].sum() + 2 * alone[1].sum(), scores)[0]
+    torch.testing.assert_close(gradient(shares), expected)
+
+
+def test_heads_that_are_not_neighbours_are_measured_in_their_order() -> None:
+    scores = masked(torch.randn(4, 5, 5, 5, dtype=torch.float64))
+    wanted = target("next")
+    everywhere = GuidedSoftmax.apply(scores, (((slice(0, 5),), wanted),))[1]
+    some = GuidedSoftmax.apply(scores, (((slice(0, 1), slice(2, 4)), wanted),))[1]
+    torch.testing.assert_close(some, everywhere[:, [0, 2, 3]])
+
+
+def test_the_gradient_of_the_output_joins_that_of_the_loss() -> None:
+    scores = torch.randn(4, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(4, 2, 5, 3, dtype=torch.float64)
+    attention, distances = GuidedSoftmax.apply(masked(scores), (((slice(0, 2),), target("first")),))
+    torch.testing.assert_close(attention, torch.softmax(masked(scores), -1))
+    (both,) = torch.autograd.grad((attention @ value).square().sum() + distances.sum(), scores, retain_graph=True)
+    plain = torch.autograd.grad((torch.softmax(masked(scores), -1) @ value).square().sum(), scores)[0]
+    loss = torch.autograd.grad(distances.sum(), scores)[0]
+    torch.testing.assert_close(both, plain + loss)
+
+
+def test_half_precision_scores_give_single_precision_losses() -> None:
+    scores = masked(torch.randn(4, 2, 5, 5).bfloat16()).requires_grad_()
+    attention, distances = GuidedSoftmax.apply(scores, (((slice(0, 2),), target("first")),))
+    assert attention.dtype == distances.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(distances.sum(), scores)
+    assert gradient.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_autocast_does_not_round_the_loss(name: str) -> None:
+    scores = masked(torch.randn(4, 2, 5, 5))
+    runs = (((slice(0, 2),), target(name)),)
+    expected = GuidedSoftmax.apply(scores, runs)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(GuidedSoftmax.apply(scores, runs)[1], expected)
+
+
+@pytest.mark.parametrize("reduction", ["group_mean", "head_mean", "frobenius"])
+def test_an_example_of_padding_alone_costs_nothing(reduction: str) -> None:
+    tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool))
+    options = Options(reduction=reduction)  # type: ignore[arg-type]
+    for name in ("next", "first", "self"):
+        wanted = target(name, options, tokens)
+        scores = torch.zeros(1, 2, 3, 3, requires_grad=True)
+        _, distances = GuidedSoftmax.apply(scores, (((slice(0, 2),), wanted),))
+        loss = reduce_distances(distances, wanted, options, tokens)
+        assert loss.tolist() == [0.0]
+        assert not torch.autograd.grad(loss.sum(), scores)[0].any()
+
+
+def test_options_that_do_not_exist_are_named_with_those_that_do() -> None:
+    with pytest.raises(PlanError, match="no option 'reductoin'") as raised:
+        Options.parse({"reductoin": "frobenius"})
+    assert "reduction" in str(raised.value.hint)
+    with pytest.raises(PlanError, match="reduction = 'sum'") as raised:
+        Options.parse({"reduction": "sum"})
+    assert "group_mean" in str(raised.value.hint)
+    assert Options.parse({}) == Options("group_mean", "uniform", "normalised", "uniform")

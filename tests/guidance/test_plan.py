@@ -1,0 +1,236 @@
+"""Plans as text: they survive the round trip, and what is wrong with one is said by row and key."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guidance.errors import PlanError, UnknownName
+from guidance.patterns import PATTERNS
+from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
+from guidance.sites import select
+
+ROW = '[[guide]]\npattern = "next"\nmechanism = "attention_loss"\n'
+
+selectors = st.lists(
+    st.one_of(st.integers(0, 99), st.sampled_from(["all", "2-4", "first 2", "last 1", "fraction 0.5", "not 0-1"])),
+    min_size=1,
+    max_size=4,
+).map(tuple)
+factors = st.floats(0, 1e300, allow_nan=False)
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+guides = st.builds(
+    Guide,
+    pattern=st.sampled_from(sorted(PATTERNS)),
+    mechanism=st.just("attention_loss"),
+    part=st.sampled_from(["model", "generator", "discriminator"]),
+    stack=st.sampled_from(["encoder", "decoder"]),
+    attention=st.sampled_from(["self", "cross"]),
+    layers=selectors,
+    heads=selectors,
+    weight=st.one_of(
+        factors,
+        st.dictionaries(st.integers(0, 99), factors, min_size=1, max_size=3).map(lambda d: tuple(sorted(d.items()))),
+    ),
+    reference_length=st.one_of(st.none(), st.integers(1, 4096)),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    hold_steps=st.integers(0, 10**6),
+    optional=st.booleans(),
+    name=text,
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "reduction": st.sampled_from(["group_mean", "head_mean", "frobenius"]),
+            "boundary": st.sampled_from(["uniform", "zero"]),
+            "token_rows": st.sampled_from(["normalised", "indicator"]),
+            "empty_rows": st.sampled_from(["uniform", "zero", "skip"]),
+        },
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(guides, max_size=3).map(tuple))
+def test_a_plan_written_and_read_is_the_same(rows: tuple[Guide, ...]) -> None:
+    plan = Plan(rows)
+    assert Plan.parse(plan.dumps()) == plan
+    assert Plan.parse(plan.dumps()).dumps() == plan.dumps()
+
+
+@given(st.text(max_size=60) | st.text(st.sampled_from('[]{}="guide\n.1-pattern#'), max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_any_other_text_is_refused_as_a_plan_error_or_is_empty(written: str) -> None:
+    with contextlib.suppress(PlanError):
+        assert Plan.parse(written) == Plan()
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_presets_parse_and_survive_the_round_trip(name: str) -> None:
+    plan = Plan.load(f"preset:{name}")
+    assert plan.guides
+    assert Plan.parse(plan.dumps()) == plan
+
+
+def test_the_preset_ag_is_the_best_setting_of_the_paper() -> None:
+    plan = Plan.load("preset:ag")
+    assert [g.pattern for g in plan.guides] == ["next", "previous", "first"]
+    assert [select(g.heads, 12, "head") for g in plan.guides] == [(0,), (1,), (2, 3, 4, 5)]
+    assert [select(g.heads, 16, "head") for g in plan.guides][2] == (2, 3, 4, 5, 6, 7)
+    for row in plan.guides:
+        assert (row.weight_for(8), row.weight_for(11), row.weight_for(12), row.weight_for(16)) == (100, 100, 10, 10)
+        assert (row.schedule, row.reference_length, row.hold_steps) == ("linear", 512, 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('patern = "next"', "unknown key 'patern'; did you mean 'pattern'"),
+        ("haeds = [0]", "unknown key 'haeds'; did you mean 'heads'"),
+        ('reductoin = "frobenius"', "unknown key 'reductoin'; did you mean 'reduction'"),
+        ('reduction = "sum"', "reduction = 'sum'"),
+        ("reduction = [1]", r"reduction = \[1\]"),
+        ('schedule = "linaer"', "unknown schedule 'linaer'; did you mean 'linear'"),
+        ('part = "modle"', "unknown part 'modle'; did you mean 'model'"),
+        ('stack = "encode"', "unknown stack 'encode'; did you mean 'encoder'"),
+        ('attention = "slef"', "unknown attention 'slef'; did you mean 'self'"),
+        ("weight = -1", "weight -1.0 is not"),
+        ("weight = nan", "weight nan is not"),
+        ("weight = inf", "weight inf is not"),
+        ('weight = "10"', "weight = '10' is not a"),
+        ("weight = true", "weight = True is not a"),
+        ("weight = {}", "weight .* is not"),
+        ("weight = { 1 = true }", "weight wants a number"),
+        ("weight = { many = 2.0 }", "weight wants a number"),
+        (f"weight = 1{'0' * 400}", "weight wants a number"),
+        (f"weight = {{ 1 = 1{'0' * 400} }}", "weight wants a number"),
+        ("hold_steps = -1", "hold_steps starts at 0"),
+        ("hold_steps = 1.5", "hold_steps = 1.5 is not a int"),
+        ("reference_length = 0", "reference_length at 1"),
+        ("heads = []", "empty list of heads or layers"),
+        ("layers = []", "empty list of heads or layers"),
+        ("heads = [1.5]", r"heads = \[1.5\] is not a list of numbers and rules"),
+        ("layers = [true]", r"layers = \[True\] is not"),
+        ("optional = 1", "optional = 1 is not a bool"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_row_and_the_key(written: str, message: str) -> None:
+    with pytest.raises(PlanError, match=f"my.toml, guide 2: .*{message}"):
+        Plan.parse(f"{ROW}\n{ROW}{written}\n", source="my.toml")
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("guide = 3", "unknown table"),
+        ("[guide]", "unknown table"),
+        ("[[guides]]", r"unknown table \['guides'\]"),
+        ("guide = [1]", "guide 1: a guide is a table"),
+        ("[[guide]]", "guide 1: it has no pattern"),
+        ('[[guide]]\npattern = "next"', "guide 1: it has no mechanism"),
+        (
+            '[[guide]]\npattern = "nxt"\nmechanism = "attention_loss"',
+            "guide 1: unknown pattern 'nxt'; did you mean 'next'",
+        ),
+        (
+            '[[guide]]\npattern = "next"\nmechanism = "atention_loss"',
+            "guide 1: unknown mechanism 'atention_loss'; did you",
+        ),
+        ("[[guide", "not a plan"),
+        ("x = " + "[" * 5000, "not a plan"),
+        (f"[[guide]]\nheads = 1{'0' * 5000}", "not a plan"),
+    ],
+)
+def test_text_that_is_no_plan_is_refused(written: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.parse(written)
+
+
+def test_files_are_read_and_those_that_cannot_be_are_named(tmp_path: Path) -> None:
+    good = tmp_path / "plan.toml"
+    good.write_text(ROW)
+    assert Plan.load(good) == Plan((Guide("next", "attention_loss"),))
+    (bad := tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
+    (large := tmp_path / "large.toml").write_bytes(b"#" * (SIZE_LIMIT + 1))
+    for path in (tmp_path / "absent.toml", tmp_path, bad, large):
+        with pytest.raises(PlanError, match=path.name):
+            Plan.load(path)
+    with pytest.raises(UnknownName, match="unknown preset 'agg'; did you mean 'ag'"):
+        Plan.load("preset:agg")
+
+
+def test_labels_are_unique_whatever_the_names() -> None:
+    def row(name: str) -> Guide:
+        return Guide("next", "attention_loss", name=name)
+
+    assert Plan((row(""), row("mine"), row(""))).labels == ("next", "mine", "next#2")
+    assert len(set(Plan((row("next#2"), row(""), row(""), row("next#3"), row("next"))).labels)) == 5
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([0], (0,)),
+        ([3, 1, 3], (1, 3)),
+        (["all"], (0, 1, 2, 3, 4, 5)),
+        (["2-4"], (2, 3, 4)),
+        (["5"], (5,)),
+        (["first 2"], (0, 1)),
+        (["last 2"], (4, 5)),
+        (["last 6"], (0, 1, 2, 3, 4, 5)),
+        (["fraction 0.5"], (0, 1, 2)),
+        (["fraction 1"], (0, 1, 2, 3, 4, 5)),
+        (["fraction .34"], (0, 1)),
+        (["all", "not 1", "not 3-4"], (0, 2, 5)),
+        (["not 1", "all"], (0, 1, 2, 3, 4, 5)),
+        (["first 2", "not 0-999999"], ()),
+        (["all", "not last 3"], (0, 1, 2)),
+    ],
+)
+def test_rules_select_by_hand(rules: list[Any], expected: tuple[int, ...]) -> None:
+    assert select(rules, 6, "head") == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (6, "head 6 does not exist: the model has heads 0 to 5"),
+        (-1, "head -1 does not exist"),
+        ("4-6", "head 6 does not exist"),
+        ("first 7", "head 6 does not exist"),
+        ("last 7", "head -1 does not exist"),
+        ("0-999999", "head 6 does not exist"),
+        ("0-99999999999999", "selects nothing"),
+        ("every", "'every' selects nothing"),
+        ("fraction 2", "selects nothing"),
+        ("not every", "'every' selects nothing"),
+        ("9" * 5000, "selects nothing"),
+    ],
+)
+def test_rules_that_select_nothing_that_exists_are_refused(rule: int | str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        select([rule], 6, "head")
+
+
+def test_schedules_by_hand() -> None:
+    def at(schedule: str, step: int, total: int = 100, hold: int = 0) -> float:
+        return Guide("next", "attention_loss", schedule=schedule, hold_steps=hold).factor(step, total)
+
+    assert [at("constant", t) for t in (0, 50, 100)] == [1, 1, 1]
+    assert [at("linear", t) for t in (0, 25, 100, 101)] == [1, 0.75, 0, 0]
+    assert [at("linear", t, hold=20) for t in (0, 19, 20, 60, 100)] == [1, 1, 1, 0.5, 0]
+    assert [at("cosine", t) for t in (0, 50, 100)] == pytest.approx([1, 0.5, 0])
+    assert at("cosine", 25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    # runs that are shorter than the hold never decay
+    assert [at("linear", t, total=10, hold=20) for t in (0, 9)] == [1, 1]
+    assert at("linear", 0, total=0) == 0
+
+
+def test_a_table_of_weights_counts_layers_from_below() -> None:
+    row = Guide("next", "attention_loss", weight=((4, 2.0), (12, 1.0)))
+    assert [row.weight_for(n) for n in (3, 4, 11, 12, 24)] == [0, 2, 2, 1, 1]

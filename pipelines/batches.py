@@ -30,7 +30,8 @@ class Examples:
         """The ``id`` column of a split of a sequences artifact; no sequences if the split has no file.
 
         Raises:
-            ArtifactDamaged: the column is missing, of another type, or holds an id outside the vocabulary.
+            ArtifactDamaged: the column is missing, of another type, has nulls or empty lists, or an id outside the
+                vocabulary.
         """
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
         name = f"{split}.parquet"
@@ -39,19 +40,24 @@ class Examples:
         ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
         with artifact.open(name) as file:
             table = pq.ParquetFile(file)
-            names = table.schema_arrow.names
-            found = table.schema_arrow.field("id").type if "id" in names else None
-            if found is None or not pa.types.is_list(found) or found.value_type != pa.int32():
-                raise ArtifactDamaged(f"{artifact.path / name}: column id is {found}, not list<int32>")
+            found = [field.type for field in table.schema_arrow if field.name == "id"]
+            if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != pa.int32():
+                raise ArtifactDamaged(
+                    f"{artifact.path / name}: column id is {' and '.join(map(str, found)) or 'missing'}, not list<int32>"
+                )
             for batch in table.iter_batches(columns=["id"]):
                 column = batch.column(0)
-                values = column.flatten().to_numpy()
-                if column.null_count or values.dtype != np.int32 or (len(values) and not 0 <= values.min() <= values.max() < vocab_size):
+                values = column.flatten()
+                sizes = np.diff(column.offsets.to_numpy())
+                if column.null_count or values.null_count or (sizes == 0).any():
+                    raise ArtifactDamaged(f"{artifact.path / name}: column id has nulls or empty sequences")
+                row_ids = values.to_numpy()
+                if len(row_ids) and not 0 <= row_ids.min() <= row_ids.max() < vocab_size:
                     raise ArtifactDamaged(
                         f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
                     )
-                ids.append(values.astype(dtype))
-                lengths.append(np.diff(column.offsets.to_numpy()))
+                ids.append(row_ids.astype(dtype))
+                lengths.append(sizes)
         return cls(np.concatenate(ids), np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
 
     def __len__(self) -> int:

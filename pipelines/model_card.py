@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from pipelines.stage import Run
@@ -11,13 +12,15 @@ if TYPE_CHECKING:
     from pipelines.training import Outcome
 
 
-def card(run: Run, plan: Plan, outcome: Outcome) -> str:
+def card(run: Run, plan: Plan, outcome: Outcome, architecture: str) -> str:
     """The card in Markdown, with the metadata block that model hubs read."""
     config, out = run.config, run.out
     licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
     sources = [
-        f"- {e.get('source') or 'unnamed source'}: {e.get('license') or 'licence not stated'}" for e in out.provenance
+        f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
+        for e in out.provenance
     ]
+    origin = {"init": "Its weights were taken from an earlier model. "} if "init" in run.inputs else {}
     last = outcome.rows[-1]
     losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in last.items() if k.startswith(("loss/", "valid/")))
     guided = (
@@ -28,14 +31,14 @@ def card(run: Run, plan: Plan, outcome: Outcome) -> str:
     return f"""---
 library_name: transformers
 pipeline_tag: fill-mask
-license: {licences[0] if len(licences) == 1 else "other"}
+license: {json.dumps(licences[0].lower() if len(licences) == 1 else "other")}
 tags: [attention-guidance]
 ---
 
-# A {config.architecture} masked language model
+# A {architecture} masked language model
 
 Trained by `guide pretrain` for {out.counts["steps"]} steps of {config.batch_size} sequences, seed {config.seed}:
-{out.counts["parameters"]:,} parameters. {guided}
+{out.counts["parameters"]:,} parameters. {origin.get("init", "")}{guided}
 
 ## Data
 
@@ -64,3 +67,8 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 
 Attention guidance works through the loss alone: the model needs no further code.
 """
+
+
+def _line(text: object) -> str:
+    """Text of the user's on one line, so that it cannot pass for the card's own structure."""
+    return " ".join(str(text).split())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError
+from guidance.errors import InputError, Interrupted, UnknownName
 from pipelines import stage
-from pipelines.artifacts import Artifact, ArtifactMissing, Store, digest
-from pipelines.files import remove_tree, write_file
-from pipelines.progress import Progress
-from pipelines.stage import Files, Result, Run, Stage, internal, knob, recipe_of, run_stage
+from pipelines.artifacts import ID_LENGTH, MANIFEST, Artifact, ArtifactMissing, Store, digest
+from pipelines.files import machine_errors, remove_tree, write_file
+from pipelines.progress import Progress, log
+from pipelines.stage import Files, Result, Run, Stage, internal, is_knob, knob, recipe_of, run_stage
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+    from pipelines.batches import Examples
     from pipelines.training import Cluster, Outcome
+
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
+"""Model types that count positions from their padding id on."""
 
 Architecture = Literal["roberta", "bert", "electra", "modernbert"]
 
@@ -79,7 +84,9 @@ class Config(stage.Config):
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU where there is one.")
     save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
     max_time: float | None = knob(None, "Minutes after which to save and stop; the same command continues.", gt=0)
-    report_to: list[str] = knob([], "Tracker that follows the run: tensorboard, wandb, … (repeatable).")
+    report_to: list[str] = knob(
+        [], "Tracker that follows the run: tensorboard, wandb, …; files go to STORE/trackers (repeatable)."
+    )
 
 
 @dataclass(frozen=True)
@@ -128,42 +135,75 @@ def run(
         inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps())}
         if config.init:
             inputs["init"] = _init_input(config.init, store)
+        begun = None
         if resume:
-            config = _resumed(resume, tuple(allow_change), config, inputs, store)
+            config, begun = _resumed(resume, tuple(allow_change), config, inputs, store)
         recipe = recipe_of(STAGE, config, inputs)
         partial = store.partial("model", recipe)
         if int(os.environ.get("RANK", "0")) > 0:
             _follow(config, inputs, partial, progress or Progress())
             return None
-        if force:
-            remove_tree(partial)
         told = _Announcement()
-        announced = Stage(STAGE.name, STAGE.kind, STAGE.version, STAGE.config, functools.partial(build, told=told))
+        build_it = functools.partial(build, told=told, afresh=force, begun=begun)
+        announced = Stage(STAGE.name, STAGE.kind, STAGE.version, STAGE.config, build_it)
         try:
             result = run_stage(
                 announced, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress
             )
+        except Interrupted as error:
+            if force:
+                error.hint = "the same command without --force continues it"
+            raise
         finally:
             told.send(go=False)
-        remove_tree(partial)
+        _remove_unfinished(store, recipe, partial)
         return result
 
 
-def build(run: Run, told: _Announcement | None = None) -> None:
-    """Train, then write the model folder."""
+def _remove_unfinished(store: Store, recipe: str, partial: Path) -> None:
+    """Remove the checkpoints of a finished run, unless somebody is making it again."""
+    lock = store.lock(STAGE.kind, recipe)
+    try:
+        if lock.acquire(wait=False):
+            remove_tree(partial)
+    finally:
+        lock.release()
+
+
+def build(
+    run: Run, told: _Announcement | None = None, afresh: bool = False, begun: tuple[Artifact, Path] | None = None
+) -> None:
+    """Train, then write the model folder.  The caller holds the lock of the recipe, and so the unfinished work.
+
+    Args:
+        told: the other processes wait for word of this one.
+        afresh: forget what an earlier run left.
+        begun: the checkpoint to start from, and the unfinished run that it belongs to.
+    """
     from pipelines import model_card
     from pipelines.training import Cluster
 
-    cluster = Cluster(run.config.device, run.config.precision)
+    try:
+        cluster = Cluster(run.config.device, run.config.precision)
+    except BaseException:
+        if told:
+            told.sent = True  # the other processes fail in the same way
+        raise
     _Prepared.check(run.config, run.inputs)
-    run.partial.mkdir(parents=True, exist_ok=True)
+    if afresh:
+        remove_tree(run.partial)
+    with machine_errors(f"cannot write to {run.partial}"):
+        run.partial.mkdir(parents=True, exist_ok=True)
+    if begun:
+        _seed_partial(*begun, run.partial)
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
     if told:
         told.send(go=True)
     prepared, outcome = _train(run.config, run.inputs, cluster, run.partial, run.progress)
     _write_model(run, prepared, outcome)
-    run.out.write("README.md", model_card.card(run, prepared.plan, outcome).encode())
+    architecture = prepared.objective.model.config.model_type
+    run.out.write("README.md", model_card.card(run, prepared.plan, outcome, architecture).encode())
 
 
 class _Announcement:
@@ -201,6 +241,7 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path, progress: 
 def _train(
     config: Config, inputs: Mapping[str, Any], cluster: Cluster, partial: Path, progress: Progress
 ) -> tuple[_Prepared, Outcome]:
+    from pipelines.masked_lm import check_matches
     from pipelines.training import Settings, train
 
     prepared = _Prepared.of(config, inputs)
@@ -214,8 +255,19 @@ def _train(
             if key not in ("steps", "snapshots", "report_to")
         },
     )
-    outcome = train(prepared.objective, settings, cluster, partial, progress=progress, title="pre-training")
-    prepared.objective.finish()
+    if cluster.leads:
+        log.info(
+            "training on %s, %s, %d process%s",
+            cluster.device,
+            cluster.precision,
+            cluster.world,
+            "es" if cluster.world > 1 else "",
+        )
+    trackers = partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}"
+    outcome = train(
+        prepared.objective, settings, cluster, partial, progress=progress, title="pre-training", trackers=trackers
+    )
+    check_matches(outcome.tallies)
     return prepared, outcome
 
 
@@ -253,6 +305,7 @@ class _Prepared:
         valid = Examples.read(data, "valid", len(tokenizer))
         plan = Plan.parse(inputs["plan"].text)
         model = build_model(config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"))
+        _check_lengths(model.config, {"train": train_split, "valid": valid}, data.reference)
         objective = MaskedLM(
             model,
             tokenizer,
@@ -267,6 +320,9 @@ class _Prepared:
         if config.epochs is not None:
             steps = max(1, round(config.epochs * len(train_split) / config.batch_size))
         objective.total_steps = steps
+        outside = [step for step in config.snapshots if not 0 <= step <= steps]
+        if outside:
+            raise InputError(f"no snapshot after step {outside[0]} can be made: the run has {steps} steps")
         return cls(plan, objective, tokenizer, steps)
 
 
@@ -308,7 +364,7 @@ def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> A
     if init is not None:
         folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
         model = load_model(folder, AutoModelForMaskedLM)
-        _check_init(model, folder, tokenizer, max_length)
+        _check_init(model, folder, tokenizer)
         return model
     layers, hidden, heads, ffn = dimensions(config)
     special = {
@@ -322,8 +378,8 @@ def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> A
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "intermediate_size": ffn,
-        # RoBERTa counts positions from the padding id on
-        "max_position_embeddings": max_length + (tokenizer.pad_token_id + 1 if config.architecture == "roberta" else 0),
+        "max_position_embeddings": max_length
+        + (tokenizer.pad_token_id + 1 if config.architecture in OFFSET_POSITIONS else 0),
     }
     if config.architecture == "modernbert":
         drop = {
@@ -341,14 +397,28 @@ def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> A
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(config.architecture, **sizes, **special, **drop))
 
 
-def _check_init(model: Any, folder: Path, tokenizer: Any, max_length: int) -> None:
-    found = model.config
-    offset = tokenizer.pad_token_id + 1 if found.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    room = getattr(found, "max_position_embeddings", max_length) - offset
-    if room < max_length:
+def _check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
+    """Raises InputError when a sequence has more tokens than the model has positions for."""
+    room = getattr(found, "max_position_embeddings", None)
+    if room is None:
+        return
+    if found.model_type in OFFSET_POSITIONS:
+        room -= found.pad_token_id + 1
+    import numpy as np
+
+    lengths = np.concatenate([np.diff(split.bounds) for split in splits.values()])
+    if (longer := int((lengths > room).sum())) > 0:
         raise InputError(
-            f"{folder}: holds {room} tokens, the sequences have up to {max_length}",
+            f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
             hint=f"guide build-sequences ... --max-length {room}",
+        )
+
+
+def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
+    found = model.config
+    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
+        raise InputError(
+            f"{folder}: its padding has id {found.pad_token_id}, that of the sequences {tokenizer.pad_token_id}"
         )
     if found.vocab_size < len(tokenizer):
         raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
@@ -374,66 +444,94 @@ def _init_input(reference: str, store: Store) -> Any:
         names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file())
         if not any(p.name == "config.json" for p in names):
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
-        return Files.of(names, (p.name for p in names))
+        origin = {"source": f"weights of {folder.resolve().name}", "license": None}
+        return Files.of(names, (p.name for p in names), [origin])
 
 
 def _resumed(
     reference: str, allowed: tuple[str, ...], config: Config, inputs: Mapping[str, Any], store: Store
-) -> Config:
-    """The configuration with which to continue another run.
+) -> tuple[Config, tuple[Artifact, Path] | None]:
+    """The configuration with which to continue another run; where it differs, also the checkpoint from which to.
 
     Raises:
-        ArtifactMissing: there is no such unfinished run.
+        ArtifactMissing: there is no such run.
         InputError: a setting or an input differs and is not allowed to; each is listed with both values.
     """
-    prefix = reference.removeprefix("model/")
-    found = sorted((store.root / ".partial" / "model").glob(f"{prefix}*")) if prefix else []
-    if len(found) != 1:
-        finished = sorted((store.root / "model").glob(f"{prefix}*")) if prefix else []
-        if len(finished) == 1 and finished[0].name == recipe_of(STAGE, config, inputs)[:16]:
-            return config
-        raise ArtifactMissing(
-            f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
-        )
-    about = stage.read_json(found[0] / "run.json")
+    unknown = set(allowed) - set(config.recipe()) - set(inputs) - {"init"}
+    if unknown:
+        raise UnknownName("setting", min(unknown), [*config.recipe(), "plan", "init", "sequences"])
+    folder, about = _begun(reference, store)
     was, now = about["config"], config.recipe()
-    changed = {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key] and key != "continued_from"}
+    own = {"continued_from"}
+    changed = {key: (was.get(key), now.get(key)) for key in {*was, *now} - own if was.get(key) != now.get(key)}
     for role in {*about["inputs"], *inputs}:
         before, here = about["inputs"].get(role), inputs[role].content if role in inputs else None
         if before != here:
-            changed[role] = (str(before)[:12], str(here)[:12])
+            changed[role] = (before and before[:12], here and here[:12])
     refused = {key: values for key, values in changed.items() if key not in allowed}
     if refused:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(refused.items()))
         raise InputError(
             f"{reference} was begun with other settings: {listed}",
             hint="take the old ones, start another run without --resume, or --allow-change "
-            + " ".join(sorted(refused)),
+            + " --allow-change ".join(sorted(refused)),
         )
     if not changed:
-        return config
+        same = config.model_copy(update={"continued_from": was.get("continued_from", "")})
+        if recipe_of(STAGE, same, inputs)[:ID_LENGTH] != folder.name:
+            raise InputError(f"{reference} was begun by another version of guide", hint="start another run")
+        return same, None
     from pipelines.checkpoints import Checkpoints
 
-    newest = Checkpoints(found[0]).newest("checkpoint")
+    newest = Checkpoints(folder).newest("checkpoint")
     if newest is None:
-        raise ArtifactMissing(f"{reference} has no checkpoint yet")
-    continued = config.model_copy(update={"continued_from": f"{found[0].name}@{newest.counts['step']}"})
-    _seed_partial(newest, found[0], store.partial("model", recipe_of(STAGE, continued, inputs)))
-    return continued
+        raise ArtifactMissing(
+            f"{reference} has no checkpoint", hint="--init continues from the weights of a finished run"
+        )
+    if newest.counts["step"] >= config.steps and config.epochs is None:
+        raise InputError(f"{reference} is at step {newest.counts['step']} already", hint="--steps")
+    continued = config.model_copy(update={"continued_from": f"{folder.name}@{newest.counts['step']}"})
+    return continued, (newest, folder)
+
+
+def _begun(reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
+    """The folder of an unfinished run, or the finished artifact; its configuration and the contents of its inputs."""
+    prefix = reference.removeprefix(f"{STAGE.kind}/")
+    if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+        raise InputError(f"--resume {reference!r}: a run is called {STAGE.kind}/ID, with 4 digits of its id at least")
+    for parent in (store.root / ".partial" / STAGE.kind, store.root / STAGE.kind):
+        found = sorted(parent.glob(f"{prefix[:ID_LENGTH]}*"))
+        if len(found) > 1:
+            raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.name for p in found)}")
+        if found and (found[0] / "run.json").exists():
+            return found[0], stage.read_json(found[0] / "run.json")
+        if found and (found[0] / MANIFEST).exists():
+            with Artifact(found[0]) as artifact:
+                manifest = artifact.manifest
+            fields = Config.model_fields
+            settings = {k: v for k, v in manifest["config"].items() if k not in fields or not is_knob(fields[k])}
+            return found[0], {
+                "config": settings,
+                "inputs": {role: given.get("content") for role, given in manifest["inputs"].items()},
+            }
+    raise ArtifactMissing(
+        f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
+    )
 
 
 def _seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
-    """Give a continued run the checkpoint and the metrics it continues from."""
+    """Give a continued run the checkpoint and the metrics it continues from, the checkpoint last."""
     from pipelines.checkpoints import Checkpoints
 
-    checkpoints = Checkpoints(new)
+    checkpoints, step = Checkpoints(new), int(checkpoint.counts["step"])
     if checkpoints.newest("checkpoint") is not None:
         return
     checkpoints.prepare()
     write_file(new / "metrics.jsonl", (old / "metrics.jsonl").read_bytes())
     for name in ("best", "snapshot"):
         for artifact in Checkpoints(old).all(name):
-            _copy(artifact, checkpoints, name)
+            if artifact.counts["step"] <= step:
+                _copy(artifact, checkpoints, name)
     _copy(checkpoint, checkpoints, "checkpoint")
 
 
@@ -481,7 +579,7 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
         "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/"))},
         "best_step": outcome.best_step,
         "best_valid_loss": outcome.best_loss,
-        "matches": prepared.objective.matches(),
+        "matches": {label: int(found) for label, found in outcome.tallies.items()},
         "processes": outcome.facts["world"],
         "device": outcome.facts["device"],
         "precision": outcome.facts["precision"],

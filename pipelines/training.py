@@ -316,7 +316,9 @@ class _Loop:
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """0, or the signal that any process got; the same answer in all of them."""
         code = stop.code
-        asked = self.cluster.sum({"interrupt": float(code == signal.SIGINT), "end": float(code not in (0, signal.SIGINT))})
+        asked = self.cluster.sum(
+            {"interrupt": float(code == signal.SIGINT), "end": float(code not in (0, signal.SIGINT))}
+        )
         return int(signal.SIGTERM if asked["end"] else signal.SIGINT if asked["interrupt"] else 0)
 
     def _circumstances(self) -> dict[str, Any]:
@@ -526,7 +528,7 @@ def _start_trackers(names: Sequence[str], folder: Path) -> list[Any]:
         folder.mkdir(parents=True, exist_ok=True)
     try:
         accelerator = Accelerator(log_with=list(names), project_dir=str(folder))
-        accelerator.init_trackers("")
+        accelerator.init_trackers("guide")
     except (ImportError, ValueError) as error:
         raise MachineError(f"{', '.join(names)}: {error}", hint=f"pip install {' '.join(names)}") from error
     missing = [name for name in names if name not in {tracker.name for tracker in accelerator.trackers}]

@@ -1,0 +1,116 @@
+"""Tiny sequences and trainings, for tests of everything that trains.
+
+Each token is its predecessor plus one, now and then a new start, so that there is something to learn.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pipelines import pretrain
+from pipelines.artifacts import Artifact, Store, digest
+from pipelines.progress import Progress
+from pipelines.stage import Result
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+WORDS = [".", ",", *(f"w{n}" for n in range(57))]
+VOCABULARY = [*SPECIAL, *WORDS]
+IDS = pa.list_(pa.field("element", pa.int32()))
+
+
+def tokenizer_files(vocabulary: list[str] = VOCABULARY) -> dict[str, bytes]:
+    """A word-level tokenizer of 64 tokens in RoBERTa's order."""
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
+    special = dict(zip(names, SPECIAL, strict=True)) | {"cls_token": "<s>", "sep_token": "</s>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **special}
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "special_tokens_map.json": json.dumps(special).encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def rows_of_ids(number: int, length: int, seed: int = 0) -> list[list[int]]:
+    """Sequences of ``length`` - 4 to ``length`` tokens."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for _ in range(number):
+        body = [int(random.integers(5, 64))]
+        while len(body) < length - 2 - int(random.integers(0, 4)):
+            body.append(int(random.integers(5, 64)) if random.random() < 0.2 else 5 + (body[-1] - 4) % 59)
+        rows.append([0, *body, 2])
+    return rows
+
+
+def write_sequences(
+    store: Store,
+    tables: dict[str, pa.Table],
+    *,
+    max_length: int = 16,
+    tokenizer: dict[str, bytes] | None = None,
+    provenance: list[dict[str, Any]] | None = None,
+) -> Artifact:
+    """A sequences artifact with these tables as splits."""
+    shown = {split: [str(table.schema), table.to_pylist()] for split, table in tables.items()}
+    tokenizer = tokenizer or tokenizer_files()
+    recipe = digest(["tiny sequences", shown, max_length, sorted(map(repr, tokenizer.items()))])
+    place = store.place("sequences", recipe)
+    if not place.exists():
+        manifest = {"stage": "build-sequences", "stage_version": 1, "config": {"max_length": max_length}, "inputs": {}}
+        with store.build("sequences", recipe, manifest) as out:
+            for split, table in tables.items():
+                with out.parquet(f"{split}.parquet", table.schema) as writer:
+                    writer.write_table(table)
+            for name, content in tokenizer.items():
+                out.write(f"tokenizer/{name}", content)
+            out.counts |= {"sequences": {split: table.num_rows for split, table in tables.items()}}
+            out.provenance += provenance or [{"source": "made by hand", "license": "Apache-2.0"}]
+    return Artifact(place)
+
+
+def table(rows: list[list[int] | None]) -> pa.Table:
+    return pa.table({"id": pa.array(rows, IDS)})
+
+
+def sequences(store: Store, *, train: int = 40, valid: int = 8, length: int = 16, **options: Any) -> Artifact:
+    """A sequences artifact with the columns that training reads."""
+    numbers = {"train": train, "valid": valid}
+    tables = {s: table(rows_of_ids(n, length, s == "valid")) for s, n in numbers.items() if n}
+    return write_sequences(store, tables, max_length=length, **options)
+
+
+TINY: dict[str, Any] = {"size": "tiny", "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "learning_rate": 1e-3}
+
+
+def config(**changes: Any) -> pretrain.Config:
+    """Six steps of a model of two layers of two heads, unless changed."""
+    defaults = {**TINY, "steps": 6, "batch_size": 8, "evaluate_every": 3, "save_every": 2}
+    return pretrain.Config(**(defaults | changes))
+
+
+def train(store: Store, data: Artifact | None = None, *, progress: Progress | None = None, **changes: Any) -> Result:
+    """Run ``pretrain``; what is no field of its configuration goes to `pipelines.pretrain.run`."""
+    options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
+    data = data or sequences(store)
+    result = pretrain.run(data.reference, config(**changes), store=store, progress=progress, **options)
+    assert result is not None
+    return result
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """What was logged at each step, to the last bit; times are left out."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: float(v).hex() for k, v in row.items() if "second" not in k} for row in rows]
+
+
+def files_of(artifact: Artifact) -> dict[str, str]:
+    """The digests of all weights of a model artifact."""
+    return {name: entry["sha256"] for name, entry in artifact.files.items() if name.endswith(".safetensors")}

@@ -300,14 +300,14 @@ def _git_revision() -> str | None:
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
+    # `describe --dirty` takes the lock of the index, and a run that is killed there leaves it behind
+    command = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch"]
     try:
-        answer = subprocess.run(
-            # without optional locks: a run that is killed here would leave .git/index.lock behind
-            ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            timeout=5,
-        )
-        return answer.stdout.decode().strip() or None
+        answer = subprocess.run([*command, "--untracked-files=no"], capture_output=True, timeout=5)
+        lines = answer.stdout.decode(errors="replace").splitlines()
+        commit = next((line.split()[2][:12] for line in lines if line.startswith("# branch.oid ")), None)
+        is_changed = any(not line.startswith("#") for line in lines)
+        return f"{commit}-dirty" if commit and is_changed else commit
     except (OSError, subprocess.SubprocessError):
         return None
 

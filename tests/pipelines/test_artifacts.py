@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from guidance.errors import InputError
-from pipelines import transfer
+from pipelines import stage, transfer
 from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing
 from pipelines.stage import Files
 from tests.tiny import OTHER, TINY, TinyConfig, make
@@ -234,3 +236,15 @@ def test_the_golden_artifact_of_format_1_is_read(tmp_path):
         assert artifact.reference == "tiny/204e0be952007f3e"
         assert artifact.counts == {"parts": 2}
         assert artifact.read("part-1.txt") == b"golden 1\n"
+
+
+def test_asking_for_the_revision_takes_no_lock_of_the_repository(monkeypatch):
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+    asked = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: asked.append(command) or run(command, **options))
+    stage._git_revision.cache_clear()
+    stage._git_revision()
+    stage._git_revision.cache_clear()
+    assert all("--no-optional-locks" in command and "describe" not in command for command in asked)

@@ -37,6 +37,7 @@ EXPANSION_LIMIT = 1000
 """A compressed file that grows more than this many times, beyond a gigabyte, is taken for a bomb."""
 
 _CHUNK = 1 << 20
+_SURVEY = 16 << 20
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"PAR1": "Parquet",
@@ -137,9 +138,9 @@ def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
                 raise InputError(f"{name!r}: not gzip; it looks like {looks_like(head) or 'plain text'}")
             if not head:
                 raise InputError(f"{name!r}: not gzip; it is empty")
+            head = _survey(raw, name)
+            raw.seek(0)
             stream = cast(BinaryIO, _Gunzipped(raw, name))
-            head = stream.read(16)
-            stream = cast(BinaryIO, _Gunzipped(_rewound(raw), name))
         what = looks_like(head)
         if what:
             hint = "name it .gz, or gunzip it first" if what == "gzip" else "give text, or name the kind with --format"
@@ -150,9 +151,15 @@ def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _rewound(raw: BinaryIO) -> BinaryIO:
-    raw.seek(0)
-    return raw
+def _survey(raw: BinaryIO, name: str) -> bytes:
+    """The first unpacked bytes.  A file that starts like a bomb is unpacked here, where that is quick, not line by line."""
+    stream = _Gunzipped(raw, name)
+    data = head = stream.read(_CHUNK)
+    unpacked = len(data)
+    while data and (unpacked < _SURVEY or unpacked > EXPANSION_LIMIT // 2 * raw.tell()):
+        data = stream.read(_CHUNK)
+        unpacked += len(data)
+    return head[:16]
 
 
 def check_encoding(encoding: str) -> str:

@@ -267,6 +267,7 @@ class _Encoder:
         added = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         forbidden = ({*added, *(id_ for id_ in special.values() if id_ is not None)}) - {unknown}
         self._forbidden = np.array(sorted(forbidden), np.int32)
+        self._bare = np.array([i for i in map(tokenizer.token_to_id, ("▁", "Ġ")) if i is not None], np.int32)
         self._unknown = unknown
         self.disarmed = 0
 
@@ -281,6 +282,10 @@ class _Encoder:
         pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
         offsets = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total).reshape(total, 2)
         start, end = offsets[:, 0], offsets[:, 1]
+        # a bare word-start that the tokenizer put before a block stands for no letter, but claims the first one
+        firsts = (np.cumsum(counts) - counts)[counts > 0]
+        bare = firsts[np.isin(ids[firsts], self._bare)]
+        end[bare] = start[bare]
         self._disarm(ids)
         # one search for the whole batch: shift every block behind the one before it
         lengths = np.fromiter(map(len, blocks["text"]), np.int64, len(counts)) + 1

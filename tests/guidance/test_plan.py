@@ -55,7 +55,7 @@ guides = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(guides, max_size=3).map(tuple))
 def test_a_plan_written_and_read_is_the_same(rows: tuple[Guide, ...]) -> None:
     plan = Plan(rows)
@@ -64,7 +64,7 @@ def test_a_plan_written_and_read_is_the_same(rows: tuple[Guide, ...]) -> None:
 
 
 @given(st.text(max_size=60) | st.text(st.sampled_from('[]{}="guide\n.1-pattern#'), max_size=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_other_text_is_refused_as_a_plan_error_or_is_empty(written: str) -> None:
     with contextlib.suppress(PlanError):
         assert Plan.parse(written) == Plan()

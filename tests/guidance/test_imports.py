@@ -1,0 +1,71 @@
+"""What the library may lean on, and who may lean on whom."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import guidance
+
+ROOT = Path(guidance.__file__).parents[1]
+ALLOWED = {"torch", "transformers", "numpy", "safetensors", "guidance"} | set(sys.stdlib_module_names)
+FORBIDDEN = {"guidance": {"pipelines", "cli"}, "pipelines": {"cli"}}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a file imports anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names.add(str(node.module).split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", sources("guidance"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_imports_torch_transformers_numpy_and_safetensors_alone(path: Path) -> None:
+    assert imported(path) <= ALLOWED
+
+
+@pytest.mark.parametrize("path", sources("guidance"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_neither_prints_nor_exits(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("print", "input", "exit", "quit", "eval", "exec"), f"line {node.lineno}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sys":
+            assert node.attr not in ("stdout", "stderr", "exit"), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_nothing_imports_a_layer_above_it(package: str) -> None:
+    found = {str(path.relative_to(ROOT)): imported(path) & FORBIDDEN[package] for path in sources(package)}
+    assert not {path: names for path, names in found.items() if names}
+
+
+@pytest.mark.parametrize("package", ["guidance", "pipelines", "cli"])
+def test_nothing_reads_pickles_or_runs_code_of_models(package: str) -> None:
+    for path in sources(package):
+        assert not imported(path) & {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}, path
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
+                assert isinstance(node.value, ast.Constant) and node.value.value is False, f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) != ("torch", "load"), f"{path}:{node.lineno}"
+
+
+def test_every_module_imports_in_silence_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for found in pkgutil.walk_packages(guidance.__path__, "guidance."):
+        module = importlib.import_module(found.name)
+        assert module.__doc__, found.name
+    assert capsys.readouterr() == ("", "")

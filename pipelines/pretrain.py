@@ -143,7 +143,7 @@ def run(
         if int(os.environ.get("RANK", "0")) > 0:
             _follow(config, inputs, partial, progress or Progress())
             return None
-        told = _Announcement()
+        told = _Announcement(config)
         build_it = functools.partial(build, told=told, afresh=force, begun=begun)
         announced = Stage(STAGE.name, STAGE.kind, STAGE.version, STAGE.config, build_it)
         try:
@@ -199,7 +199,7 @@ def build(
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
     if told:
-        told.send(go=True)
+        told.send(go=True, cluster=cluster)
     prepared, outcome = _train(run.config, run.inputs, cluster, run.partial, run.progress)
     _write_model(run, prepared, outcome)
     architecture = prepared.objective.model.config.model_type
@@ -209,24 +209,17 @@ def build(
 class _Announcement:
     """Tells the other processes of a ``torchrun`` job once whether there is anything to train."""
 
-    def __init__(self) -> None:
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.sent = self.world == 1
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sent = int(os.environ.get("WORLD_SIZE", "1")) == 1
 
-    def send(self, *, go: bool) -> None:
+    def send(self, *, go: bool, cluster: Cluster | None = None) -> None:
+        from pipelines.training import Cluster
+
         if not self.sent:
             self.sent = True
-            _broadcast(float(go))
-
-
-def _broadcast(value: float) -> float:
-    import torch
-    from accelerate import PartialState
-
-    state = PartialState()
-    packed = torch.tensor([value], device=state.device)
-    torch.distributed.broadcast(packed, 0)
-    return float(packed.item())
+            cluster = cluster or Cluster(self.config.device, self.config.precision)
+            cluster.broadcast(float(go))
 
 
 def _follow(config: Config, inputs: Mapping[str, Any], partial: Path, progress: Progress) -> None:
@@ -234,7 +227,7 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path, progress: 
     from pipelines.training import Cluster
 
     cluster = Cluster(config.device, config.precision)
-    if _broadcast(0.0):
+    if cluster.broadcast(0.0):
         _train(config, inputs, cluster, partial, progress)
 
 

@@ -145,6 +145,12 @@ class Cluster:
         torch.distributed.all_reduce(packed)
         return dict(zip(values, packed.tolist(), strict=True))
 
+    def broadcast(self, value: float) -> float:
+        """The leader's value, in every process."""
+        packed = torch.tensor([value], dtype=torch.float64, device=self.device)
+        torch.distributed.broadcast(packed, 0)
+        return float(packed.item())
+
     @contextmanager
     def only_leader(self) -> Iterator[bool]:
         """Work that the leading process does alone: True for it.  Everybody fails when it does, so nobody waits for ever."""
@@ -232,6 +238,8 @@ def train(
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
+        if "onnection closed by peer" in str(error) or "onnection reset by peer" in str(error):
+            raise MachineError("another process of this run has ended", hint="see its message") from error
         raise
 
 

@@ -69,10 +69,12 @@ class Guidance:
         Neither weight nor schedule nor `Guide.reference_length` is applied.
 
         Raises:
-            GuidanceHadNoEffect: the forward pass did not reach every site of the plan.
+            GuidanceHadNoEffect: the forward pass did not reach every site of the plan, or its gradients are cut off.
         """
         losses: dict[str, Tensor] = {}
+        modules = {site: module for module, site in self.handle.sites.items()}
         for site, work in self.handle.work.items():
+            learns = modules[site].training and any(p.requires_grad for p in modules[site].parameters())
             for number, _ in work.shares:
                 if (number, site.name) not in self.distances:
                     raise GuidanceHadNoEffect(
@@ -81,6 +83,11 @@ class Guidance:
                     )
                 label = self.handle.plan.labels[number]
                 loss = self.distances[number, site.name]
+                if learns and torch.is_grad_enabled() and not loss.requires_grad:
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1}: its loss at {site.name} has no gradient",
+                        hint="gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too",
+                    )
                 losses[label] = losses[label] + loss if label in losses else loss
         return losses
 

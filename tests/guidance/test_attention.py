@@ -229,6 +229,7 @@ def test_losses_are_read_before_dropout(family: str) -> None:
     assert not torch.equal(left, right)
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @every_family
 def test_gradient_checkpointing_changes_neither_losses_nor_gradients(family: str) -> None:
     results = []
@@ -245,6 +246,28 @@ def test_gradient_checkpointing_changes_neither_losses_nor_gradients(family: str
         results.append((loss.detach(), [p.grad for p in model.parameters()], handle.matches()))
     torch.testing.assert_close(results[0][:2], results[1][:2], rtol=1e-6, atol=1e-7)
     assert results[0][2] == results[1][2]
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable", "ignore:None of the inputs")
+def test_gradients_that_checkpointing_cuts_off_are_noticed() -> None:
+    model = tiny_model("roberta").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    guidance = install(model, HALF).guide(**batch())
+    model(**batch(), guidance=guidance)
+    with pytest.raises(GuidanceHadNoEffect, match=r"guide 1: its loss at .* has no gradient") as raised:
+        guidance.loss()
+    assert "use_reentrant=False" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_losses_can_be_read_without_gradients(training: bool) -> None:
+    model = tiny_model("roberta").train(training)
+    handle = install(model, HALF)
+    with torch.no_grad():
+        assert not any(loss_B.requires_grad for loss_B in losses(model, handle, batch()).values())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert not any(loss_B.requires_grad for loss_B in losses(model, handle, batch()).values())
 
 
 @every_family

@@ -147,6 +147,7 @@ def test_a_query_without_keys_gives_zero_under_sdpa() -> None:
     assert torch.equal(output[0, 0, 0], states[0, 0, 0]) and not output[0, 0, 1].any()
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @every_family
 def test_checkpointing_calls_the_function_again_in_the_backward_pass(family: str, spy: Spy) -> None:
     model = tiny_model(family).train()

@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from guidance.errors import GuidanceHadNoEffect, PlanError, UnsupportedModel
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
 from guidance.features import Tokens, Vocabulary
 from guidance.mechanisms.attention_loss import GuidedSoftmax, Options, Target, reduce_distances
 from guidance.patterns import find_pattern
@@ -128,6 +128,11 @@ class Guidance:
 
     def _blocked(self, mask_B1QK: Tensor) -> tuple[Tensor, Tensor]:
         """Where a query may not look, and which queries may look nowhere; the same for all layers that share a mask."""
+        if mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+            raise InputError(
+                f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
+                hint="give the model the attention mask of its tokenizer, (B, T)",
+            )
         if self._masks[0] is not mask_B1QK:
             self._masks = (mask_B1QK, ~mask_B1QK, ~mask_B1QK.any(-1, keepdim=True))
         return self._masks[1], self._masks[2]
@@ -298,7 +303,8 @@ class Handle:
     def remove(self) -> None:
         """Give the model its own attention back."""
         for module in self.sites:
-            if hasattr(module, "guide_site"):
+            # another plan that was installed before this one still needs its sites
+            if hasattr(module, "guide_site") and self._previous != NAME:
                 del module.guide_site
         if self._previous is not None:
             self.model.set_attn_implementation(self._previous)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from guidance.attention import Handle, install
-from guidance.errors import GuidanceHadNoEffect, PlanError, UnsupportedModel
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, UNSUPPORTED, batch, oracle_loss, tiny_config, tiny_model
 
@@ -106,6 +106,26 @@ def test_installing_keeps_modes_names_and_random_numbers_and_can_be_undone(famil
     assert model.config._attn_implementation == "eager"
     assert not any(hasattr(module, "guide_site") for module in model.modules())
     assert torch.equal(logits_at_tokens(model.eval(), batch()), before)
+
+
+def test_of_two_plans_on_one_model_each_has_its_own_losses_and_the_first_outlives_the_second() -> None:
+    model = tiny_model("roberta")
+    first, second = install(model, HALF), install(model, Plan((guide("self", 1),)))
+    assert set(losses(model, second, batch())) == {"self"}
+    second.remove()
+    assert set(losses(model, first, batch())) == {"next", "first"}
+    first.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(hasattr(module, "guide_site") for module in model.modules())
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(2, 1, 4, 4), torch.ones(2, 4, 4, 4, dtype=torch.bool)])
+def test_masks_of_numbers_or_of_single_heads_are_refused(mask: Tensor) -> None:
+    model = tiny_model("bert")
+    ids = torch.full((2, 4), 7)
+    guidance = install(model, HALF).guide(ids)
+    with pytest.raises(InputError, match=r"boolean mask \(B, 1, Q, K\), not"):
+        model(input_ids=ids, attention_mask=mask, guidance=guidance)
 
 
 # what guided heads compute

@@ -106,3 +106,16 @@ def test_one_record_over_the_limit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "' + b"ab " * (40 << 20), 1))
     assert "line 1: over 104,857,600 characters" in measure(path)["error"]
+
+
+def test_a_parquet_bomb_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    pq.write_table(pa.table({"text": column}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 1000
+    answer = measure(path, sentences="line")
+    assert "bomb" in answer["error"]
+    assert answer["megabytes"] < 400

@@ -1,0 +1,553 @@
+"""Trainings that are killed, interrupted, short of space, or fed bad numbers.
+
+Children are forked from this process, which has imported everything already; one thread, so that they may.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cli.main import run as run_command
+from guidance.errors import Interrupted, NumericalError
+from pipelines import pretrain, training
+from pipelines.artifacts import Store
+from pipelines.checkpoints import Checkpoints
+from pipelines.masked_lm import MaskedLM
+from pipelines.progress import Progress, Task
+from pipelines.stage import Result
+from tests import trainings
+from tests.tiny import KILLED, in_child, start, wait_for
+
+LONG: dict[str, Any] = {"steps": 24, "save_every": 5, "evaluate_every": 8, "plan": "preset:ag", "snapshots": [0, 7]}
+"""40 examples in batches of 8: an epoch is 5 steps."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class At(Progress):
+    """Does something once a number of steps is done, between the update and the checkpoint."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+
+    @contextmanager
+    def task(self, title: str, *, total: float | None = None, unit: str = "") -> Iterator[Task]:
+        outer, done = self, 0.0
+
+        class Counting(Task):
+            def advance(self, amount: float = 1, note: str = "") -> None:
+                nonlocal done
+                done += amount
+                if amount == 1 and done == outer.step:
+                    outer.action()
+
+        yield Counting()
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def killed_at(store: Store, step: int, **changes: Any) -> int:
+    """Exit code of a training that SIGKILL meets after a step."""
+    return in_child(lambda: trainings.train(store, progress=At(step, send(signal.SIGKILL)), **changes))
+
+
+def partial(store: Store) -> Checkpoints:
+    (folder,) = (store.root / ".partial" / "model").iterdir()
+    return Checkpoints(folder)
+
+
+def assert_same(one: Result, other: Result) -> None:
+    """Every metric but time, all weights and all counts are equal to the last bit."""
+    assert trainings.metrics(one.artifact.path) == trainings.metrics(other.artifact.path)
+    assert trainings.files_of(one.artifact) == trainings.files_of(other.artifact)
+    assert one.artifact.counts == other.artifact.counts
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """An uninterrupted run of these settings."""
+    store, known = Store(tmp_path_factory.mktemp("whole")), dict[str, Result]()
+
+    def get(**changes: Any) -> Result:
+        key = json.dumps(changes)
+        if key not in known:
+            known[key] = trainings.train(store, **changes)
+        return known[key]
+
+    return get
+
+
+# killed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_killed_at_five_random_steps_equals_one_that_was_not(
+    store: Store, whole: Callable[..., Result], seed: int
+) -> None:
+    steps = sorted(np.random.default_rng(seed).choice(np.arange(1, 25), 5, replace=False))
+    for step in steps:
+        assert killed_at(store, int(step), **LONG) == KILLED
+    result = trainings.train(store, **LONG)
+    assert not result.reused
+    assert_same(result, whole(**LONG))
+    assert not list((store.root / ".partial" / "model").iterdir())
+
+
+def test_two_kills_within_one_late_epoch_change_nothing(store: Store, whole: Callable[..., Result]) -> None:
+    for step in (12, 13, 15, 16):  # the third epoch is steps 11 to 15; 15 is its last
+        assert killed_at(store, step, **LONG, seed=5) == KILLED
+    assert_same(trainings.train(store, **LONG, seed=5), whole(**LONG, seed=5))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(store: Store, whole: Callable[..., Result]) -> None:
+    assert killed_at(store, 3, **LONG) == KILLED
+    assert partial(store).steps("checkpoint") == []
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+def test_a_run_killed_between_last_step_and_publication_needs_no_further_step(
+    store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "_write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert in_child(lambda: trainings.train(store, **LONG)) == KILLED
+    monkeypatch.undo()
+    assert partial(store).steps("checkpoint") == [20, 24]
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Loop, "_train_step", None)
+        result = trainings.train(store, **LONG)
+    assert_same(result, whole(**LONG))
+
+
+def test_a_finished_run_is_not_trained_again(store: Store) -> None:
+    first = trainings.train(store)
+    again = trainings.train(store)
+    resumed = trainings.train(store, resume=first.artifact.reference)
+    assert (first.reused, again.reused, resumed.reused) == (False, True, True)
+
+
+SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "evaluate_every": 2, "valid_sequences": 2}
+
+
+@pytest.mark.parametrize("point", ["open", "write", "fsync", "rename", "unlink"])
+def test_a_run_killed_while_it_saves_equals_one_that_was_not(
+    tmp_path: Path, whole: Callable[..., Result], point: str
+) -> None:
+    trainings.sequences(Store(tmp_path / "fresh"))
+    number, step = 1, 1 if point in ("rename", "unlink") else 5
+    while True:
+        store = Store(tmp_path / f"{point}-{number}")
+        shutil.copytree(tmp_path / "fresh", store.root)
+        code = in_child(lambda store=store: trainings.train(store, **SHORT), failpoint=f"{point}:{number}:kill")  # type: ignore[misc]
+        if code == 0:
+            break
+        assert code == KILLED
+        assert_same(trainings.train(store, **SHORT), whole(**SHORT))
+        number += step
+    assert number > 8
+
+
+def test_what_a_rerun_cannot_use_is_thrown_away(store: Store, whole: Callable[..., Result]) -> None:
+    """The weights of the best step and the snapshots come from the run that ends, not from one that died."""
+    assert killed_at(store, 9, **LONG) == KILLED
+    checkpoints = partial(store)
+    assert checkpoints.steps("best") == [8] and checkpoints.steps("snapshot") == [0, 7]
+    for folder in checkpoints.folder.glob("*-0000000[78]"):
+        (folder / "model.safetensors").write_bytes(b"of another world")
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+def test_the_best_weights_before_a_checkpoint_outlive_better_ones_after_it(store: Store) -> None:
+    changes = LONG | {"evaluate_every": 2, "save_every": 10}
+    assert killed_at(store, 17, **changes) == KILLED
+    checkpoints = partial(store)
+    newest = checkpoints.newest("checkpoint")
+    assert newest is not None
+    best = json.loads(newest.read("state.json"))["best"][0]
+    assert best in checkpoints.steps("best") and len(checkpoints.steps("best")) <= 3
+
+
+# interrupted
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)], ids=lambda n: str(int(n))
+)
+def test_a_request_to_end_finishes_the_step_and_saves(
+    store: Store, whole: Callable[..., Result], number: int, code: int
+) -> None:
+    with pytest.raises(Interrupted, match="after step 7 of 24; the run is saved"):
+        trainings.train(store, progress=At(7, send(number)), **LONG)
+    assert partial(store).steps("checkpoint") == [5, 7]
+    assert in_child(lambda: trainings.train(store, progress=At(13, send(number)), **LONG)) == code
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+def test_handlers_are_given_back(store: Store) -> None:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(Interrupted):
+        trainings.train(store, progress=At(2, send(signal.SIGINT)), **LONG)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_an_ignored_hangup_stays_ignored(store: Store) -> None:
+    def child() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        trainings.train(store, progress=At(2, send(signal.SIGHUP)))
+
+    assert in_child(child) == 0
+
+
+def test_a_second_ctrl_c_leaves_at_once(store: Store, whole: Callable[..., Result]) -> None:
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+
+    assert in_child(lambda: trainings.train(store, progress=At(7, twice), **LONG)) == 130
+    assert partial(store).steps("checkpoint") == [5]
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
+def test_the_command_says_how_to_continue_and_ends_with_the_code_of_the_signal(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    data = trainings.sequences(store).reference
+    arguments = ["pretrain", data, "--store", str(store.root), "--steps", "5", "--batch-size", "4"]
+    arguments += ["--layers", "1", "--hidden", "8", "--heads", "2", "--ffn", "8"]
+    batch = training.Order.batch
+
+    def interrupted(order: training.Order, step: int) -> list[tuple[int, int]]:
+        if step == 2:
+            os.kill(os.getpid(), number)
+        return batch(order, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Order, "batch", interrupted)
+        assert in_child(lambda: sys.exit(run_command(arguments))) == code
+    out, err = capfd.readouterr()
+    assert not out and "stopped after step 3 of 5; the run is saved" in err and "the same command continues it" in err
+    assert in_child(lambda: sys.exit(run_command(arguments))) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("model/") and "continuing after step 3 of 5" in err
+
+
+def test_max_time_saves_and_stops_and_the_same_command_continues(store: Store, whole: Callable[..., Result]) -> None:
+    for step in (1, 2):
+        with pytest.raises(Interrupted, match=f"after step {step} of 24"):
+            trainings.train(store, **LONG, max_time=1e-9)
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+def test_after_an_interrupted_force_the_command_without_it_continues(
+    store: Store, whole: Callable[..., Result]
+) -> None:
+    with pytest.raises(Interrupted) as caught:
+        trainings.train(store, **LONG, max_time=1e-9, force=True)
+    assert caught.value.hint == "the same command without --force continues it"
+    with pytest.raises(Interrupted, match="after step 2 "):
+        trainings.train(store, **LONG, max_time=1e-9)
+    with pytest.raises(Interrupted, match="after step 1 "):
+        trainings.train(store, **LONG, max_time=1e-9, force=True)
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+# short of space
+
+
+@pytest.mark.parametrize("point", ["write:18", "fsync:22", "rename:6"])
+def test_no_space_for_a_checkpoint_ends_the_run_and_loses_nothing_before(
+    store: Store, whole: Callable[..., Result], point: str
+) -> None:
+    data = trainings.sequences(store)
+    assert in_child(lambda: trainings.train(store, data, **LONG), failpoint=f"{point}:ENOSPC") == 3
+    assert partial(store).newest("checkpoint") is not None
+    assert not list(store.root.glob("model/*"))
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+# bad numbers
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value: float = float("nan")) -> None:
+    """Let the loss, or only its gradient, be bad at a step."""
+    losses, calls = MaskedLM.losses, 0
+
+    def bad(objective: MaskedLM, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        found = losses(objective, model, batch)
+        if calls == step:
+            if gradient:
+                found["mlm"].register_hook(lambda grad: grad * value)
+            else:
+                found["mlm"] = found["mlm"] * value
+        return found
+
+    monkeypatch.setattr(MaskedLM, "losses", bad)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient"])
+def test_a_number_that_is_not_finite_stops_the_run_before_the_update(
+    store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, gradient: bool, value: float
+) -> None:
+    changes = LONG | {"save_every": 6, "snapshots": [6]}
+    loops: list[training._Loop] = []
+    begin = training._Loop.run
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Loop, "run", lambda loop: (loops.append(loop), begin(loop))[1])
+        broken(patch, 7, gradient=gradient, value=value)
+        with pytest.raises(NumericalError) as caught:
+            trainings.train(store, **changes)
+    for part in ("step 7", "mlm ", "guidance/next", "gradient norm", "examples "):
+        assert part in caught.value.message
+    examples = [example for _, example in loops[0].order.batch(6)]
+    assert ", ".join(map(str, examples)) in caught.value.message
+    newest = partial(store).newest("checkpoint")
+    assert newest is not None and newest.counts["step"] == 6
+    import safetensors.torch
+
+    saved = safetensors.torch.load(newest.read("model.safetensors"))
+    left = loops[0].bare.state_dict()
+    assert all(torch.equal(saved[name], left[name]) for name in saved)
+    assert_same(trainings.train(store, **changes), whole(**changes))
+
+
+def test_a_number_that_is_not_finite_is_exit_code_4(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = trainings.sequences(store)
+    broken(monkeypatch, 2, gradient=False)
+    command = [
+        "pretrain",
+        data.reference,
+        "--store",
+        str(store.root),
+        "--steps",
+        "3",
+        "--size",
+        "tiny",
+        "--layers",
+        "1",
+    ]
+    assert in_child(lambda: sys.exit(run_command(command))) == 4
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (float("nan"), 3.0)})
+    with pytest.raises(NumericalError, match="step 3: a validation loss is not finite: mlm nan"):
+        trainings.train(store)
+
+
+# damaged checkpoints
+
+
+def damaged(store: Store, file: str, *, how: str, which: list[int]) -> None:
+    for step in which:
+        path = partial(store).folder / f"checkpoint-{step:08d}" / file
+        if how == "missing":
+            path.unlink()
+        else:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 4
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["missing", "flipped"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it_or_refused(
+    store: Store, whole: Callable[..., Result], file: str, how: str
+) -> None:
+    assert killed_at(store, 11, **LONG) == KILLED
+    damaged(store, file, how=how, which=[10])
+    assert killed_at(store, 16, **LONG) == KILLED  # went back to 5, and saved 10 and 15 anew
+    assert partial(store).steps("checkpoint") == [10, 15]
+    damaged(store, file, how=how, which=[10, 15])
+    assert in_child(lambda: trainings.train(store, **LONG)) == 2
+    assert_same(trainings.train(store, **LONG, force=True), whole(**LONG))
+
+
+def test_moments_that_are_missing_in_a_sealed_checkpoint_are_no_fresh_optimizer(store: Store) -> None:
+    import safetensors.torch
+
+    assert killed_at(store, 6, **LONG) == KILLED
+    newest = partial(store).newest("checkpoint")
+    assert newest is not None
+    moments = safetensors.torch.load(newest.read("optimizer.safetensors"))
+    contents = {name: newest.read(name) for name in newest.files}
+    for drop in (2, len(moments)):
+        contents["optimizer.safetensors"] = safetensors.torch.save(dict(list(moments.items())[drop:]))
+        shutil.rmtree(newest.path)
+        partial(store).save("checkpoint", 5, lambda b: [b.write(*item) for item in contents.items()], keep=None)  # type: ignore[arg-type,func-returns-value]
+        assert in_child(lambda: trainings.train(store, **LONG)) == 2
+
+
+# two at once
+
+
+def test_a_second_training_of_one_recipe_waits_or_fails(store: Store) -> None:
+    data = trainings.sequences(store)
+    slow = At(2, lambda: time.sleep(1.5))
+    first = start(lambda: trainings.train(store, data, progress=slow))
+    while not (store.root / ".partial" / "model").exists():
+        time.sleep(0.01)
+    second = start(lambda: trainings.train(store, data))
+    assert in_child(lambda: trainings.train(store, data, wait=False)) == 3
+    assert in_child(lambda: trainings.train(store, data, wait=False, force=True)) == 3
+    assert (wait_for(first), wait_for(second)) == (0, 0)
+    assert trainings.train(store, data).reused
+
+
+# several processes
+
+
+def processes(world: int, function: Callable[[int], object], *, seconds: int = 60) -> list[int]:
+    """Exit codes of the processes of one run, as ``torchrun`` would start them; none may outlive the limit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def child(rank: int) -> Callable[[], object]:
+        def work() -> None:
+            signal.alarm(seconds)
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            function(rank)
+
+        return work
+
+    return [wait_for(pid) for pid in [start(child(rank)) for rank in range(world)]]
+
+
+def together(store: Store, data: Any, rank: int, **changes: Any) -> None:
+    options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
+    result = pretrain.run(data.reference, trainings.config(**changes), store=store, **options)
+    assert (result is None) == (rank > 0)
+
+
+EXACT: dict[str, Any] = {
+    "precision": "fp64",
+    "dropout": 0,
+    "attention_dropout": 0,
+    "steps": 8,
+    "batch_size": 7,
+    "evaluate_every": 4,
+}
+
+
+def assert_close(one: Path, other: Path) -> None:
+    import safetensors.torch
+
+    for row, there in zip(trainings.metrics(one), trainings.metrics(other), strict=True):
+        assert row.keys() == there.keys()
+        for key in row:
+            assert float.fromhex(row[key]) == pytest.approx(float.fromhex(there[key]), abs=1e-9), key
+    weights, theirs = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (one, other))
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("plan", ["", "preset:ag"])
+def test_losses_and_weights_do_not_depend_on_micro_batches_or_processes(
+    tmp_path: Path, whole: Callable[..., Result], plan: str
+) -> None:
+    reference = whole(**EXACT, plan=plan)
+    for parts in (3, 4):
+        result = trainings.train(Store(tmp_path / str(parts)), **EXACT, plan=plan, micro_batches=parts)
+        assert_close(result.artifact.path, reference.artifact.path)
+        assert result.artifact.counts["matches"] == reference.artifact.counts["matches"]
+    store = Store(tmp_path / "two")
+    data = trainings.sequences(store)
+    for parts in (1, 2):
+        work = {**EXACT, "plan": plan, "micro_batches": parts}
+        codes = processes(2, lambda rank, work=work, force=parts > 1: together(store, data, rank, **work, force=force))  # type: ignore[misc]
+        assert codes == [0, 0]
+        two = trainings.train(store, **EXACT, plan=plan)
+        assert two.reused and two.artifact.counts["processes"] == 2
+        assert_close(two.artifact.path, reference.artifact.path)
+        assert two.artifact.counts["matches"] == reference.artifact.counts["matches"]
+    assert not list((store.root / ".partial" / "model").iterdir())
+
+
+def test_nothing_is_trained_twice_by_several_processes_either(store: Store) -> None:
+    data = trainings.sequences(store)
+    trainings.train(store)
+    assert processes(2, lambda rank: together(store, data, rank)) == [0, 0]
+
+
+def test_a_signal_to_one_process_stops_all_and_one_process_can_continue(
+    store: Store, whole: Callable[..., Result], caplog: pytest.LogCaptureFixture
+) -> None:
+    data, reference = trainings.sequences(store), whole(**EXACT, plan="preset:ag")
+
+    def work(rank: int) -> None:
+        progress = At(3, send(signal.SIGTERM)) if rank else Progress()
+        together(store, data, rank, **EXACT, plan="preset:ag", progress=progress)
+
+    assert processes(2, work) == [143, 143]
+    assert partial(store).steps("checkpoint") == [2, 3]
+    one = trainings.train(store, **EXACT, plan="preset:ag")
+    assert_close(one.artifact.path, reference.artifact.path)
+    assert one.artifact.counts["matches"] == reference.artifact.counts["matches"]
+
+
+def test_nobody_waits_for_a_process_that_failed(store: Store) -> None:
+    data = trainings.sequences(store)
+
+    def no_space(rank: int) -> None:
+        if rank == 0:
+            os.environ["GUIDE_FAILPOINT"] = "rename:4:ENOSPC"
+        together(store, data, rank)
+
+    assert processes(2, no_space) == [3, 3]
+    assert processes(2, lambda rank: together(store, data, rank, batch_size=1)) == [2, 2]
+    killed, other = processes(
+        2, lambda rank: together(store, data, rank, progress=At(3, send(signal.SIGKILL)) if rank == 0 else Progress())
+    )
+    assert (killed, other) == (KILLED, 3)
+    assert processes(2, lambda rank: together(store, data, rank)) == [0, 0]
+
+
+def test_bad_numbers_in_one_process_stop_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = trainings.sequences(store)
+
+    def work(rank: int) -> None:
+        if rank:
+            broken(monkeypatch, 2, gradient=False)
+        together(store, data, rank)
+
+    assert processes(2, work) == [4, 4]
+
+
+def test_several_processes_continue_with_another_setting(store: Store) -> None:
+    data = trainings.sequences(store)
+    assert killed_at(store, 5) == KILLED
+    name = partial(store).folder.name
+
+    def work(rank: int) -> None:
+        together(store, data, rank, steps=8, resume=f"model/{name}", allow_change=["steps"])
+
+    assert processes(2, work) == [0, 0]
+    (folder,) = (store.root / "model").iterdir()
+    assert len(trainings.metrics(folder)) == 8

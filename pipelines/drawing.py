@@ -35,9 +35,10 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
             axes.plot([reached, curves[0].steps[-1]], [goal, goal], ":", color="#444444", linewidth=1)
             axes.annotate(
                 f"the same loss {curves[0].steps[-1] / reached:.1f} times sooner",
-                (reached, goal),
-                xytext=(6, -16),
+                ((reached + curves[0].steps[-1]) / 2, goal),
+                xytext=(0, 4),
                 textcoords="offset points",
+                ha="center",
                 fontsize=9,
                 color="#444444",
             )
@@ -53,14 +54,15 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
     """Attention maps: ``rows`` by moment, then by head, each (Q, K) with queries downwards; darker is more."""
     columns = list(next(iter(rows.values())))
     figure, grid = _figure(2.1 * len(columns) + 1.2, 2.1 * len(rows) + 1.0, len(rows), len(columns))
-    for axes_row, (moment, heads) in zip(grid, rows.items(), strict=True):
-        for axes, name in zip(axes_row, columns, strict=True):
+    for row, (moment, heads) in enumerate(rows.items()):
+        for column, name in enumerate(columns):
+            axes = grid[row][column]
             axes.imshow(heads[name], cmap="Reds", vmin=0, vmax=1, interpolation="nearest")
             axes.set_xticks([])
             axes.set_yticks([])
-            if axes_row is grid[0]:
+            if row == 0:
                 axes.set_title(name, fontsize=9)
-            if axes is axes_row[0]:
+            if column == 0:
                 axes.set_ylabel(moment, fontsize=10)
                 axes.set_yticks(range(len(tokens)), tokens, fontsize=4)
     figure.suptitle(title, fontsize=11)

@@ -126,7 +126,7 @@ def guided_attention(
 
     wrapped = pretrain.read_tokenizer(data)
     split = next(s for s in ("valid", "train") if f"{s}.parquet" in data.files)
-    ids = torch.tensor(Examples.read(data, split, len(wrapped))[0])[None]
+    ids = torch.tensor(_readable(Examples.read(data, split, len(wrapped)), wrapped))[None]
     maps: dict[str, dict[str, np.ndarray]] = {}
     for step in steps:
         loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
@@ -144,6 +144,12 @@ def guided_attention(
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
     return maps, tokens
+
+
+def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
+    """Among the first sequences, the one whose beginning has the most words, for a picture that can be read."""
+    candidates = [examples[i] for i in range(min(50, len(examples)))]
+    return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
 
 
 STAGE = Stage("quickstart", "report", 1, Config, build)

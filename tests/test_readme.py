@@ -1,0 +1,85 @@
+"""Every command of the README runs, in the order in which a reader meets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()]
+INLINE = re.findall(r"`(guide quickstart --corpus [^`]*)`", README)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text of one's own."""
+    import pydoc_data.topics
+
+    folder = tmp_path_factory.mktemp("reader")
+    text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)[:30])
+    (folder / "novel.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(command: str, place: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    """One line of the README as a shell would run it, made short by settings from the environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **settings}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    targets = [c.removeprefix("make ") for c in COMMANDS if c.startswith("make ")]
+    assert targets == ["quickstart", "test"]
+    for target in targets:
+        dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert dry.returncode == 0, dry.stderr
+        assert ("guide quickstart" if target == "quickstart" else "pytest") in dry.stdout
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("make ")])
+def test_command_of_the_readme_runs_and_prints_one_reference(command: str, place: Path) -> None:
+    done = run(command, place, GUIDE_STEPS="3", GUIDE_BATCH_SIZE="4")
+    assert done.returncode == 0, done.stderr
+    if "build-" in command or "pretrain" in command:
+        assert re.fullmatch(r"[a-z]+/[0-9a-f]{16}\n", done.stdout), done.stdout
+    else:
+        assert "model" in done.stdout
+
+
+def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(place: Path) -> None:
+    (command,) = set(INLINE)
+    done = run(command, place, GUIDE_STEPS="4", GUIDE_LAYERS="2")
+    assert done.returncode == 0, done.stderr
+    folder = place / "artifacts" / done.stdout.strip()
+    for picture in ("learning.png", "attention.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+        assert picture in done.stderr
+    assert "steps to equal loss" in done.stderr
+
+
+def test_second_run_finds_its_artifact(place: Path) -> None:
+    command = "guide build-corpus novel.txt --name novel --source 'my shelf' --license CC0-1.0"
+    first, second = run(command, place), run(command, place)
+    assert first.stdout == second.stdout
+    assert "up to date" in second.stderr
+
+
+def test_every_command_is_in_the_table() -> None:
+    sys.path.insert(0, str(ROOT))
+    from cli.main import load_app
+
+    load_app()
+    from cli.app import app
+
+    table = README.split("## Commands")[1].split("Flags come")[0]
+    for command in app.registered_commands:
+        assert f"`{command.name}`" in table or f"guide {command.name}`" in table, command.name

@@ -249,6 +249,18 @@ def test_losses_are_read_before_dropout(family: str) -> None:
     assert not torch.equal(left, right)
 
 
+def test_guided_heads_drop_attention_in_training_only() -> None:
+    model = tiny_model("roberta", attention_probs_dropout_prob=0.5)
+    handle = install(model, Plan((guide("next"),)))  # every head
+
+    def logits() -> Tensor:
+        return model(**batch(), guidance=handle.guide(**batch())).logits
+
+    assert torch.equal(logits(), logits())
+    model.train()
+    assert not torch.equal(logits(), logits())
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @every_family
 def test_gradient_checkpointing_changes_neither_losses_nor_gradients(family: str) -> None:

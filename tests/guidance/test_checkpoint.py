@@ -184,7 +184,13 @@ def test_keys_that_could_name_kernels_or_quantisers_are_dropped(folder: Path) ->
 
 
 def test_nested_configurations_are_cleaned_too() -> None:
-    nested = {"_attn_implementation": "attacker/kernel", "attn_implementation": "attacker/kernel", "hidden_size": 24}
+    nested = {
+        "_attn_implementation": "attacker/kernel",
+        "attn_implementation": "attacker/kernel",
+        "_experts_implementation": "attacker/kernel",
+        "_name_or_path": "attacker/model",
+        "hidden_size": 24,
+    }
     given = {"model_type": "clip", "text_config": nested, "vision_config": {"text_config": [nested]}}
     config = read_config(json.dumps(given).encode(), "x")
     assert config.text_config.hidden_size == 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ def build_corpus(
     ],
 ) -> Result:
     """Read text into a corpus of documents, sentences and splits."""
-    return corpus.run(sources, config, **session.options())
+    return corpus.run(sources, config, stdin=sys.stdin.buffer, **session.options())
 
 
 @stage_command(

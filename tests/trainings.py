@@ -6,11 +6,14 @@ Each token is its predecessor plus one, now and then a new start, so that there 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipelines import pretrain
@@ -22,6 +25,15 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 WORDS = [".", ",", *(f"w{n}" for n in range(57))]
 VOCABULARY = [*SPECIAL, *WORDS]
 IDS = pa.list_(pa.field("element", pa.int32()))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For modules that import it: tiny work is faster so, bits are the same everywhere, and forking is safe."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def tokenizer_files(vocabulary: list[str] = VOCABULARY) -> dict[str, bytes]:

@@ -31,17 +31,10 @@ from pipelines.progress import Progress, Task
 from pipelines.stage import Result
 from tests import trainings
 from tests.tiny import KILLED, in_child, start, wait_for
+from tests.trainings import one_thread  # noqa: F401
 
 LONG: dict[str, Any] = {"steps": 24, "save_every": 5, "evaluate_every": 8, "plan": "preset:ag", "snapshots": [0, 7]}
 """40 examples in batches of 8: an epoch is 5 steps."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class At(Progress):

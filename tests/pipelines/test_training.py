@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from guidance.errors import MachineError, UnknownName
+from guidance.objectives.masked_lm import IGNORED
+from pipelines import training
+from pipelines.artifacts import Store
+from pipelines.batches import Examples
+from pipelines.masked_lm import MaskedBatch, MaskedLM
+from pipelines.training import Cluster, Settings, StopRequest
+from tests import trainings
+from tests.trainings import one_thread  # noqa: F401
+
+
+def settings(**changes: Any) -> Settings:
+    given = trainings.config(**changes)
+    values = {key: getattr(given, key) for key in Settings.__dataclass_fields__ if hasattr(given, key)}
+    return Settings(**values)
+
+
+# schedules
+
+
+def test_the_rate_rises_to_its_peak_and_falls_in_a_straight_line_to_zero() -> None:
+    at = settings(steps=10, warmup_steps=2, learning_rate=1.0, schedule="linear").rate
+    assert [at(step) for step in range(11)] == [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+
+
+def test_the_rate_falls_along_half_a_cosine() -> None:
+    at = settings(steps=4, learning_rate=2.0, schedule="cosine").rate
+    assert [at(step) for step in range(5)] == pytest.approx([2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0])
+
+
+def test_a_constant_rate_stays_after_warm_up() -> None:
+    at = settings(steps=4, warmup_steps=4, learning_rate=1.0, schedule="constant").rate
+    assert [at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_warm_up_may_be_longer_than_the_run() -> None:
+    at = settings(steps=2, warmup_steps=10, learning_rate=1.0, schedule="linear").rate
+    assert [at(0), at(1)] == [0.1, 0.2]
+
+
+# devices and requests
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MachineError, match="no CUDA device"):
+        Cluster("cuda", "auto")
+    assert Cluster("auto", "auto").device.type == "cpu"
+    assert Cluster("auto", "auto").precision == "fp32"
+
+
+def test_a_request_names_its_signal_and_time_counts_as_an_interrupt() -> None:
+    assert StopRequest(None).code == 0
+    assert StopRequest(60).code == 0
+    assert StopRequest(0).code == signal.SIGINT
+    request = StopRequest(None)
+    with request.listening():
+        signal.raise_signal(signal.SIGTERM)
+        assert request.code == signal.SIGTERM
+
+
+def test_an_unknown_tracker_is_refused(store: Store) -> None:
+    with pytest.raises(UnknownName, match=r"tensorbord.*did you mean 'tensorboard'"):
+        trainings.train(store, report_to=["tensorbord"])
+
+
+def test_a_tracker_that_is_not_installed_is_named(store: Store) -> None:
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed here")
+    with pytest.warns(UserWarning, match="no supported trackers"), pytest.raises(MachineError, match="wandb") as caught:
+        trainings.train(store, report_to=["wandb"])
+    assert caught.value.hint == "pip install wandb"
+
+
+def test_tensorboard_follows_a_run_through_a_restart(store: Store) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for limit in (1e-9, None):
+        try:
+            result = trainings.train(store, report_to=["tensorboard"], max_time=limit)
+        except training.Interrupted:
+            continue
+    folder = store.root / "trackers" / f"model-{result.artifact.id}"
+    steps = set()
+    for events in {path.parent for path in folder.rglob("events.*")}:
+        found = reading.EventAccumulator(str(events)).Reload()
+        assert {"loss/mlm", "learning_rate", "gradient_norm"} <= set(found.Tags()["scalars"])
+        steps |= {event.step for event in found.Scalars("loss/mlm")}
+    assert steps == set(range(1, 7))
+    assert {artifact.kind for artifact in store.artifacts()} == {"model", "sequences"}
+    assert all(path.parent.name != "trackers" for path in store.folders())
+
+
+# the objective
+
+
+def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
+    from tokenizers import Tokenizer
+    from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerFast
+
+    from guidance.plan import Plan
+
+    given = AutoConfig.for_model(
+        "bert", vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    torch.manual_seed(0)
+    examples = Examples(np.concatenate([np.array(row, np.uint16) for row in rows]), np.cumsum([0, *map(len, rows)]))
+    files = trainings.tokenizer_files()
+    names = json.loads(files["special_tokens_map.json"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()), **names)
+    options: dict[str, Any] = {"seed": 0, "probability": 0.15, "valid_limit": 0} | changes
+    return MaskedLM(
+        AutoModelForMaskedLM.from_config(given), tokenizer, examples, examples, Plan.load("preset:ag"), **options
+    )
+
+
+def test_a_batch_without_a_masked_token_has_loss_zero_with_a_graph() -> None:
+    mlm = objective([[0, 2], [0, 0, 3, 2]], probability=0.99)  # special tokens are never chosen
+    batch = mlm.prepare([(0, 0), (0, 1)])
+    assert all((labels == IGNORED).all() for labels in batch.labels)
+    losses = mlm.losses(mlm.model, batch)
+    assert losses["mlm"].item() == 0
+    losses["mlm"].backward()
+    assert all(torch.isfinite(p.grad).all() for p in mlm.model.parameters() if p.grad is not None)
+
+
+def test_a_row_of_padding_gives_no_loss_and_finite_gradients() -> None:
+    mlm = objective([[0, 7, 8, 2]])
+    nothing = np.zeros(0, np.int64)
+    batch = mlm.prepare([(0, 0)])
+    padded = MaskedBatch([*batch.seen, nothing], [*batch.labels, nothing])
+    assert mlm.counts(padded) == mlm.counts(batch)
+    alone, beside = mlm.losses(mlm.model.eval(), batch), mlm.losses(mlm.model, padded)
+    for name in alone:
+        torch.testing.assert_close(alone[name], beside[name])
+    torch.stack(list(beside.values())).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in mlm.model.parameters() if p.grad is not None)
+
+
+def test_training_on_special_tokens_alone_stays_finite(store: Store) -> None:
+    data = trainings.write_sequences(store, {"train": trainings.table([[0, 2]] * 4)})
+    result = trainings.train(store, data)
+    assert result.artifact.counts["final"] == {"loss/total": 0.0, "loss/mlm": 0.0}
+    assert result.artifact.counts["best_step"] is None
+
+
+def test_validation_loss_is_the_mean_over_all_chosen_tokens_of_all_processes() -> None:
+    mlm = objective(trainings.rows_of_ids(70, 12), valid_limit=50)
+    mlm.model.eval()
+    with torch.no_grad():
+        (total, count) = mlm.evaluate(mlm.model, 0, 1)["mlm"]
+        parts = [mlm.evaluate(mlm.model, rank, 3)["mlm"] for rank in range(3)]
+    assert count > 0
+    assert sum(part for part, _ in parts) == pytest.approx(total, rel=1e-5)
+    assert sum(part for _, part in parts) == count
+
+
+def test_matches_are_counted_on_from_a_checkpoint() -> None:
+    mlm = objective([[0, 7, 8, 2]])
+    mlm.restore({"next": 10.0, "previous": 20.0})
+    mlm.losses(mlm.model, mlm.prepare([(0, 0)]))
+    assert mlm.tallies() == {"next": 13.0, "previous": 23.0}
+
+
+# the loop
+
+
+def test_weight_decay_is_for_matrices_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[training._Loop] = []
+    begin = training._Loop.run
+    monkeypatch.setattr(training._Loop, "run", lambda loop: (loops.append(loop), begin(loop))[1])
+    trainings.train(store, weight_decay=0.5)
+    decayed, others = loops[0].optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert {p.ndim for p in decayed["params"]} == {2} and {p.ndim for p in others["params"]} == {1}
+
+
+def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    norms: list[float] = []
+    update = torch.optim.AdamW.step
+
+    def measured(optimizer: torch.optim.AdamW) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([g.norm() for g in grads]).norm().item())
+        update(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", measured)
+    trainings.train(store, clip=0.01)
+    assert norms == pytest.approx([0.01] * 6, rel=1e-3)
+    norms.clear()
+    result = trainings.train(store, clip=0)
+    logged = [float.fromhex(row["gradient_norm"]) for row in trainings.metrics(result.artifact.path)]
+    assert norms == pytest.approx(logged, rel=1e-5) and min(norms) > 0.01
+
+
+def test_a_first_step_of_adamw_is_what_the_formula_says(store: Store) -> None:
+    """Without decay, one step of AdamW moves every weight with a gradient by the learning rate."""
+    result = trainings.train(
+        store, steps=1, snapshots=[0], precision="fp64", weight_decay=0, epsilon=1e-30, learning_rate=0.25
+    )
+    import safetensors.torch
+
+    before, after = (
+        safetensors.torch.load(result.artifact.read(name))
+        for name in ("snapshots/step-0/model.safetensors", "model.safetensors")
+    )
+    moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in before if before[name].ndim > 1])
+    assert set(moved.mul(1e6).round().div(1e6).tolist()) <= {0.0, 0.25}
+
+
+def test_memory_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: ...")
+
+    monkeypatch.setattr(MaskedLM, "losses", full)
+    with pytest.raises(MachineError, match="not enough memory"):
+        trainings.train(store)

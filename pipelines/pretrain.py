@@ -141,7 +141,7 @@ def run(
         recipe = recipe_of(STAGE, config, inputs)
         partial = store.partial("model", recipe)
         if int(os.environ.get("RANK", "0")) > 0:
-            _follow(config, inputs, partial, progress or Progress())
+            _follow(config, inputs, partial)
             return None
         told = _Announcement(config)
         build_it = functools.partial(build, told=told, afresh=force, begun=begun)
@@ -222,13 +222,13 @@ class _Announcement:
             cluster.broadcast(float(go))
 
 
-def _follow(config: Config, inputs: Mapping[str, Any], partial: Path, progress: Progress) -> None:
-    """What every process but the first does: train along if there is something to train."""
+def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
+    """What every process but the first does: train along, silently, if there is something to train."""
     from pipelines.training import Cluster
 
     cluster = Cluster(config.device, config.precision)
     if cluster.broadcast(0.0):
-        _train(config, inputs, cluster, partial, progress)
+        _train(config, inputs, cluster, partial, Progress())
 
 
 def _train(
@@ -251,7 +251,7 @@ def _train(
     if cluster.leads:
         log.info(
             "training on %s, %s, %d process%s",
-            cluster.device,
+            cluster.device.type,
             cluster.precision,
             cluster.world,
             "es" if cluster.world > 1 else "",

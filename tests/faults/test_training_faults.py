@@ -490,13 +490,20 @@ def test_nothing_is_trained_twice_by_several_processes_either(store: Store) -> N
 
 
 def test_a_signal_to_one_process_stops_all_and_one_process_can_continue(
-    store: Store, whole: Callable[..., Result], caplog: pytest.LogCaptureFixture
+    store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, reference = trainings.sequences(store), whole(**EXACT, plan="preset:ag")
 
     def work(rank: int) -> None:
-        progress = At(3, send(signal.SIGTERM)) if rank else Progress()
-        together(store, data, rank, **EXACT, plan="preset:ag", progress=progress)
+        batch = training.Order.batch
+
+        def ask(order: training.Order, step: int) -> list[tuple[int, int]]:
+            if rank and step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return batch(order, step)
+
+        monkeypatch.setattr(training.Order, "batch", ask)
+        together(store, data, rank, **EXACT, plan="preset:ag")
 
     assert processes(2, work) == [143, 143]
     assert partial(store).steps("checkpoint") == [2, 3]

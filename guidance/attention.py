@@ -360,11 +360,12 @@ def _compile(plan: Plan, sites: Mapping[nn.Module, Site], part: str) -> dict[Sit
         try:
             layers = select(guide.layers, len(mine), "layer")
             heads = {mine[layer]: select(guide.heads, mine[layer].num_heads, "head") for layer in layers}
+            weight = guide.weight_for(len(mine))
         except PlanError as error:
             raise PlanError(f"guide {number + 1} ({guide.pattern}): {error.message}", hint=error.hint) from error
         if not any(heads.values()) and not guide.optional:
             raise PlanError(f"guide {number + 1} ({guide.pattern}) selects no head", hint="optional = true allows that")
-        if MECHANISMS[guide.mechanism].is_loss and guide.weight_for(len(mine)) == 0:
+        if not guide.enabled or (MECHANISMS[guide.mechanism].is_loss and weight == 0):
             continue
         for site, chosen in heads.items():
             if chosen:

@@ -90,6 +90,7 @@ class Guide:
             entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
         schedule, hold_steps: how the weight moves during training; see `SCHEDULES`.
         optional: the row may select no head (small models have fewer).
+        enabled: false leaves the row out, as a weight of 0 does.
         name: how logs call it; the pattern's name by default.
         options: further keys, for the mechanism.
     """
@@ -106,6 +107,7 @@ class Guide:
     schedule: str = "constant"
     hold_steps: int = 0
     optional: bool = False
+    enabled: bool = True
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -124,7 +126,9 @@ class Guide:
         for key in self.options:
             if key not in mechanism.option_names:
                 raise UnknownName("key", key, [*_TYPES, *mechanism.option_names])
-        mechanism.options(self.options)
+        options = mechanism.options(self.options)
+        if self.reference_length is not None and getattr(options, "reduction", None) == "frobenius":
+            raise PlanError("reference_length undoes the 1/n of a mean; frobenius is a sum and has none to undo")
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
         if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
             raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
@@ -134,10 +138,17 @@ class Guide:
             raise PlanError("an empty list of heads or layers", hint="leave the key out to mean all of them")
 
     def weight_for(self, num_layers: int) -> float:
-        """The weight in a model of that many layers."""
-        if isinstance(self.weight, tuple):
-            return next((w for least, w in sorted(self.weight, reverse=True) if num_layers >= least), 0.0)
-        return self.weight
+        """The weight in a model of that many layers.
+
+        Raises:
+            PlanError: the weight is given by depth, and only for deeper models.
+        """
+        if not isinstance(self.weight, tuple):
+            return self.weight
+        for least, weight in sorted(self.weight, reverse=True):
+            if num_layers >= least:
+                return weight
+        raise PlanError(f"no weight for {num_layers} layers: the smallest depth given is {min(self.weight)[0]}")
 
     def factor(self, step: int, total: int) -> float:
         """Where the schedule is after ``step`` of ``total`` optimizer steps."""
@@ -228,7 +239,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("hold_steps", "reference_length"), (int,)),
     **dict.fromkeys(("layers", "heads"), (list, str, int)),
     "weight": (float, int, dict),
-    "optional": (bool,),
+    **dict.fromkeys(("optional", "enabled"), (bool,)),
 }
 
 
@@ -243,7 +254,7 @@ def _guide(row: Any) -> Guide:
         if key not in _TYPES:
             given.setdefault("options", {})[key] = value
             continue
-        if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and key != "optional"):
+        if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and _TYPES[key] != (bool,)):
             raise PlanError(f"{key} = {value!r} is not a {' or '.join(t.__name__ for t in _TYPES[key])}")
         given[key] = value
     for key in ("layers", "heads"):

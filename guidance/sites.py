@@ -6,6 +6,7 @@ which several architectures leave out.  A new architecture is a new row in `ATTE
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def _numbers(selector: Selector, count: int) -> Iterable[int]:
         number = int(match[2])
         return range(number) if match[1] == "first" else range(count - number, count)
     if match := re.fullmatch(r"fraction (0?\.\d+|1(?:\.0*)?)", selector):
-        return range(round(float(match[1]) * count))
+        return range(math.floor(float(match[1]) * count + 0.5))  # half a head counts as one
     raise PlanError(
         f"{selector!r} selects nothing", hint="use a number, all, 2-4, first 2, last 2, fraction 0.5, or not 0-1"
     )

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guidance.attention import install
 from guidance.errors import PlanError, UnknownName
 from guidance.patterns import PATTERNS
 from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
 from guidance.sites import select
+from tests.guidance.models import tiny_model
 
 ROW = '[[guide]]\npattern = "next"\nmechanism = "attention_loss"\n'
 
@@ -42,11 +44,12 @@ guides = st.builds(
     schedule=st.sampled_from(sorted(SCHEDULES)),
     hold_steps=st.integers(0, 10**6),
     optional=st.booleans(),
+    enabled=st.booleans(),
     name=text,
     options=st.fixed_dictionaries(
         {},
         optional={
-            "reduction": st.sampled_from(["group_mean", "head_mean", "frobenius"]),
+            "reduction": st.sampled_from(["group_mean", "head_mean"]),
             "boundary": st.sampled_from(["uniform", "zero"]),
             "token_rows": st.sampled_from(["normalised", "indicator"]),
             "empty_rows": st.sampled_from(["uniform", "zero", "skip"]),
@@ -233,4 +236,28 @@ def test_schedules_by_hand() -> None:
 
 def test_a_table_of_weights_counts_layers_from_below() -> None:
     row = Guide("next", "attention_loss", weight=((4, 2.0), (12, 1.0)))
-    assert [row.weight_for(n) for n in (3, 4, 11, 12, 24)] == [0, 2, 2, 1, 1]
+    assert [row.weight_for(n) for n in (4, 11, 12, 24)] == [2, 2, 1, 1]
+
+
+def test_half_a_head_counts_as_one() -> None:
+    assert select(["fraction 0.5"], 5, "head") == (0, 1, 2)
+    assert select(["fraction 0.25"], 6, "head") == (0, 1)
+    assert select(["fraction 0.5"], 3, "head") == (0, 1)
+
+
+def test_weight_given_only_for_deeper_models_is_refused() -> None:
+    guide = Guide("next", "attention_loss", weight=((12, 10.0),))
+    assert guide.weight_for(16) == 10.0
+    with pytest.raises(PlanError, match="no weight for 8 layers"):
+        guide.weight_for(8)
+
+
+def test_reference_length_does_not_go_with_a_sum() -> None:
+    with pytest.raises(PlanError, match="frobenius"):
+        Guide("next", "attention_loss", reference_length=512, options={"reduction": "frobenius"})
+
+
+def test_disabled_row_is_left_out_and_survives_the_round_trip() -> None:
+    plan = Plan((Guide("next", "attention_loss", heads=(0,), enabled=False),))
+    assert Plan.parse(plan.dumps()) == plan
+    assert not install(tiny_model("roberta"), plan).work

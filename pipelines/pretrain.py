@@ -130,6 +130,8 @@ def run(
     """
     from guidance.plan import Plan
 
+    if resume and force:
+        raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     plan = Plan.load(config.plan) if config.plan else Plan()
     with store.load(sequences, kind="sequences") as data:
         inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps())}

@@ -417,6 +417,7 @@ def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
     ("options", "error", "message"),
     [
         ({"resume": "model/0123456789abcdef"}, ArtifactMissing, "no unfinished run"),
+        ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, --force forgets it"),
         ({"resume": "model/*"}, InputError, "a run is called model/ID"),
         ({"resume": "../../etc"}, InputError, "a run is called model/ID"),
         ({"resume": "model/0123", "allow_change": ["step"]}, UnknownName, "did you mean 'steps'"),

@@ -1,0 +1,37 @@
+"""Every stage works where there is no network at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+set -e
+guide() { "$PYTHON" -m cli "$@"; }
+C=$(guide build-corpus text.txt)
+T=$(guide build-tokenizer $C --vocab-size 300)
+S=$(guide build-sequences $C $T --max-length 16)
+guide pretrain $S --plan preset:ag --size tiny --steps 2 --batch-size 2
+"""
+
+
+def test_text_becomes_a_model_without_a_network(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us take the network away")
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Sentence {n} is here. It has words." for n in range(300)))
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        ["unshare", "-rn", "bash", "-c", SCRIPT],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "artifacts" / done.stdout.strip() / "model.safetensors").exists()

@@ -20,9 +20,9 @@ import torch
 
 from guidance.plan import Guide, Plan
 from pipelines import corpus, pretrain, sequences, tokenizer
-from pipelines.artifacts import Store
 from pipelines.comparison import Curve
 from pipelines.drawing import learning_curves
+from pipelines.store import Store
 
 WINDOW = 50
 PLAN = Plan(

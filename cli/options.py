@@ -32,9 +32,9 @@ from cli.config import settings_for
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
-from pipelines.artifacts import Store
 from pipelines.progress import Progress
 from pipelines.stage import Result, is_internal
+from pipelines.store import Store
 
 DEFAULT_STORE = Path("artifacts")
 

@@ -14,8 +14,10 @@ import typer
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
 from guidance.errors import InputError
-from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactMissing, Store
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.progress import log
+from pipelines.store import Store
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
 

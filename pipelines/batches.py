@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
-from pipelines.artifacts import Artifact, ArtifactDamaged
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactDamaged
 
 
 @dataclass(frozen=True)

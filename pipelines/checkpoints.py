@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactMissing, Builder, digest
+from pipelines.artifacts import Artifact, Builder
 from pipelines.files import machine_errors, publish_directory, remove_tree
+from pipelines.manifest import ArtifactDamaged, ArtifactMissing, digest
 from pipelines.progress import log
 
 

@@ -14,7 +14,6 @@ from typing import BinaryIO, Literal
 from pydantic import Field, model_validator
 
 from pipelines import stage
-from pipelines.artifacts import Store
 from pipelines.blocks import Document, Notes, text_documents
 from pipelines.conllu import conllu_documents
 from pipelines.corpus_writer import CorpusWriter, read_blocks
@@ -24,6 +23,7 @@ from pipelines.records import Fields, json_documents, parquet_documents, table_d
 from pipelines.sentences import check_spec, model_files, splitter
 from pipelines.sources import expand
 from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "read_blocks", "run"]
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.artifacts import Artifact, ArtifactMismatch, Builder
+from pipelines.artifacts import Artifact, Builder
 from pipelines.blocks import Block, Document, Notes
+from pipelines.manifest import ArtifactMismatch
 from pipelines.sentences import Splitter
 
 BLOCKS, DOCUMENTS, DRAFT = "blocks.parquet", "documents.parquet", "draft.parquet"

@@ -20,10 +20,12 @@ from pydantic import Field
 
 from guidance.errors import InputError, Interrupted, UnknownName
 from pipelines import stage
-from pipelines.artifacts import ID_LENGTH, MANIFEST, Artifact, ArtifactMissing, Store, digest
+from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
+from pipelines.manifest import ID_LENGTH, MANIFEST, ArtifactMissing, digest
 from pipelines.progress import Progress, log
 from pipelines.stage import Files, Result, Run, Stage, internal, is_knob, knob, recipe_of, run_stage
+from pipelines.store import Store
 
 if TYPE_CHECKING:
     from guidance.plan import Plan

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pipelines import corpus, pretrain, sequences, stage, tokenizer
-from pipelines.artifacts import Store
 from pipelines.progress import Progress, log
 from pipelines.stage import Result, Run, Stage, run_stage
+from pipelines.store import Store
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,11 +20,12 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import stage
-from pipelines.artifacts import Artifact, Store
+from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import SPLITS, read_blocks
 from pipelines.packing import Packed, Packer, Tokens
 from pipelines.progress import Progress, log
 from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "load_tokenizer", "run", "sequence_schema", "special_ids"]
 

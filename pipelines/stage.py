@@ -18,16 +18,10 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from guidance.errors import InputError, MachineError
-from pipelines.artifacts import (
-    Artifact,
-    ArtifactDamaged,
-    ArtifactInUse,
-    ArtifactMissing,
-    Builder,
-    Store,
-    digest,
-)
+from pipelines.artifacts import Artifact, Builder
+from pipelines.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
 from pipelines.progress import Progress, log
+from pipelines.store import Store
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
 

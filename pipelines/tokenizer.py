@@ -14,10 +14,11 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import stage
-from pipelines.artifacts import Artifact, Store
+from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import read_blocks
 from pipelines.progress import Progress, log
 from pipelines.stage import Result, Run, Stage, run_stage
+from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
 

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError, UnknownName
-from pipelines.artifacts import Artifact, ArtifactDamaged, Builder
+from pipelines.artifacts import Artifact, Builder
 from pipelines.batches import Order, shares
 from pipelines.checkpoints import Checkpoints
 from pipelines.files import machine_errors, write_file
+from pipelines.manifest import ArtifactDamaged
 from pipelines.progress import Progress, log
 
 KEEP_CHECKPOINTS = 2

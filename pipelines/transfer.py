@@ -9,17 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from guidance.errors import InputError
-from pipelines.artifacts import (
-    MANIFEST,
-    MANIFEST_LIMIT,
-    Artifact,
-    ArtifactDamaged,
-    ArtifactMissing,
-    Store,
-    parse_manifest,
-)
+from pipelines.artifacts import Artifact
 from pipelines.files import DigestWriter, machine_errors, publish_directory, remove_tree
+from pipelines.manifest import MANIFEST, MANIFEST_LIMIT, ArtifactDamaged, ArtifactMissing, parse_manifest
 from pipelines.progress import Progress, Task
+from pipelines.store import Store
 
 BLOCK = 1 << 20
 

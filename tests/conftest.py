@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from pipelines.artifacts import MANIFEST, Store, seal
+from pipelines.manifest import MANIFEST, seal
+from pipelines.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import Field
 
 from cli.main import exit_code
-from pipelines.artifacts import Store
 from pipelines.stage import Config, Input, Result, Run, Stage, knob, run_stage
+from pipelines.store import Store
 
 
 class TinyConfig(Config):

@@ -17,9 +17,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipelines import pretrain
-from pipelines.artifacts import Artifact, Store, digest
+from pipelines.artifacts import Artifact
+from pipelines.manifest import digest
 from pipelines.progress import Progress
 from pipelines.stage import Result
+from pipelines.store import Store
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 WORDS = [".", ",", *(f"w{n}" for n in range(57))]

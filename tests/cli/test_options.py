@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from cli import options
 from cli.app import app
 from cli.options import Session, command, field_parameters, flag_type, stage_command
-from pipelines.artifacts import Store
 from pipelines.stage import Config, Result, Stage, run_stage
+from pipelines.store import Store
 
 
 class ShowConfig(Config):

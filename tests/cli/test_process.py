@@ -20,8 +20,8 @@ from cli import main, signals
 from cli.app import app
 from cli.options import Session, stage_command
 from cli.output import prepare_streams
-from pipelines.artifacts import Store
 from pipelines.stage import Result, run_stage
+from pipelines.store import Store
 from tests.tiny import TINY, TinyConfig, wait_for
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Store
 from pipelines.stage import Files
+from pipelines.store import Store
 from tests.tiny import OTHER, make
 
 

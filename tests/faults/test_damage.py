@@ -11,8 +11,9 @@ import time
 import pytest
 
 from guidance.errors import InputError
-from pipelines import artifacts
-from pipelines.artifacts import MANIFEST, Artifact, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
+from pipelines import manifest
+from pipelines.artifacts import Artifact
+from pipelines.manifest import MANIFEST, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
 from tests.tiny import make
 
 
@@ -127,7 +128,7 @@ def test_a_newer_format_is_refused_and_kept(folder, edit_manifest, store):
 
 
 def test_unknown_keys_are_kept_and_mentioned_once(folder, edit_manifest, monkeypatch):
-    artifacts._mention_unknown.cache_clear()
+    manifest._mention_unknown.cache_clear()
     said = []
     monkeypatch.setattr(logging.getLogger("guide"), "warning", lambda text, *rest: said.append(text % rest))
     edit_manifest(folder, colour="blue")
@@ -143,7 +144,7 @@ def test_unknown_keys_are_kept_and_mentioned_once(folder, edit_manifest, monkeyp
 )
 def test_a_manifest_that_names_files_elsewhere_is_refused(folder, edit_manifest, name):
     files = {name: {"bytes": 1, "sha256": "0" * 64}}
-    edit_manifest(folder, files=files, content=artifacts.content_of(files))
+    edit_manifest(folder, files=files, content=manifest.content_of(files))
     with pytest.raises(ArtifactDamaged, match="outside its directory"):
         Artifact(folder)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Artifact, ArtifactMissing, Store
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactMissing
+from pipelines.store import Store
 from tests.tiny import FAILPOINTS, KILLED, in_child, make, start, wait_for
 
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from guidance.errors import InputError, MachineError
-from pipelines.artifacts import Store
+from pipelines.store import Store
 from tests.tiny import TINY, TinyConfig, in_child, make
 
 

@@ -24,11 +24,11 @@ import torch
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
 from pipelines import pretrain, training
-from pipelines.artifacts import Store
 from pipelines.checkpoints import Checkpoints
 from pipelines.masked_lm import MaskedLM
 from pipelines.progress import Progress, Task
 from pipelines.stage import Result
+from pipelines.store import Store
 from tests import trainings
 from tests.tiny import KILLED, in_child, start, wait_for
 from tests.trainings import one_thread  # noqa: F401

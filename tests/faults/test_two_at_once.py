@@ -8,7 +8,9 @@ import time
 import pytest
 
 from guidance.errors import GuideError
-from pipelines.artifacts import Artifact, ArtifactInUse, Store
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactInUse
+from pipelines.store import Store
 from tests.tiny import TINY, TinyConfig, make, start, wait_for
 
 

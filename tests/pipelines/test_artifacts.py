@@ -11,7 +11,8 @@ import pytest
 
 from guidance.errors import InputError
 from pipelines import stage, transfer
-from pipelines.artifacts import Artifact, ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing
 from pipelines.stage import Files
 from tests.tiny import OTHER, TINY, TinyConfig, make
 

@@ -9,8 +9,9 @@ import pytest
 
 from guidance.errors import MachineError
 from pipelines import files
-from pipelines.artifacts import ArtifactDamaged, Builder
+from pipelines.artifacts import Builder
 from pipelines.checkpoints import Checkpoints
+from pipelines.manifest import ArtifactDamaged
 from pipelines.progress import log
 
 
@@ -84,7 +85,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_both(
         assert newest_step(checkpoints) == 5
     assert "checkpoint-00000010" in caplog.text and "going back to checkpoint-00000005" in caplog.text
     damage(checkpoints.folder / "checkpoint-00000005", file, fault)
-    with pytest.raises(ArtifactDamaged, match="no checkpoint in .* is whole"):
+    with pytest.raises(ArtifactDamaged, match=r"no checkpoint in .* is whole"):
         checkpoints.newest("checkpoint")
 
 

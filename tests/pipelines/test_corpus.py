@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from guidance.errors import InputError, MachineError
 from pipelines import corpus
-from pipelines.artifacts import Artifact, Store
+from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import fraction_of
+from pipelines.store import Store
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import pytest
 
 from guidance.errors import InputError
 from pipelines import corpus
-from pipelines.artifacts import Store
+from pipelines.store import Store
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ import torch
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
 from pipelines import pretrain
-from pipelines.artifacts import Artifact, ArtifactMissing, Store
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactMissing
 from pipelines.progress import log
 from pipelines.stage import is_internal, is_knob
+from pipelines.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

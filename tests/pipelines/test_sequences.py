@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 
 from guidance.errors import InputError
 from pipelines import corpus, sequences, tokenizer
-from pipelines.artifacts import Artifact, ArtifactMismatch, Store
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactMismatch
+from pipelines.store import Store
 
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word")
 STRANGE = [

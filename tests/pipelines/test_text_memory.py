@@ -16,7 +16,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from pipelines import corpus, sequences, tokenizer
-from pipelines.artifacts import Store
+from pipelines.store import Store
 from guidance.errors import GuideError
 path, settings, whole = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "whole"
 store = Store(Path(path).parent / "store")

@@ -14,9 +14,9 @@ import torch
 from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
 from pipelines import training
-from pipelines.artifacts import Store
 from pipelines.batches import Examples
 from pipelines.masked_lm import MaskedBatch, MaskedLM
+from pipelines.store import Store
 from pipelines.training import Cluster, Settings, StopRequest
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,32 +17,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError, Interrupted, UnknownName
+from guidance.errors import InputError, Interrupted
 from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
-from pipelines.manifest import ID_LENGTH, MANIFEST, ArtifactMissing, digest
+from pipelines.manifest import ArtifactMissing, digest
+from pipelines.models import Architecture, build_model, check_lengths, dimensions, read_tokenizer
 from pipelines.progress import Progress, log
-from pipelines.stage import Files, Result, Run, Stage, internal, is_knob, knob, recipe_of, run_stage
+from pipelines.resuming import resumed, seed_partial
+from pipelines.stage import Files, Result, Run, Stage, internal, knob, recipe_of, run_stage
 from pipelines.store import Store
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-    from pipelines.batches import Examples
-    from pipelines.training import Cluster, Outcome
+    from pipelines.cluster import Cluster
+    from pipelines.training import Outcome
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types that count positions from their padding id on."""
-
-Architecture = Literal["roberta", "bert", "electra", "modernbert"]
-
-SIZES: Mapping[str, tuple[int, int, int, int]] = {
-    "tiny": (2, 128, 2, 512),
-    "mini": (4, 256, 4, 1024),
-    "small": (4, 512, 8, 2048),
-    "base": (12, 768, 12, 3072),
-}
-"""Layers, width, heads and feed-forward width of each size (Turc et al. 2019, table 1)."""
 
 
 class Config(stage.Config):
@@ -141,7 +132,7 @@ def run(
             inputs["init"] = _init_input(config.init, store)
         begun = None
         if resume:
-            config, begun = _resumed(resume, tuple(allow_change), config, inputs, store)
+            config, begun = resumed(STAGE, resume, allow_change, config, inputs, store)
         recipe = recipe_of(STAGE, config, inputs)
         partial = store.partial("model", recipe)
         if int(os.environ.get("RANK", "0")) > 0:
@@ -185,7 +176,7 @@ def build(
         begun: the checkpoint to start from, and the unfinished run that it belongs to.
     """
     from pipelines import model_card
-    from pipelines.training import Cluster
+    from pipelines.cluster import Cluster
 
     try:
         cluster = Cluster(run.config.device, run.config.precision)
@@ -199,7 +190,7 @@ def build(
     with machine_errors(f"cannot write to {run.partial}"):
         run.partial.mkdir(parents=True, exist_ok=True)
     if begun:
-        _seed_partial(*begun, run.partial)
+        seed_partial(*begun, run.partial)
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
     if told:
@@ -218,7 +209,7 @@ class _Announcement:
         self.sent = int(os.environ.get("WORLD_SIZE", "1")) == 1
 
     def send(self, *, go: bool, cluster: Cluster | None = None) -> None:
-        from pipelines.training import Cluster
+        from pipelines.cluster import Cluster
 
         if not self.sent:
             self.sent = True
@@ -228,7 +219,7 @@ class _Announcement:
 
 def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
     """What every process but the first does: train along, silently, if there is something to train."""
-    from pipelines.training import Cluster
+    from pipelines.cluster import Cluster
 
     cluster = Cluster(config.device, config.precision)
     if cluster.broadcast(0.0):
@@ -302,7 +293,7 @@ class _Prepared:
         valid = Examples.read(data, "valid", len(tokenizer))
         plan = Plan.parse(inputs["plan"].text)
         model = build_model(config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"))
-        _check_lengths(model.config, {"train": train_split, "valid": valid}, data.reference)
+        check_lengths(model.config, {"train": train_split, "valid": valid}, data.reference)
         objective = MaskedLM(
             model,
             tokenizer,
@@ -323,113 +314,6 @@ class _Prepared:
         return cls(plan, objective, tokenizer, steps)
 
 
-def dimensions(config: Config) -> tuple[int, int, int, int]:
-    """Layers, width, heads and feed-forward width: the preset's, unless given one by one."""
-    given = (config.layers, config.hidden, config.heads, config.ffn)
-    layers, hidden, heads, ffn = (g or preset for g, preset in zip(given, SIZES[config.size], strict=True))
-    return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
-
-
-def read_tokenizer(sequences: Artifact) -> Any:
-    """The tokenizer that made a sequences artifact."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    special = json.loads(sequences.read("tokenizer/special_tokens_map.json"))
-    tokenizer = Tokenizer.from_str(sequences.read("tokenizer/tokenizer.json").decode())
-    names = {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if k.endswith("_token")}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    if wrapped.mask_token_id is None or wrapped.pad_token_id is None:
-        raise InputError("the tokenizer has no mask token or no padding token; masked language modelling needs both")
-    return wrapped
-
-
-def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> Any:
-    """A new model of the configured size, or the one to start from, able to hold the sequences.
-
-    Raises:
-        InputError: the model to start from is too short, or has another vocabulary.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForMaskedLM
-    from transformers.utils import logging as transformers_logging
-
-    from guidance.checkpoint import load_model
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    if init is not None:
-        folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
-        model = load_model(folder, AutoModelForMaskedLM)
-        _check_init(model, folder, tokenizer)
-        return model
-    layers, hidden, heads, ffn = dimensions(config)
-    special = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
-    }
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-        "max_position_embeddings": max_length
-        + (tokenizer.pad_token_id + 1 if config.architecture in OFFSET_POSITIONS else 0),
-    }
-    if config.architecture == "modernbert":
-        drop = {
-            "attention_dropout": config.attention_dropout,
-            "embedding_dropout": config.dropout,
-            "mlp_dropout": config.dropout,
-            "cls_token_id": tokenizer.cls_token_id,
-            "sep_token_id": tokenizer.sep_token_id,
-        }
-    else:
-        drop = {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
-    if config.architecture == "electra":
-        drop["embedding_size"] = hidden
-    torch.manual_seed(config.seed)
-    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(config.architecture, **sizes, **special, **drop))
-
-
-def _check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
-    """Raises InputError when a sequence has more tokens than the model has positions for."""
-    room = getattr(found, "max_position_embeddings", None)
-    if room is None:
-        return
-    if found.model_type in OFFSET_POSITIONS:
-        room -= found.pad_token_id + 1
-    import numpy as np
-
-    lengths = np.concatenate([np.diff(split.bounds) for split in splits.values()])
-    if (longer := int((lengths > room).sum())) > 0:
-        raise InputError(
-            f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
-            hint=f"guide build-sequences ... --max-length {room}",
-        )
-
-
-def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
-    found = model.config
-    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
-        raise InputError(
-            f"{folder}: its padding has id {found.pad_token_id}, that of the sequences {tokenizer.pad_token_id}"
-        )
-    if found.vocab_size < len(tokenizer):
-        raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
-    own = folder / "tokenizer.json"
-    if (
-        own.exists()
-        and json.loads(own.read_bytes())["model"] != json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    ):
-        raise InputError(
-            f"{folder}: its tokenizer is not the one that made the sequences",
-            hint=f"guide build-sequences CORPUS {folder}",
-        )
-
-
 def _init_input(reference: str, store: Store) -> Any:
     """A model to start from: an artifact, or any folder of a Hugging Face model."""
     try:
@@ -443,101 +327,6 @@ def _init_input(reference: str, store: Store) -> Any:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         origin = {"source": f"weights of {folder.resolve().name}", "license": None}
         return Files.of(names, (p.name for p in names), [origin])
-
-
-def _resumed(
-    reference: str, allowed: tuple[str, ...], config: Config, inputs: Mapping[str, Any], store: Store
-) -> tuple[Config, tuple[Artifact, Path] | None]:
-    """The configuration with which to continue another run; where it differs, also the checkpoint from which to.
-
-    Raises:
-        ArtifactMissing: there is no such run.
-        InputError: a setting or an input differs and is not allowed to; each is listed with both values.
-    """
-    unknown = set(allowed) - set(config.recipe()) - set(inputs) - {"init"}
-    if unknown:
-        raise UnknownName("setting", min(unknown), [*config.recipe(), "plan", "init", "sequences"])
-    folder, about = _begun(reference, store)
-    was, now = about["config"], config.recipe()
-    own = {"continued_from"}
-    changed = {key: (was.get(key), now.get(key)) for key in {*was, *now} - own if was.get(key) != now.get(key)}
-    for role in {*about["inputs"], *inputs}:
-        before, here = about["inputs"].get(role), inputs[role].content if role in inputs else None
-        if before != here:
-            changed[role] = (before and before[:12], here and here[:12])
-    refused = {key: values for key, values in changed.items() if key not in allowed}
-    if refused:
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(refused.items()))
-        raise InputError(
-            f"{reference} was begun with other settings: {listed}",
-            hint="take the old ones, start another run without --resume, or --allow-change "
-            + " --allow-change ".join(sorted(refused)),
-        )
-    if not changed:
-        same = config.model_copy(update={"continued_from": was.get("continued_from", "")})
-        if recipe_of(STAGE, same, inputs)[:ID_LENGTH] != folder.name:
-            raise InputError(f"{reference} was begun by another version of guide", hint="start another run")
-        return same, None
-    from pipelines.checkpoints import Checkpoints
-
-    newest = Checkpoints(folder).newest("checkpoint")
-    if newest is None:
-        raise ArtifactMissing(
-            f"{reference} has no checkpoint", hint="--init continues from the weights of a finished run"
-        )
-    if newest.counts["step"] >= config.steps and config.epochs is None:
-        raise InputError(f"{reference} is at step {newest.counts['step']} already", hint="--steps")
-    continued = config.model_copy(update={"continued_from": f"{folder.name}@{newest.counts['step']}"})
-    return continued, (newest, folder)
-
-
-def _begun(reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
-    """The folder of an unfinished run, or the finished artifact; its configuration and the contents of its inputs."""
-    prefix = reference.removeprefix(f"{STAGE.kind}/")
-    if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
-        raise InputError(f"--resume {reference!r}: a run is called {STAGE.kind}/ID, with 4 digits of its id at least")
-    for parent in (store.root / ".partial" / STAGE.kind, store.root / STAGE.kind):
-        found = sorted(parent.glob(f"{prefix[:ID_LENGTH]}*"))
-        if len(found) > 1:
-            raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.name for p in found)}")
-        if found and (found[0] / "run.json").exists():
-            return found[0], stage.read_json(found[0] / "run.json")
-        if found and (found[0] / MANIFEST).exists():
-            with Artifact(found[0]) as artifact:
-                manifest = artifact.manifest
-            fields = Config.model_fields
-            settings = {k: v for k, v in manifest["config"].items() if k not in fields or not is_knob(fields[k])}
-            return found[0], {
-                "config": settings,
-                "inputs": {role: given.get("content") for role, given in manifest["inputs"].items()},
-            }
-    raise ArtifactMissing(
-        f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
-    )
-
-
-def _seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
-    """Give a continued run the checkpoint and the metrics it continues from, the checkpoint last."""
-    from pipelines.checkpoints import Checkpoints
-
-    checkpoints, step = Checkpoints(new), int(checkpoint.counts["step"])
-    if checkpoints.newest("checkpoint") is not None:
-        return
-    checkpoints.prepare()
-    write_file(new / "metrics.jsonl", (old / "metrics.jsonl").read_bytes())
-    for name in ("best", "snapshot"):
-        for artifact in Checkpoints(old).all(name):
-            if artifact.counts["step"] <= step:
-                _copy(artifact, checkpoints, name)
-    _copy(checkpoint, checkpoints, "checkpoint")
-
-
-def _copy(artifact: Artifact, target: Any, name: str) -> None:
-    def write(builder: Any) -> None:
-        for file in artifact.files:
-            builder.write(file, artifact.read(file))
-
-    target.save(name, int(artifact.counts["step"]), write, keep=None)
 
 
 def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pipelines import corpus, pretrain, sequences, stage, tokenizer
+from pipelines.models import read_tokenizer
 from pipelines.progress import Progress, log
 from pipelines.stage import Result, Run, Stage, run_stage
 from pipelines.store import Store
@@ -124,7 +125,7 @@ def guided_attention(
     from guidance.plan import Plan
     from pipelines.batches import Examples
 
-    wrapped = pretrain.read_tokenizer(data)
+    wrapped = read_tokenizer(data)
     split = next(s for s in ("valid", "train") if f"{s}.parquet" in data.files)
     ids = torch.tensor(_readable(Examples.read(data, split, len(wrapped)), wrapped))[None]
     maps: dict[str, dict[str, np.ndarray]] = {}

@@ -15,9 +15,10 @@ from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
 from pipelines import training
 from pipelines.batches import Examples
+from pipelines.cluster import Cluster, StopRequest
 from pipelines.masked_lm import MaskedBatch, MaskedLM
 from pipelines.store import Store
-from pipelines.training import Cluster, Settings, StopRequest
+from pipelines.training import Settings
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

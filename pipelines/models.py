@@ -1,0 +1,135 @@
+"""Models to train: a new one of a configured size, or one to start from, checked against the sequences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from guidance.errors import InputError
+from pipelines.artifacts import Artifact
+
+if TYPE_CHECKING:
+    from pipelines.batches import Examples
+    from pipelines.pretrain import Config
+
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
+"""Model types that count positions from their padding id on."""
+
+Architecture = Literal["roberta", "bert", "electra", "modernbert"]
+
+SIZES: Mapping[str, tuple[int, int, int, int]] = {
+    "tiny": (2, 128, 2, 512),
+    "mini": (4, 256, 4, 1024),
+    "small": (4, 512, 8, 2048),
+    "base": (12, 768, 12, 3072),
+}
+"""Layers, width, heads and feed-forward width of each size (Turc et al. 2019, table 1)."""
+
+
+def dimensions(config: Config) -> tuple[int, int, int, int]:
+    """Layers, width, heads and feed-forward width: the preset's, unless given one by one."""
+    given = (config.layers, config.hidden, config.heads, config.ffn)
+    layers, hidden, heads, ffn = (g or preset for g, preset in zip(given, SIZES[config.size], strict=True))
+    return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
+
+
+def read_tokenizer(sequences: Artifact) -> Any:
+    """The tokenizer that made a sequences artifact."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    special = json.loads(sequences.read("tokenizer/special_tokens_map.json"))
+    tokenizer = Tokenizer.from_str(sequences.read("tokenizer/tokenizer.json").decode())
+    names = {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if k.endswith("_token")}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    if wrapped.mask_token_id is None or wrapped.pad_token_id is None:
+        raise InputError("the tokenizer has no mask token or no padding token; masked language modelling needs both")
+    return wrapped
+
+
+def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> Any:
+    """A new model of the configured size, or the one to start from, able to hold the sequences.
+
+    Raises:
+        InputError: the model to start from is too short, or has another vocabulary.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForMaskedLM
+    from transformers.utils import logging as transformers_logging
+
+    from guidance.checkpoint import load_model
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if init is not None:
+        folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
+        model = load_model(folder, AutoModelForMaskedLM)
+        _check_init(model, folder, tokenizer)
+        return model
+    layers, hidden, heads, ffn = dimensions(config)
+    special = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
+    }
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "max_position_embeddings": max_length
+        + (tokenizer.pad_token_id + 1 if config.architecture in OFFSET_POSITIONS else 0),
+    }
+    if config.architecture == "modernbert":
+        drop = {
+            "attention_dropout": config.attention_dropout,
+            "embedding_dropout": config.dropout,
+            "mlp_dropout": config.dropout,
+            "cls_token_id": tokenizer.cls_token_id,
+            "sep_token_id": tokenizer.sep_token_id,
+        }
+    else:
+        drop = {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
+    if config.architecture == "electra":
+        drop["embedding_size"] = hidden
+    torch.manual_seed(config.seed)
+    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(config.architecture, **sizes, **special, **drop))
+
+
+def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
+    """Raises InputError when a sequence has more tokens than the model has positions for."""
+    room = getattr(found, "max_position_embeddings", None)
+    if room is None:
+        return
+    if found.model_type in OFFSET_POSITIONS:
+        room -= found.pad_token_id + 1
+    import numpy as np
+
+    lengths = np.concatenate([np.diff(split.bounds) for split in splits.values()])
+    if (longer := int((lengths > room).sum())) > 0:
+        raise InputError(
+            f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
+            hint=f"guide build-sequences ... --max-length {room}",
+        )
+
+
+def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
+    found = model.config
+    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
+        raise InputError(
+            f"{folder}: its padding has id {found.pad_token_id}, that of the sequences {tokenizer.pad_token_id}"
+        )
+    if found.vocab_size < len(tokenizer):
+        raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+    own = folder / "tokenizer.json"
+    if (
+        own.exists()
+        and json.loads(own.read_bytes())["model"] != json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    ):
+        raise InputError(
+            f"{folder}: its tokenizer is not the one that made the sequences",
+            hint=f"guide build-sequences CORPUS {folder}",
+        )

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
 from guidance.errors import InputError
+from pipelines import stage
 from pipelines.artifacts import Artifact
 
 if TYPE_CHECKING:
     from pipelines.batches import Examples
-    from pipelines.pretrain import Config
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types that count positions from their padding id on."""
@@ -28,7 +30,20 @@ SIZES: Mapping[str, tuple[int, int, int, int]] = {
 """Layers, width, heads and feed-forward width of each size (Turc et al. 2019, table 1)."""
 
 
-def dimensions(config: Config) -> tuple[int, int, int, int]:
+class ModelConfig(stage.Config):
+    """The shape of a model that starts from nothing."""
+
+    architecture: Architecture = Field("roberta", description="Family of the model, when it starts from nothing.")
+    size: Literal["tiny", "mini", "small", "base"] = Field("mini", description="Preset of layers, width and heads.")
+    layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
+    hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
+    heads: int | None = Field(None, ge=1, description="Attention heads per layer, instead of the preset's.")
+    ffn: int | None = Field(None, ge=1, description="Width of the feed-forward layers, instead of the preset's.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
+
+
+def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
     """Layers, width, heads and feed-forward width: the preset's, unless given one by one."""
     given = (config.layers, config.hidden, config.heads, config.ffn)
     layers, hidden, heads, ffn = (g or preset for g, preset in zip(given, SIZES[config.size], strict=True))
@@ -49,7 +64,7 @@ def read_tokenizer(sequences: Artifact) -> Any:
     return wrapped
 
 
-def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> Any:
+def build_model(config: ModelConfig, tokenizer: Any, max_length: int, init: Any, *, seed: int) -> Any:
     """A new model of the configured size, or the one to start from, able to hold the sequences.
 
     Raises:
@@ -95,7 +110,7 @@ def build_model(config: Config, tokenizer: Any, max_length: int, init: Any) -> A
         drop = {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
     if config.architecture == "electra":
         drop["embedding_size"] = hidden
-    torch.manual_seed(config.seed)
+    torch.manual_seed(seed)
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(config.architecture, **sizes, **special, **drop))
 
 

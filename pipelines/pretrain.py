@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from guidance.errors import InputError, Interrupted
-from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
 from pipelines.manifest import ArtifactMissing, digest
-from pipelines.models import Architecture, build_model, check_lengths, dimensions, read_tokenizer
+from pipelines.models import ModelConfig, build_model, check_lengths, dimensions, read_tokenizer
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
 from pipelines.stage import Files, Result, Run, Stage, internal, knob, recipe_of, run_stage
@@ -37,18 +36,10 @@ OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types that count positions from their padding id on."""
 
 
-class Config(stage.Config):
+class Config(ModelConfig):
     """Settings of a pre-training run."""
 
     objective: Literal["mlm"] = Field("mlm", description="What the model learns: masked language modelling.")
-    architecture: Architecture = Field("roberta", description="Family of the model, when it starts from nothing.")
-    size: Literal["tiny", "mini", "small", "base"] = Field("mini", description="Preset of layers, width and heads.")
-    layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
-    hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
-    heads: int | None = Field(None, ge=1, description="Attention heads per layer, instead of the preset's.")
-    ffn: int | None = Field(None, ge=1, description="Width of the feed-forward layers, instead of the preset's.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
-    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
     steps: int = Field(1000, ge=1, description="Optimizer steps.")
     epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of steps.")
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
@@ -292,7 +283,9 @@ class _Prepared:
         train_split = Examples.read(data, "train", len(tokenizer))
         valid = Examples.read(data, "valid", len(tokenizer))
         plan = Plan.parse(inputs["plan"].text)
-        model = build_model(config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"))
+        model = build_model(
+            config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"), seed=config.seed
+        )
         check_lengths(model.config, {"train": train_split, "valid": valid}, data.reference)
         objective = MaskedLM(
             model,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch import Tensor
 
 from guidance.errors import MachineError
 from pipelines.progress import log
@@ -47,8 +48,13 @@ class Cluster:
         if self.world == 1:
             return dict(values)
         packed = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(packed)
-        return dict(zip(values, packed.tolist(), strict=True))
+        return dict(zip(values, self.sum_tensor(packed).tolist(), strict=True))
+
+    def sum_tensor(self, values: Tensor) -> Tensor:
+        """Add up a tensor on this process's device over all processes, in place."""
+        if self.world > 1:
+            torch.distributed.all_reduce(values)
+        return values
 
     def broadcast(self, value: float) -> float:
         """The leader's value, in every process."""

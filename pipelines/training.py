@@ -263,7 +263,7 @@ class _Loop:
         torch.manual_seed(int(np.random.SeedSequence([settings.seed, self.step, cluster.rank]).generate_state(1)[0]))
 
         self.model.train()
-        sums = dict.fromkeys(names, 0.0)
+        sums = torch.zeros(len(names), dtype=torch.float64, device=cluster.device)
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
             with nullcontext() if last else cluster.accelerator.no_sync(self.model), cluster.accelerator.autocast():
@@ -272,10 +272,11 @@ class _Loop:
                 # data parallelism averages gradients over processes; these are shares of a sum
                 total = sum((factors[name] * divided[name] for name in names), torch.zeros((), device=cluster.device))
                 (total * cluster.world).backward()
-            for name in names:
-                sums[name] += divided[name].item()
-        values = cluster.sum(sums)
-        norm = nn.utils.clip_grad_norm_(self.bare.parameters(), settings.clip or math.inf).item()
+            sums += torch.stack([divided[name].detach().double() for name in names])
+        gradient_norm = nn.utils.clip_grad_norm_(self.bare.parameters(), settings.clip or math.inf)
+        # all numbers come off the device at once: the only time in a step that the device is waited for
+        *found, norm = torch.cat((cluster.sum_tensor(sums), gradient_norm.double()[None])).tolist()
+        values = dict(zip(names, found, strict=True))
         self._check_finite(values, norm, mine)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

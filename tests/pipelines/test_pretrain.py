@@ -13,7 +13,7 @@ import torch
 
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
-from pipelines import pretrain
+from pipelines import models, pretrain
 from pipelines.artifacts import Artifact
 from pipelines.manifest import ArtifactMissing
 from pipelines.progress import log
@@ -132,7 +132,7 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
         pretrain, "_write_model", lambda run, made, out: (write(run, made, out), trained.append(made.objective.model))
     )
     folders = []
-    for architecture in get_args(pretrain.Architecture):
+    for architecture in get_args(models.Architecture):
         result = trainings.train(store, architecture=architecture, plan="preset:ag", steps=2)
         folders.append(str(result.artifact.path))
     done = subprocess.run(

@@ -295,7 +295,7 @@ def test_the_same_bytes_come_out_of_every_environment(tmp_path: Path) -> None:
     text = "Żółw ran. Über “it”.\n\n" * 30
     folder = write(tmp_path / "in", {f"é{n}.txt": f"{n} " + text for n in range(3)})
     program = (
-        "import sys\nfrom pathlib import Path\nfrom pipelines import corpus\nfrom pipelines.artifacts import Store\n"
+        "import sys\nfrom pathlib import Path\nfrom pipelines import corpus\nfrom pipelines.store import Store\n"
         "r = corpus.run([sys.argv[1]], corpus.Config(), store=Store(Path(sys.argv[2])))\n"
         "print(r.artifact.recipe, r.artifact.content)"
     )

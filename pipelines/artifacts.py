@@ -216,12 +216,20 @@ class Builder:
     @contextlib.contextmanager
     def parquet(self, name: str, schema: Any) -> Iterator[Any]:
         """A ``pyarrow.parquet.ParquetWriter`` with our options: same table, same row groups, same bytes."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
+        # columns of numbers are smaller, and written in two thirds of the time, without dictionaries
+        words = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
         rows = 0
         with self.open(name) as file:
             with pq.ParquetWriter(
-                file, schema, compression="zstd", write_page_checksum=True, data_page_version="2.0"
+                file,
+                schema,
+                compression="zstd",
+                use_dictionary=words,
+                write_page_checksum=True,
+                data_page_version="2.0",
             ) as writer:
                 write_table = writer.write_table
 

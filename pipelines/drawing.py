@@ -36,7 +36,7 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
             axes.annotate(
                 f"the same loss {curves[0].steps[-1] / reached:.1f} times sooner",
                 ((reached + curves[0].steps[-1]) / 2, goal),
-                xytext=(0, 4),
+                xytext=(0, -12),
                 textcoords="offset points",
                 ha="center",
                 fontsize=9,

@@ -35,10 +35,10 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
             axes.plot([reached, curves[0].steps[-1]], [goal, goal], ":", color="#444444", linewidth=1)
             axes.annotate(
                 f"the same loss {curves[0].steps[-1] / reached:.1f} times sooner",
-                ((reached + curves[0].steps[-1]) / 2, goal),
+                (curves[0].steps[-1], goal),
                 xytext=(0, -12),
                 textcoords="offset points",
-                ha="center",
+                ha="right",
                 fontsize=9,
                 color="#444444",
             )

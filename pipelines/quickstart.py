@@ -84,7 +84,7 @@ def training(config: Config, plan: str) -> pretrain.Config:
         schedule="constant",
         seed=config.seed,
         plan=plan,
-        evaluate_every=max(1, config.steps // 4),
+        evaluate_every=-(-config.steps // 4),
         snapshots=moments(config.steps),
     )
 

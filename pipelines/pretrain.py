@@ -175,7 +175,9 @@ def build(
         if told:
             told.sent = True  # the other processes fail in the same way
         raise
-    _Prepared.check(run.config, run.inputs)
+    prepared = _Prepared.of(
+        run.config, run.inputs
+    )  # what is wrong with plan, data or model is said before a trace is left
     if afresh:
         remove_tree(run.partial)
     with machine_errors(f"cannot write to {run.partial}"):
@@ -186,7 +188,7 @@ def build(
     write_file(run.partial / "run.json", json.dumps(about).encode())
     if told:
         told.send(go=True, cluster=cluster)
-    prepared, outcome = _train(run.config, run.inputs, cluster, run.partial, run.progress)
+    outcome = _train(run.config, prepared, cluster, run.partial, run.progress)
     _write_model(run, prepared, outcome)
     architecture = prepared.objective.model.config.model_type
     run.out.write("README.md", model_card.card(run, prepared.plan, outcome, architecture).encode())
@@ -214,16 +216,13 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
 
     cluster = Cluster(config.device, config.precision)
     if cluster.broadcast(0.0):
-        _train(config, inputs, cluster, partial, Progress())
+        _train(config, _Prepared.of(config, inputs), cluster, partial, Progress())
 
 
-def _train(
-    config: Config, inputs: Mapping[str, Any], cluster: Cluster, partial: Path, progress: Progress
-) -> tuple[_Prepared, Outcome]:
+def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
     from pipelines.masked_lm import check_matches
     from pipelines.training import Settings, train
 
-    prepared = _Prepared.of(config, inputs)
     settings = Settings(
         steps=prepared.steps,
         snapshots=tuple(config.snapshots),
@@ -247,7 +246,7 @@ def _train(
         prepared.objective, settings, cluster, partial, progress=progress, title="pre-training", trackers=trackers
     )
     check_matches(outcome.tallies)
-    return prepared, outcome
+    return outcome
 
 
 @dataclass
@@ -274,6 +273,8 @@ class _Prepared:
 
     @classmethod
     def of(cls, config: Config, inputs: Mapping[str, Any]) -> _Prepared:
+        """Raises InputError when data, plan, model and settings do not fit each other."""
+        cls.check(config, inputs)
         from guidance.plan import Plan
         from pipelines.batches import Examples
         from pipelines.masked_lm import MaskedLM

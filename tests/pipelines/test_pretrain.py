@@ -219,6 +219,7 @@ def test_heads_that_the_model_does_not_have_are_refused(store: Store, tmp_path: 
     plan.write_text(f'[[guide]]\npattern = "next"\nmechanism = "attention_loss"\nheads = {heads}\n')
     with pytest.raises(PlanError):
         trainings.train(store, plan=str(plan))
+    assert not store.unfinished(), "a run that cannot begin leaves nothing to continue"
 
 
 def test_a_pattern_that_never_matches_is_an_error_after_a_restart_too(store: Store, tmp_path: Path) -> None:

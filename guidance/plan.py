@@ -210,8 +210,11 @@ class Plan:
             if name not in presets():
                 raise UnknownName("preset", name, presets())
             return cls.parse(presets()[name], source=text)
+        path = Path(reference)
+        if path.exists() and not path.is_file():
+            raise PlanError(f"{text}: cannot be read (not a plain file)", hint="a file, or preset:ag")
         try:
-            with open(reference, "rb") as file:
+            with path.open("rb") as file:
                 data = file.read(SIZE_LIMIT + 1)
             if len(data) > SIZE_LIMIT:
                 raise PlanError(f"{text}: larger than a plan can be")

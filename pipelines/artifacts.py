@@ -164,6 +164,10 @@ class Artifact:
                     hint=f"rerun {self.manifest['stage']} with the same settings: it rebuilds what does not verify",
                 )
 
+    def in_place(self) -> bool:
+        """False once another directory stands where this artifact was opened."""
+        return self._lock.fd < 0 or self._lock.in_place()
+
     def strangers(self) -> list[str]:
         """Files in the directory that the manifest does not know."""
         found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink() or not p.is_dir()}

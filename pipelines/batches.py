@@ -31,7 +31,7 @@ class Examples:
         """The ``id`` column of a split of a sequences artifact; no sequences if the split has no file.
 
         Raises:
-            ArtifactDamaged: the column is missing, of another type, has nulls or empty lists, or an id outside the
+            ArtifactDamaged: the file is no table; or the column is missing, of another type, has nulls or empty lists, or an id outside the
                 vocabulary.
         """
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
@@ -40,25 +40,28 @@ class Examples:
             return cls(np.zeros(0, dtype), np.zeros(1, np.int64))
         ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
         with artifact.open(name) as file:
-            table = pq.ParquetFile(file)
-            found = [field.type for field in table.schema_arrow if field.name == "id"]
-            if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != pa.int32():
-                raise ArtifactDamaged(
-                    f"{artifact.path / name}: column id is {' and '.join(map(str, found)) or 'missing'}, not list<int32>"
-                )
-            for batch in table.iter_batches(columns=["id"]):
-                column = batch.column(0)
-                values = column.flatten()
-                sizes = np.diff(column.offsets.to_numpy())
-                if column.null_count or values.null_count or (sizes == 0).any():
-                    raise ArtifactDamaged(f"{artifact.path / name}: column id has nulls or empty sequences")
-                row_ids = values.to_numpy()
-                if len(row_ids) and not 0 <= row_ids.min() <= row_ids.max() < vocab_size:
+            try:
+                table = pq.ParquetFile(file)
+                found = [field.type for field in table.schema_arrow if field.name == "id"]
+                if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != pa.int32():
                     raise ArtifactDamaged(
-                        f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
+                        f"{artifact.path / name}: column id is {' and '.join(map(str, found)) or 'missing'}, not list<int32>"
                     )
-                ids.append(row_ids.astype(dtype))
-                lengths.append(sizes)
+                for batch in table.iter_batches(columns=["id"]):
+                    column = batch.column(0)
+                    values = column.flatten()
+                    sizes = np.diff(column.offsets.to_numpy())
+                    if column.null_count or values.null_count or (sizes == 0).any():
+                        raise ArtifactDamaged(f"{artifact.path / name}: column id has nulls or empty sequences")
+                    row_ids = values.to_numpy()
+                    if len(row_ids) and not 0 <= row_ids.min() <= row_ids.max() < vocab_size:
+                        raise ArtifactDamaged(
+                            f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
+                        )
+                    ids.append(row_ids.astype(dtype))
+                    lengths.append(sizes)
+            except pa.ArrowException as error:
+                raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
         return cls(np.concatenate(ids), np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
 
     def __len__(self) -> int:

@@ -82,6 +82,8 @@ def build_model(config: ModelConfig, tokenizer: Any, max_length: int, init: Any,
         folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
         model = load_model(folder, AutoModelForMaskedLM)
         _check_init(model, folder, tokenizer)
+        if isinstance(init, Artifact) and not init.in_place():
+            raise InputError(f"{folder} was built again while it was read", hint="run again")
         return model
     layers, hidden, heads, ffn = dimensions(config)
     special = {
@@ -140,11 +142,17 @@ def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
     if found.vocab_size < len(tokenizer):
         raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
     own = folder / "tokenizer.json"
-    if (
-        own.exists()
-        and json.loads(own.read_bytes())["model"] != json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    ):
+    if own.exists() and _vocabulary(own) != json.loads(tokenizer.backend_tokenizer.to_str())["model"]:
         raise InputError(
             f"{folder}: its tokenizer is not the one that made the sequences",
             hint=f"guide build-sequences CORPUS {folder}",
         )
+
+
+def _vocabulary(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: not a plain file")
+    try:
+        return json.loads(path.read_bytes())["model"]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged or of an unknown kind") from error

@@ -24,7 +24,7 @@ from pipelines.manifest import ArtifactMissing, digest
 from pipelines.models import ModelConfig, build_model, check_lengths, dimensions, read_tokenizer
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
-from pipelines.stage import Files, Result, Run, Stage, internal, knob, recipe_of, run_stage
+from pipelines.stage import Files, Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
 from pipelines.store import Store
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def run(
         NumericalError: see `pipelines.training.train`.
         Interrupted: the run was asked to end; the same call continues it.
     """
+    check_working_folder()
     from guidance.plan import Plan
 
     if resume and force:

@@ -85,6 +85,7 @@ def training(config: Config, plan: str) -> pretrain.Config:
         seed=config.seed,
         plan=plan,
         evaluate_every=-(-config.steps // 4),
+        valid_sequences=256,
         snapshots=moments(config.steps),
     )
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from guidance.errors import InputError, MachineError
 from pipelines.artifacts import Artifact, Builder
+from pipelines.files import machine_errors
 from pipelines.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
 from pipelines.progress import Progress, log
 from pipelines.store import Store
@@ -306,6 +307,12 @@ def _git_revision() -> str | None:
         return None
 
 
+def check_working_folder() -> None:
+    """Raises MachineError when the working folder was removed: libraries below torch end the process then."""
+    with machine_errors("the working folder is gone"):
+        os.getcwd()
+
+
 def require(package: str, install: str) -> Any:
     """Import an optional package.
 
@@ -314,6 +321,7 @@ def require(package: str, install: str) -> Any:
     """
     import importlib
 
+    check_working_folder()
     try:
         return importlib.import_module(package)
     except ImportError as error:

@@ -145,7 +145,10 @@ class GuidedSoftmax(torch.autograd.Function):
         for (runs, target), grad_BhQ in zip(ctx.targets, distance_grads, strict=True):
             for run, part in _split(grad_BhQ, runs):
                 target.predicate.add_mass_gradient(total_BHQK[:, run], -2 * target.value_BQ[:, None] * part)
-        return torch._softmax_backward_data(total_BHQK, attention_BHQK, -1, ctx.scores_dtype), None
+        # on the CPU the kernel cannot round to float16 by itself
+        is_plain = ctx.scores_dtype == torch.float16 and total_BHQK.device.type == "cpu"
+        dtype = total_BHQK.dtype if is_plain else ctx.scores_dtype
+        return torch._softmax_backward_data(total_BHQK, attention_BHQK, -1, dtype).to(ctx.scores_dtype), None
 
 
 def _split(values_BhQ: Tensor, runs: tuple[slice, ...]) -> list[tuple[slice, Tensor]]:

@@ -205,3 +205,23 @@ def test_versions_compare_as_numbers(version, key):
     from pipelines.doctor import version_key
 
     assert version_key(version) == key
+
+
+def test_names_of_files_cannot_write_to_the_terminal(guide, tmp_path):
+    name = "line\n\x1b[31mred\u202e.txt"
+    for arguments in (
+        ("build-corpus", name),
+        ("build-tokenizer", name),
+        ("build-sequences", name, name),
+        ("pretrain", name),
+        ("show", name),
+        ("import", name),
+        ("build-corpus", "a.txt", "--config", name),
+    ):
+        result = guide(*arguments)
+        assert result.code == 2, arguments
+        assert "red" in result.err and result.out == ""
+        assert not set("\x1b\u202e") & set(result.err) and "\nred" not in result.err
+    (tmp_path / name).write_bytes(b"A \x00 word.")
+    result = guide("build-corpus", name, "--sentences", "line")
+    assert result.code == 0 and not set("\x1b\u202e") & set(result.err + result.out)

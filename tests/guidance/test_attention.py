@@ -497,3 +497,29 @@ def test_two_processes_get_the_gradients_of_one(tmp_path: Path) -> None:
 def test_configurations_of_the_tests_have_the_window_they_claim() -> None:
     assert tiny_config("modernbert").layer_types == ["full_attention", "sliding_attention"]
     assert tiny_config("modernbert").sliding_window == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["roberta", "modernbert"])
+def test_in_half_precision_padding_and_window_still_leave_no_row_undefined(family: str, dtype: torch.dtype) -> None:
+    """Masks are combined as booleans and meet the scores once: two times the lowest number would be minus infinity."""
+    rows = tuple(Guide(pattern, "attention_loss", heads=(0, 2)) for pattern in ("next", "previous", "first"))
+    plan, given = Plan(rows), batch((7, 4, 0))
+    model = tiny_model(family).to(dtype)
+    handle = install(model, plan)
+    kept = handle.probabilities(**given)
+    assert len(kept) == 2
+    valid = given["attention_mask"].bool()
+    for found in kept.values():
+        assert torch.isfinite(found).all()
+        for example in range(2):
+            real = found[example][:, valid[example]]
+            assert (real[..., ~valid[example]] == 0).all()
+            torch.testing.assert_close(real.float().sum(-1), torch.ones(real.shape[:-1]), atol=1e-2, rtol=0)
+    guidance = handle.guide(**given)
+    output = model.train()(**given, guidance=guidance)
+    assert torch.isfinite(output.logits).all()
+    loss = guidance.loss()
+    assert loss.dtype == torch.float32 and torch.isfinite(loss)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

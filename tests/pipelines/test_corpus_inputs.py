@@ -263,3 +263,93 @@ def test_compressed_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         guard.add(1, 1 << 20)
     calm = readers.Expansion("a.gz")
     calm.add(1 << 31, 1 << 30)
+
+
+# what JSON is and what it is not, after RFC 8259; each as a line of its own
+GOOD_JSON = [
+    b'{"text":"\\u0041\\n\\/\\b\\f\\r\\t\\"\\\\"}',
+    b' \t{ "text" : "A" } \r',
+    b'{"text":"A","text":"B"}',
+    b'{"text":"A","":0,"n":[1E+2,-0,0e1,1e-999,123123e100000]}',
+    b'{"text":"\\uD834\\uDD1E"}',
+    b'{"text":"\x7f\xf4\x8f\xbf\xbf\xef\xbf\xbe"}',
+    b'{"text":"A","n":[[[]],{},null,true,false]}',
+    b'{"text":"A","id":"\\u0000"}',
+]
+BAD_JSON = [
+    b'{"text":"A",}',
+    b'{"text":"A"}}',
+    b'{"text":"A"} {"text":"B"}',
+    b'{"text":"A"}#',
+    b"{'text':'A'}",
+    b'{text:"A"}',
+    b'{"text":"A" "n":1}',
+    b'{"text"::"A"}',
+    b'{"text":"A","n":01}',
+    b'{"text":"A","n":+1}',
+    b'{"text":"A","n":.5}',
+    b'{"text":"A","n":1.}',
+    b'{"text":"A","n":0x1F}',
+    b'{"text":"A","n":Infinity}',
+    b'{"text":"A","n":-NaN}',
+    b'{"text":"A","n":[1,]}',
+    b'{"text":"A","n":[,1]}',
+    b'{"text":"A","n":tru}',
+    b'{"text":"A","n":\xef\xbc\x91}',
+    b'{"text":"\\x41"}',
+    b'{"text":"\\u00G0"}',
+    b'{"text":"\\u004"}',
+    b'{"text":"A\tB"}',
+    b'{"text":"A\x00B"}',
+    b'{"text":"A',
+    b'{"text":"A\\',
+    b'{"text":"\\uD800\\n"}',
+    b'{"text":"\\uDD1E\\uD834"}',
+    b'{"text":"\xff"}',
+    b'{"text":"\xed\xa0\x80"}',
+    b'{"text":"A"\xe2\x80\x8b}',
+    b'{"text":"A"}\xc2\xa0',
+    b'{"text":{"text":"A"}}',
+    b'{"text":true}',
+    b'"A"',
+    b"nan",
+    b"1",
+    b"\xef\xbb\xbf\xef\xbb\xbf{}",
+    b'{"n":' * 3000 + b"1" + b"}" * 3000,
+]
+
+
+def json_verdict(line: bytes, tmp_path: Path) -> str | None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text":"first"}\n' + line + b"\n")
+    try:
+        corpus.run([str(tmp_path / "a.jsonl")], corpus.Config(sentences="line"), store=Store(tmp_path / "store"))
+    except InputError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("line", GOOD_JSON, ids=str)
+def test_what_the_standard_allows_is_read(line: bytes, tmp_path: Path) -> None:
+    assert json_verdict(line, tmp_path) is None
+
+
+@pytest.mark.parametrize("line", BAD_JSON, ids=lambda line: str(line[:40]))
+def test_what_the_standard_forbids_is_refused_with_its_line(line: bytes, tmp_path: Path) -> None:
+    message = json_verdict(line, tmp_path)
+    assert message and "line 2" in message and message.isprintable()
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv", "tsv", "parquet", "conllu", "txt.gz"])
+def test_every_reader_reads_or_refuses_every_file(suffix: str, tmp_path: Path) -> None:
+    store, path = Store(tmp_path / "store"), tmp_path / f"a.{suffix}"
+    messages = []
+    for case in CASES:
+        if len(case.data) > 1 << 20 or case.name == "500 row groups":
+            continue
+        path.write_bytes(case.data)
+        try:
+            corpus.run([str(path)], corpus.Config(sentences="line", valid=0.0), store=store)
+        except InputError as error:
+            messages.append(error.message)
+    assert len(messages) > 10
+    assert all(len(message) < 1000 and message.isprintable() for message in messages)

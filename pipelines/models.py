@@ -52,12 +52,17 @@ def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
 
 def read_tokenizer(sequences: Artifact) -> Any:
     """The tokenizer that made a sequences artifact."""
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    special = json.loads(sequences.read("tokenizer/special_tokens_map.json"))
-    tokenizer = Tokenizer.from_str(sequences.read("tokenizer/tokenizer.json").decode())
-    names = {k: v["content"] if isinstance(v, dict) else v for k, v in special.items() if k.endswith("_token")}
+    from pipelines.sequences import load_tokenizer
+
+    given: dict[str, Any] = {}
+    for name in ("tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json"):
+        if name in sequences.files:  # transformers 5 writes only the first
+            given |= json.loads(sequences.read(name))
+    tokenizer = load_tokenizer({"tokenizer.json": sequences.read("tokenizer/tokenizer.json")})
+    texts = {k: v["content"] if isinstance(v, dict) else v for k, v in given.items() if k.endswith("_token")}
+    names = {k: v for k, v in texts.items() if isinstance(v, str)}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     if wrapped.mask_token_id is None or wrapped.pad_token_id is None:
         raise InputError("the tokenizer has no mask token or no padding token; masked language modelling needs both")

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from pipelines.cluster import Cluster
     from pipelines.training import Outcome
 
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
-"""Model types that count positions from their padding id on."""
-
 
 class Config(ModelConfig):
     """Settings of a pre-training run."""

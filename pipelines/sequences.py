@@ -151,6 +151,22 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
     return found
 
 
+def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tokenizer's files as they may travel on: of the configurations only special tokens and the longest input.
+
+    A tokenizer from elsewhere can name code, classes and templates; none of it goes into what we publish.
+    """
+    kept = dict(files)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if name in files:
+            given = _json_object(files[name], name)
+            plain = {key: value for key, value in given.items() if key.endswith("_token") or key == "model_max_length"}
+            if name == "tokenizer_config.json":
+                plain["tokenizer_class"] = "PreTrainedTokenizerFast"
+            kept[name] = (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return kept
+
+
 def _json_object(data: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(data.decode())
@@ -187,7 +203,7 @@ def build(run: Run) -> None:
             writer.flush()
     if not writers:
         raise InputError(f"{corpus.reference} gives no tokens at all with this tokenizer")
-    for name, data in files.items():
+    for name, data in plain_tokenizer(files).items():
         run.out.write(f"tokenizer/{name}", data)
     run.out.counts |= {
         "max_length": config.max_length,

@@ -515,8 +515,23 @@ def test_templates_and_classes_of_a_tokenizer_are_neither_rendered_nor_looked_fo
     strange = sequences.run(str(made["corpus"]), str(folder), sequences.Config(), store=store).artifact
     assert strange.files["train.parquet"] == plain.files["train.parquet"]
     assert not any("jinja" in name or "evil" in name for name in strange.files)
+    published = json.loads(strange.read("tokenizer/tokenizer_config.json"))
+    assert not set(published) & {"chat_template", "auto_map"} and published["tokenizer_class"] != "EvilTokenizer"
     trainings.train(store, strange, steps=1)
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_tokenizer_folder_as_transformers_saves_it_can_be_trained_with(
+    made: dict[str, Path], store: Store, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(made["tokenizer"]).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "special_tokens_map.json").unlink(missing_ok=True)
+    packed = sequences.run(str(made["corpus"]), str(tmp_path / "hf"), sequences.Config(), store=store).artifact
+    model = trainings.train(store, packed, steps=1).artifact
+    again = AutoTokenizer.from_pretrained(model.path)
+    assert again("a text").input_ids == AutoTokenizer.from_pretrained(made["tokenizer"])("a text").input_ids
 
 
 # a reader and a run that publishes again

@@ -12,6 +12,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
+from pipelines.manifest import digest
 
 if TYPE_CHECKING:
     from pipelines.batches import Examples
@@ -147,9 +148,10 @@ def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
     if found.vocab_size < len(tokenizer):
         raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
     own = folder / "tokenizer.json"
-    if own.exists() and _vocabulary(own) != json.loads(tokenizer.backend_tokenizer.to_str())["model"]:
+    theirs, ours = own.exists() and _vocabulary(own), json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    if theirs and theirs != ours:
         raise InputError(
-            f"{folder}: its tokenizer is not the one that made the sequences",
+            f"{folder}: its tokenizer ({digest(theirs)[:12]}) is not the one that made the sequences ({digest(ours)[:12]})",
             hint=f"guide build-sequences CORPUS {folder}",
         )
 

@@ -269,16 +269,6 @@ def _build(
     return Artifact(store.place(stage.kind, recipe))
 
 
-def check_same_source(roles: Mapping[str, Artifact], role: str, expected: str) -> None:
-    """Raises InputError unless every artifact's input ``role`` has the content ``expected``; both are named."""
-    for label, artifact in roles.items():
-        found = artifact.manifest["inputs"].get(role, {}).get("content", "none")
-        if found != expected:
-            raise InputError(
-                f"{label} {artifact.reference} was made with another {role}: {found[:12]}, here {expected[:12]}"
-            )
-
-
 @functools.cache
 def _version(package: str) -> str | None:
     from importlib import metadata  # not at the top: it costs a tenth of the time of `guide --help`

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact
+from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactDamaged
 
 
@@ -41,7 +41,7 @@ class Examples:
         ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
         with artifact.open(name) as file:
             try:
-                table = pq.ParquetFile(file)
+                table = open_parquet(file)
                 found = [field.type for field in table.schema_arrow if field.name == "id"]
                 if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != pa.int32():
                     raise ArtifactDamaged(

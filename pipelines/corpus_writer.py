@@ -18,6 +18,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact, Builder
 from pipelines.blocks import Block, Document, Notes
+from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactMismatch
 from pipelines.sentences import Splitter
 
@@ -241,7 +242,6 @@ class CorpusWriter:
         Raises:
             InputError: not one document has come through.
         """
-        import pyarrow.parquet as pq
 
         self._flush()
         writing, self._writing = self._writing, None
@@ -250,7 +250,7 @@ class CorpusWriter:
         if not kept:
             dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(self._notes.dropped.items()))
             raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="is there text in the files?")
-        draft = pq.ParquetFile(self._out.path / DRAFT)
+        draft = open_parquet(self._out.path / DRAFT)
         groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS else None
         counts = self._write_tables(draft, groups, valid, test)
         draft.close()
@@ -381,12 +381,11 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
         ArtifactMismatch: a column is missing, stands twice or has another type.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = list(columns)
     with corpus.open(BLOCKS) as raw:
         try:
-            file = pq.ParquetFile(raw)
+            file = open_parquet(raw)
             found = file.schema_arrow
             for name in columns:
                 wanted = block_schema().field(name)

@@ -261,3 +261,13 @@ def remove_tree(path: Path) -> None:
     """Delete a directory that nobody needs; what has gone already is no error."""
     failpoint("unlink")
     shutil.rmtree(path, ignore_errors=True)
+
+
+def open_parquet(source: Any, **options: Any) -> Any:
+    """A ``pyarrow.parquet.ParquetFile`` whose memory is that of the row group being read.
+
+    Arrow's own default, pre-buffering, keeps all that was read until the file is closed: 440 MB for a corpus of 1 GB.
+    """
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(source, pre_buffer=False, **options)

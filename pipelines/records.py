@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from guidance.errors import InputError
 from pipelines.blocks import Document, Notes, record_blocks
+from pipelines.files import open_parquet
 from pipelines.readers import LINE_LIMIT, Expansion, looks_like
 
 _NUMBER_LIKE = re.compile(r'"|-?\d+(\.\d+)?([eE][+-]?\d+)?$')
@@ -169,7 +170,6 @@ def _columns(header: Sequence[str], fields: Fields, place: str) -> tuple[int, in
 def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> Iterator[Document]:
     """One document for each row of a Parquet file, read in batches; a null text is dropped and counted."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     with path.open("rb") as raw:
         head = raw.read(16)
@@ -178,10 +178,10 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
         size = path.stat().st_size
         number = 0
         try:
-            columns = _parquet_columns(pq.ParquetFile(raw).schema_arrow, fields, name)
+            columns = _parquet_columns(open_parquet(raw).schema_arrow, fields, name)
             raw.seek(0)
             # as dictionaries, so that a bomb of one string many times is not unpacked
-            file = pq.ParquetFile(raw, page_checksum_verification=True, read_dictionary=columns[:1])
+            file = open_parquet(raw, page_checksum_verification=True, read_dictionary=columns[:1])
             _check_expansion(file.metadata, name, size)
             expansion = Expansion(name)
             for batch in file.iter_batches(batch_size=1024, columns=columns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,23 @@ def test_a_lock_knows_when_its_directory_was_replaced(tmp_path):
 def test_a_lock_does_not_wait_for_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     Lock(tmp_path / "pipe", shared=True).release()
+
+
+def test_reading_a_table_row_by_row_does_not_keep_what_was_read(tmp_path: Path) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipelines.files import open_parquet
+
+    noise = np.random.default_rng(0).integers(0, 2**62, 500_000)  # 4 MB a row group, and nothing to compress
+    with pq.ParquetWriter(tmp_path / "t.parquet", pa.schema([("n", pa.int64())]), use_dictionary=False) as writer:
+        for _ in range(12):
+            writer.write_table(pa.table({"n": noise}))
+    tracemalloc.start()  # what Arrow reads from a Python file, it holds as Python's bytes
+    with open(tmp_path / "t.parquet", "rb") as file:
+        for _ in open_parquet(file).iter_batches(batch_size=50_000):
+            pass
+        held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 20e6, f"{held / 1e6:.0f} MB held of a table of 48 MB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,3 +55,10 @@ def edit_manifest() -> Callable[..., None]:
         path.write_text(json.dumps(seal(json.loads(path.read_bytes()) | changes)))
 
     return edit
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Undo what a shell's ``&`` or ``nohup`` hands down: where a signal is ignored, tests of it would prove nothing."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)

@@ -311,7 +311,7 @@ def announce(session: Session, result: Result, next_command: str | None = None) 
     artifact = result.artifact
     reference = result.name or artifact.reference
     warnings = [str(warning) for warning in artifact.manifest.get("warnings", [])]
-    for warning in warnings:
+    for warning in warnings if result.reused else []:  # a run that is not skipped has said them already
         session.tell(f"warning: {escape(warning)}")
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from guidance.errors import InputError, Interrupted
+from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
 from pipelines.manifest import ArtifactMissing, digest
@@ -115,6 +115,8 @@ def run(
     if resume and force:
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     plan = Plan.load(config.plan) if config.plan else Plan()
+    if config.plan and not plan.guides:
+        raise PlanError(f"{config.plan}: there is no guide in this plan", hint="leave --plan out for a plain model")
     with store.load(sequences, kind="sequences") as data:
         inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps())}
         if config.init:

@@ -444,3 +444,9 @@ def test_what_bits_depend_on_is_compared_on_resume(
     with caplog.at_level(logging.WARNING):
         trainings.train(store, micro_batches=2)
     assert "not bit-equal: micro_batches 1 is 2 now" in caplog.text
+
+
+def test_a_plan_file_without_a_guide_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(PlanError, match="no guide in this plan"):
+        trainings.train(store, plan=str(tmp_path / "empty.toml"))

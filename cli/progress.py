@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,17 +30,17 @@ class ConsoleProgress(Progress):
         self._depth = 0
 
     @contextmanager
-    def task(self, title: str, *, total: float | None = None, unit: str = "") -> Iterator[Task]:
+    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
         """A bar on a terminal, lines elsewhere, nothing when quiet."""
         if self._quiet:
             yield Task()
         elif sys.stderr.isatty():
             with self._live() as bars:
-                task = _Bar(bars, title, total, unit)
+                task = _Bar(bars, title, total, unit, done)
                 yield task
                 task.finish()
         else:
-            yield _Lines(title, total, unit)
+            yield _Lines(title, total, unit, done)
 
     @contextmanager
     def _live(self) -> Iterator[Any]:
@@ -75,12 +76,13 @@ def _make_bars(color: bool) -> Any:
     )
 
 
-class _Counted(Task):
-    """Counts, and shows no more often than ``every`` seconds."""
+class _Counted(Task, ABC):
+    """Counts, and shows no more often than ``every`` seconds; rates leave out what was ``done`` before."""
 
-    def __init__(self, title: str, total: float | None, unit: str, every: float) -> None:
+    def __init__(self, title: str, total: float | None, unit: str, done: float, every: float) -> None:
         self.title, self.total, self.unit = escape(title), total, unit
-        self.done, self.note = 0.0, ""
+        self.done, self.note = done, ""
+        self._before = done
         self._every = every
         self._start = self._shown = time.monotonic()
 
@@ -93,20 +95,21 @@ class _Counted(Task):
             self._shown = now
             self.show(now)
 
+    @abstractmethod
     def show(self, now: float) -> None:
-        raise NotImplementedError
+        """Show where the work is."""
 
     def rate(self, now: float) -> str:
         """Units per second so far."""
-        seconds = now - self._start
-        return f"{self.done / seconds:,.4g} {self.unit}/s".replace(" /", "/") if seconds > 0 and self.done else ""
+        seconds, here = now - self._start, self.done - self._before
+        return f"{here / seconds:,.4g} {self.unit}/s".replace(" /", "/") if seconds > 0 and here else ""
 
 
 class _Bar(_Counted):
-    def __init__(self, bars: Any, title: str, total: float | None, unit: str) -> None:
-        super().__init__(title, total, unit, DRAW_EVERY)
+    def __init__(self, bars: Any, title: str, total: float | None, unit: str, done: float) -> None:
+        super().__init__(title, total, unit, done, DRAW_EVERY)
         self._bars = bars
-        self._id = bars.add_task(self.title, total=total, rate="", note="")
+        self._id = bars.add_task(self.title, total=total, completed=done, rate="", note="")
 
     def show(self, now: float) -> None:
         self._bars.update(self._id, completed=self.done, rate=self.rate(now), note=escape(self.note))
@@ -118,16 +121,16 @@ class _Bar(_Counted):
 
 
 class _Lines(_Counted):
-    def __init__(self, title: str, total: float | None, unit: str) -> None:
-        super().__init__(title, total, unit, LINE_EVERY)
+    def __init__(self, title: str, total: float | None, unit: str, done: float) -> None:
+        super().__init__(title, total, unit, done, LINE_EVERY)
 
     def show(self, now: float) -> None:
         parts = [
             f"{self.done:,.0f}" + (f"/{self.total:,.0f}" if self.total else "") + (f" {self.unit}" if self.unit else "")
         ]
-        if self.total and self.done:
+        if self.total and self.done > self._before:
             parts.append(f"{100 * self.done / self.total:.0f} %")
-            left = max(0, int((now - self._start) * (self.total / self.done - 1)))
+            left = max(0, int((now - self._start) * (self.total - self.done) / (self.done - self._before)))
             parts.append(f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left")
         parts += [part for part in (self.rate(now), escape(self.note)) if part]
         tell(f"{self.title}: {', '.join(parts)}")

@@ -115,7 +115,7 @@ class Guidance:
         key = (number, None if allowed_B1QK is None else id(allowed_B1QK))
         if key not in self._targets:
             guide = self.handle.plan.guides[number]
-            pattern, options = find_pattern(guide.pattern), Options.parse(guide.options)
+            pattern, options = find_pattern(guide.pattern), self.handle.options[number]
             predicate = pattern.build(self.tokens)
             sizes_BQ = self.tokens.lengths_B[:, None] * self.tokens.valid_BT.float()
             if allowed_B1QK is not None:
@@ -175,7 +175,7 @@ def guided_attention(
     if guidance.kept is not None:
         guidance.kept[site] = attention.detach()
     for (number, _), (_, target), distances_BhQ in zip(work.shares, targets, distances, strict=True):
-        options = Options.parse(guidance.handle.plan.guides[number].options)
+        options = guidance.handle.options[number]
         # assigned, not appended: gradient checkpointing runs the forward pass twice
         guidance.distances[number, site.name] = reduce_distances(distances_BhQ, target, options, guidance.tokens)
 
@@ -236,6 +236,7 @@ class Handle:
     Attributes:
         plan: the plan, as given.
         work: what is to be done where; empty when every guide is off.
+        options: the mechanism's options of each guide, read once.
     """
 
     def __init__(
@@ -250,6 +251,7 @@ class Handle:
         self.sites = dict(sites)
         self.num_layers = max((site.layer for site in self.sites.values()), default=-1) + 1
         self.work = _compile(plan, self.sites, part)
+        self.options = tuple(Options.parse(guide.options) for guide in plan.guides)
         self._matches: dict[int, Tensor] = {}
         self._previous: str | None = None
 

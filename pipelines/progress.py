@@ -21,6 +21,6 @@ class Progress:
     """Draws nothing; the base of those that do."""
 
     @contextmanager
-    def task(self, title: str, *, total: float | None = None, unit: str = "") -> Iterator[Task]:
-        """A bar for one piece of work of ``total`` units (None: unknown)."""
+    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
+        """A bar for one piece of work of ``total`` units (None: unknown), of which an earlier run did ``done``."""
         yield Task()

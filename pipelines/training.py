@@ -196,10 +196,9 @@ class _Loop:
         with (
             self._trackers() as trackers,
             stop.listening(),
-            self.progress.task(self.title, total=settings.steps, unit="step") as bar,
+            self.progress.task(self.title, total=settings.steps, unit="step", done=self.step) as bar,
             self._open_log() as metrics_log,
         ):
-            bar.advance(self.step)
             self._snapshot()
             while self.step < settings.steps:
                 row = self._train_step()

@@ -84,3 +84,11 @@ def test_messages_show_by_level(capsys):
         log.info("one")
         log.warning("two")
         assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_rate_and_time_left_leave_out_what_an_earlier_run_did(clock, capsys):
+    with ConsoleProgress().task("Training", total=400, unit="step", done=200) as task:
+        for _ in range(10):
+            clock[0] += 1
+            task.advance(2)
+    assert "220/400 step, 55 %, 0:01:30 left, 2 step/s" in capsys.readouterr().err

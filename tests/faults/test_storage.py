@@ -130,7 +130,8 @@ def test_every_file_follows_the_umask(store, umask, file_mode, folder_mode):
 def test_names_with_spaces_and_accents_are_ordinary_paths(tmp_path):
     store = Store(tmp_path / "mes données 😀\nline" / "-store")
     reference = make(store, text="Ünïcode").reference
-    store.load(reference).close()
+    with store.load(reference) as artifact:
+        assert artifact.path.is_relative_to(store.root)
 
 
 def test_the_clock_decides_nothing(store, monkeypatch):

@@ -44,8 +44,8 @@ class At(Progress):
         self.step, self.action = step, action
 
     @contextmanager
-    def task(self, title: str, *, total: float | None = None, unit: str = "") -> Iterator[Task]:
-        outer, done = self, 0.0
+    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
+        outer = self
 
         class Counting(Task):
             def advance(self, amount: float = 1, note: str = "") -> None:

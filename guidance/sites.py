@@ -1,24 +1,30 @@
-"""Sites: on which heads?  The attention modules of a model, and rules that select layers and heads by number.
+"""Sites: on which heads?  The attention modules of a model, and rules that select layers and heads.
 
-A site is one attention module.  Its layer is its place among the modules of its kind, never a module's ``layer_idx``,
-which several architectures leave out.  A new architecture is a new row in `ATTENTION_CLASSES`.
+A site is one call of an attention module in a forward pass.  Its layer is its place among the calls of its kind, never
+a module's ``layer_idx``, which several architectures leave out.  A new architecture is a new row in `FAMILIES`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from guidance.errors import PlanError, UnsupportedModel
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention module: ``stack`` is encoder or decoder, ``attention`` self or cross; layers count from 0."""
+    """One call of an attention module: ``stack`` is encoder or decoder, ``attention`` self or cross.
+
+    Attributes:
+        layer: counted from 0 among the sites of the same stack and attention.
+        name: of the module; where layers share a module, so do they share its name.
+    """
 
     stack: str
     attention: str
@@ -27,35 +33,81 @@ class Site:
     name: str
 
 
-ATTENTION_CLASSES: Mapping[str, str] = {
-    "BertSelfAttention": "self",
-    "RobertaSelfAttention": "self",
-    "XLMRobertaSelfAttention": "self",
-    "CamembertSelfAttention": "self",
-    "ElectraSelfAttention": "self",
-    "ModernBertAttention": "self",
+def _one_call(place: int, config: Any) -> Iterable[int]:
+    return (place,)
+
+
+def _shared_calls(place: int, config: Any) -> Iterable[int]:
+    # as ALBERT runs: each hidden layer runs all inner layers of one group, and neighbours share a group
+    group, inner = divmod(place, config.inner_group_num)
+    for layer in range(config.num_hidden_layers):
+        if int(layer / (config.num_hidden_layers / config.num_hidden_groups)) == group:
+            yield layer * config.inner_group_num + inner
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of `FAMILIES`.
+
+    Attributes:
+        label: what people call it.
+        attention: the class of its attention modules.
+        layers: from a module's place among the modules of its kind to the layers in which it is called.
+    """
+
+    label: str
+    attention: str
+    layers: Callable[[int, Any], Iterable[int]] = _one_call
+
+
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family("BERT", "BertSelfAttention"),
+    "roberta": Family("RoBERTa", "RobertaSelfAttention"),
+    "xlm_roberta": Family("XLM-RoBERTa", "XLMRobertaSelfAttention"),
+    "camembert": Family("CamemBERT", "CamembertSelfAttention"),
+    "electra": Family("ELECTRA", "ElectraSelfAttention"),
+    "distilbert": Family("DistilBERT", "DistilBertSelfAttention"),
+    "albert": Family("ALBERT", "AlbertAttention", _shared_calls),
+    "modernbert": Family("ModernBERT", "ModernBertAttention"),
+    "deberta_v2": Family("DeBERTa-v2 and v3", "DisentangledSelfAttention"),
+    "marian": Family("Marian", "MarianAttention"),
+    "bart": Family("BART", "BartAttention"),
+    "mbart": Family("mBART", "MBartAttention"),
+    "t5": Family("T5", "T5Attention"),
+    "mt5": Family("mT5", "MT5Attention"),
 }
-"""The attention classes that route through the interface of transformers, and what they attend to."""
+"""Every architecture that can be guided, by the name of its folder in transformers.
 
-SUPPORTED = "BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, ModernBERT"
+The file of a class counts as well as its name: DeBERTa's first version has a class of the same name as its second."""
+
+SUPPORTED = ", ".join(family.label for family in FAMILIES.values())
+
+_CROSS = {"encoder_attn", "EncDecAttention"}
+_NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
 
 
-def find_sites(model: nn.Module) -> dict[nn.Module, Site]:
-    """Every attention module of a model, in the order of its layers.
+def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
+    """Every attention module of a model, with its sites in the order of its calls.
 
     Raises:
         UnsupportedModel: it has none that we know.
     """
-    found: dict[nn.Module, Site] = {}
-    seen: dict[tuple[str, str], int] = {}
-    num_heads = getattr(getattr(model, "config", None), "num_attention_heads", 0)
+    found: dict[nn.Module, tuple[Site, ...]] = {}
+    places: dict[tuple[str, str], int] = {}
     for name, module in model.named_modules():
-        attention = ATTENTION_CLASSES.get(type(module).__name__)
-        if attention:
-            stack = "decoder" if "decoder" in name.split(".") else "encoder"
-            layer = seen.get((stack, attention), 0)
-            seen[stack, attention] = layer + 1
-            found[module] = Site(stack, attention, layer, int(num_heads), name)
+        family = family_of(module)
+        if family is None:
+            continue
+        parts = set(name.split("."))
+        kind = ("decoder" if "decoder" in parts else "encoder", "cross" if parts & _CROSS else "self")
+        places[kind] = place = places.get(kind, -1) + 1
+        config = getattr(module, "config", None) or getattr(model, "config", None)
+        num_heads = next(
+            (int(getattr(owner, key)) for owner in (module, config) for key in _NUM_HEADS if hasattr(owner, key)), 0
+        )
+        sites = tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(place, config))
+        if sites:
+            found[module] = sites
     if not found:
         raise UnsupportedModel(
             f"{type(model).__name__}: no attention module that can be guided", hint=f"supported: {SUPPORTED}"
@@ -63,9 +115,21 @@ def find_sites(model: nn.Module) -> dict[nn.Module, Site]:
     return found
 
 
+def family_of(module: nn.Module) -> Family | None:
+    """The family whose attention this module is; a subclass counts as its parent."""
+    for kind in type(module).__mro__:
+        family = FAMILIES.get(kind.__module__.rpartition(".")[2].removeprefix("modeling_"))
+        if family and family.attention == kind.__name__:
+            return family
+    return None
+
+
 Selector = int | str
 """A number, or a rule: ``all``, ``2-4`` (both ends included), ``first 2``, ``last 2``, ``fraction 0.5`` (the first half),
-``not 0-1`` (takes away what came before it)."""
+``not 0-1`` (takes away what came before it).  For heads also by a table of scores: ``least important 3`` or
+``most important 0.25`` of all heads in the guide's layers, or ``least important 1 per layer``."""
+
+_HINT = "use a number, all, 2-4, first 2, last 2, fraction 0.5, or not 0-1"
 
 
 def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, ...]:
@@ -80,10 +144,11 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
     """
     chosen: set[int] = set()
     for selector in selectors:
-        if isinstance(selector, str) and selector.startswith("not "):
-            chosen -= set(range(count)).intersection(_numbers(selector.removeprefix("not "), count))
+        takes_away, rule = _parted(selector)
+        numbers = _numbers(rule, count)
+        if takes_away:
+            chosen -= set(range(count)).intersection(numbers)
             continue
-        numbers = _numbers(selector, count)
         outside = next((n for n in numbers if not 0 <= n < count), None)
         if outside is not None:
             raise PlanError(f"{what} {outside} does not exist: the model has {what}s 0 to {count - 1}")
@@ -91,7 +156,112 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
     return tuple(sorted(chosen))
 
 
-def _numbers(selector: Selector, count: int) -> Iterable[int]:
+Scores = Mapping[tuple[int, int], float] | Tensor
+"""A number for each (layer, head): a mapping, or a tensor (layers, heads)."""
+
+
+def select_heads(
+    selectors: Iterable[Selector],
+    layers: Sequence[int],
+    num_heads: int,
+    scores: Scores | None = None,
+    *,
+    num_layers: int | None = None,
+) -> dict[int, tuple[int, ...]]:
+    """For each of a guide's layers, the heads that a list of selectors names, sorted.
+
+    Of heads with equal scores the one in the lower layer comes first, then the lower head.
+
+    Args:
+        layers: the layers of the guide, among which rules by score choose.
+        scores: of all heads of the model.
+        num_layers: how many layers the model has, to notice the scores of another model.
+
+    Raises:
+        PlanError: a selector that is no rule, a head that does not exist, or scores that are missing or do not fit.
+
+    Example:
+        >>> select_heads(["least important 2"], [0, 1], 2, {(0, 0): 0.3, (0, 1): 0.1, (1, 0): 0.2, (1, 1): 0.4})
+        {0: (1,), 1: (0,)}
+    """
+    chosen: set[tuple[int, int]] = set()
+    for selector in selectors:
+        takes_away, rule = _parted(selector)
+        pairs: set[tuple[int, int]]
+        if by_score := _BY_SCORE.fullmatch(str(rule)):
+            if scores is None:
+                raise PlanError(
+                    f"{rule!r} needs a table of scores", hint="give --scores FILE, or tables={'importance': ...}"
+                )
+            table = _score_table(scores, layers, num_heads, num_layers)
+            groups = [[layer] for layer in layers] if by_score["per"] else [list(layers)]
+            pairs = {pair for group in groups for pair in _ranked(by_score, table, group)}
+        else:
+            numbers = range(num_heads) if takes_away else select([rule], num_heads, "head")
+            pairs = {(layer, head) for layer in layers for head in numbers}
+            if takes_away:
+                wanted = set(_numbers(rule, num_heads))
+                pairs = {(layer, head) for layer, head in pairs if head in wanted}
+        chosen = chosen - pairs if takes_away else chosen | pairs
+    return {layer: tuple(sorted(head for place, head in chosen if place == layer)) for layer in layers}
+
+
+_BY_SCORE = re.compile(
+    r"(?P<end>least|most) important (?:(?P<number>\d{1,6})|(?P<share>0?\.\d+|1\.0*))(?P<per> per layer)?"
+)
+
+
+def _score_table(
+    scores: Scores, layers: Sequence[int], num_heads: int, num_layers: int | None
+) -> dict[tuple[int, int], float]:
+    """The scores of the heads in the guide's layers, checked."""
+    if isinstance(scores, Tensor):
+        rows, columns = scores.shape if scores.dim() == 2 else (0, 0)
+        if columns != num_heads or rows <= max(layers, default=-1) or rows != (num_layers or rows):
+            raise PlanError(
+                f"the table of scores is {tuple(scores.shape)}, not (layers, heads)"
+                f" = ({num_layers or max(layers, default=0) + 1}, {num_heads})",
+                hint="make it with this model",
+            )
+        scores = {(layer, head): float(s) for layer, row in enumerate(scores.tolist()) for head, s in enumerate(row)}
+    wanted = [(layer, head) for layer in layers for head in range(num_heads)]
+    for layer, head in wanted:
+        score = scores.get((layer, head))
+        if score is None or math.isnan(score):
+            found = "nothing" if score is None else "not a number"
+            raise PlanError(f"the table of scores has {found} for layer {layer}, head {head}")
+    strange = next(
+        ((la, h) for la, h in scores if not (0 <= h < num_heads and 0 <= la < (num_layers or math.inf))), None
+    )
+    if strange is not None:
+        raise PlanError(
+            f"the table of scores has layer {strange[0]}, head {strange[1]}, which the model has not",
+            hint="make it with this model",
+        )
+    return {pair: float(scores[pair]) for pair in wanted}
+
+
+def _ranked(rule: re.Match[str], table: Mapping[tuple[int, int], float], group: list[int]) -> list[tuple[int, int]]:
+    sign = 1 if rule["end"] == "least" else -1
+    ranked = sorted((pair for pair in table if pair[0] in group), key=lambda pair: (sign * table[pair], pair))
+    number = _share(rule["share"], len(ranked)) if rule["share"] else int(rule["number"])
+    if number > len(ranked):
+        raise PlanError(f"{rule[0]!r} wants more than the {len(ranked)} heads there are")
+    return ranked[:number]
+
+
+def _parted(selector: Selector) -> tuple[bool, Selector]:
+    """Whether a selector takes away, and what."""
+    if isinstance(selector, str) and selector.startswith("not "):
+        return True, selector.removeprefix("not ")
+    return False, selector
+
+
+def _share(share: str, count: int) -> int:
+    return math.floor(float(share) * count + 0.5)  # half a head counts as one
+
+
+def _numbers(selector: Selector, count: int) -> Sequence[int]:
     if isinstance(selector, int):
         return [selector]
     if selector == "all":
@@ -102,7 +272,7 @@ def _numbers(selector: Selector, count: int) -> Iterable[int]:
         number = int(match[2])
         return range(number) if match[1] == "first" else range(count - number, count)
     if match := re.fullmatch(r"fraction (0?\.\d+|1(?:\.0*)?)", selector):
-        return range(math.floor(float(match[1]) * count + 0.5))  # half a head counts as one
-    raise PlanError(
-        f"{selector!r} selects nothing", hint="use a number, all, 2-4, first 2, last 2, fraction 0.5, or not 0-1"
-    )
+        return range(_share(match[1], count))
+    if _BY_SCORE.fullmatch(selector):
+        raise PlanError(f"{selector!r} selects heads, not layers", hint=_HINT)
+    raise PlanError(f"{selector!r} selects nothing", hint=f"{_HINT}; for heads also least important 3")

@@ -7,16 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForMaskedLM,
-    BertConfig,
-    CamembertConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    ElectraConfig,
-    ModernBertConfig,
+    AutoModelForSeq2SeqLM,
+    DebertaConfig,
+    FunnelConfig,
+    MPNetConfig,
     PreTrainedModel,
-    RobertaConfig,
-    XLMRobertaConfig,
+    RoFormerConfig,
 )
 
 PAD = 1
@@ -27,43 +25,88 @@ _COMMON = {
     "num_attention_heads": 4,
     "intermediate_size": 16,
     "max_position_embeddings": 40,
+    "bos_token_id": 0,
     "pad_token_id": PAD,
+    "eos_token_id": 2,
     "initializer_range": 0.5,
 }
-_CONFIGS: dict[str, Any] = {
-    "bert": BertConfig,
-    "roberta": RobertaConfig,
-    "xlm-roberta": XLMRobertaConfig,
-    "camembert": CamembertConfig,
-    "electra": ElectraConfig,
-    "modernbert": ModernBertConfig,
+_ENCODER_DECODER = {"decoder_start_token_id": 0, "forced_eos_token_id": None, "is_encoder_decoder": True}
+_BART = {
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "init_std": 0.5,
+    **_ENCODER_DECODER,
 }
-FAMILIES = tuple(_CONFIGS)
+_MORE: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {},
+    "xlm-roberta": {},
+    "camembert": {},
+    "electra": {"embedding_size": 16},
+    "modernbert": {
+        "local_attention": 4,
+        "global_attn_every_n_layers": 2,
+        "cls_token_id": 0,
+        "sep_token_id": 2,
+        "initializer_cutoff_factor": 2.0,
+    },
+    "distilbert": {"hidden_dim": 16},
+    "albert": {"embedding_size": 16},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+        "conv_kernel_size": 3,
+        "type_vocab_size": 0,
+    },
+    "marian": _BART,
+    "bart": _BART,
+    "t5": {"num_layers": 2, "num_decoder_layers": 2, "d_kv": 4, "d_ff": 16, **_ENCODER_DECODER},
+}
+"""Beyond what all share; the second layer of ModernBERT sees two tokens to each side."""
+
+SEQ2SEQ = ("marian", "bart", "t5")
+FAMILIES = tuple(family for family in _MORE if family not in SEQ2SEQ)
 UNSUPPORTED = {
-    "distilbert": DistilBertConfig(
-        vocab_size=40, dim=16, n_layers=2, n_heads=4, hidden_dim=16, max_position_embeddings=40, pad_token_id=PAD
+    "deberta": DebertaConfig(**_COMMON),
+    "mpnet": MPNetConfig(**_COMMON),
+    "roformer": RoFormerConfig(**_COMMON),
+    "funnel": FunnelConfig(
+        vocab_size=40, block_sizes=[1, 1], d_model=16, n_head=4, d_head=4, d_inner=16, pad_token_id=PAD
     ),
-    "deberta-v2": DebertaV2Config(**_COMMON),
 }
+
+_DROPOUT = {
+    "modernbert": ("attention_dropout", "mlp_dropout"),
+    "distilbert": ("attention_dropout", "dropout"),
+    "marian": ("attention_dropout", "dropout"),
+    "bart": ("attention_dropout", "dropout"),
+    "t5": ("dropout_rate",),
+}
+
+
+def dropout(family: str, p: float = 0.1) -> dict[str, float]:
+    """The settings that make a family drop attention probabilities and hidden states."""
+    return dict.fromkeys(_DROPOUT.get(family, ("attention_probs_dropout_prob", "hidden_dropout_prob")), p)
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
-    """Two layers of four heads, without dropout; the second layer of ModernBERT sees two tokens to each side."""
-    settings = dict(_COMMON)
-    if family == "modernbert":
-        settings |= {"local_attention": 4, "global_attn_every_n_layers": 2, "bos_token_id": 0, "eos_token_id": 2}
-        settings |= {"cls_token_id": 0, "sep_token_id": 2, "initializer_cutoff_factor": 2.0}
-    else:
-        settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    if family == "electra":
-        settings |= {"embedding_size": 16}
-    return _CONFIGS[family](**(settings | changes))
+    """Two layers of four heads, without dropout."""
+    return AutoConfig.for_model(family, **(_COMMON | dropout(family, 0.0) | _MORE[family] | changes))
 
 
 def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A masked language model with large random weights, so that attention is far from uniform."""
+    """A model that predicts tokens, with large random weights, so that attention is far from uniform."""
     torch.manual_seed(seed)
-    model = AutoModelForMaskedLM.from_config(tiny_config(family, **changes), attn_implementation=implementation)
+    auto = AutoModelForSeq2SeqLM if family in SEQ2SEQ else AutoModelForMaskedLM
+    # the module of DeBERTa-v2 has but one implementation, its own
+    known = "eager" if family == "deberta-v2" else implementation
+    model = auto.from_config(tiny_config(family, **changes), attn_implementation=known)
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -74,6 +117,25 @@ def batch(lengths: tuple[int, ...] = (7, 4, 5), width: int | None = None, seed: 
     ids = torch.randint(3, 40, (len(lengths), width), generator=generator)
     mask = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
     return {"input_ids": ids.where(mask, PAD), "attention_mask": mask.long()}
+
+
+def pair_batch(
+    lengths: tuple[int, ...] = (7, 4, 5), targets: tuple[int, ...] = (3, 6, 2), seed: int = 1
+) -> dict[str, Tensor]:
+    """What an encoder-decoder is trained on: sources, and targets of another length with their labels."""
+    decoder = batch(targets, seed=seed + 1)
+    valid = decoder["attention_mask"].bool()
+    return {
+        **batch(lengths, seed=seed),
+        "decoder_input_ids": decoder["input_ids"],
+        "decoder_attention_mask": decoder["attention_mask"],
+        "labels": decoder["input_ids"].roll(-1, 1).where(valid, -100),
+    }
+
+
+def inputs_of(family: str) -> dict[str, Tensor]:
+    """A padded batch for a model of the family."""
+    return pair_batch() if family in SEQ2SEQ else batch()
 
 
 def pattern_keys(name: str, valid: list[bool], marked: list[bool], query: int) -> list[int]:

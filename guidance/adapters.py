@@ -1,0 +1,155 @@
+"""Adapters: models whose attention does not go through the interface of transformers, made to call our function.
+
+DeBERTa-v2 and v3 compute attention in their own module, and lose unknown keywords on the way to it.  `adapt` swaps the
+classes of layers and attention modules for subclasses of theirs: names, parameters and the keys of ``state_dict`` stay,
+and without work to do the module's own code runs.
+
+The way of the guidance: a hook takes ``guidance=`` from the call of the model and puts it on every layer; the layer
+passes it to itself as a keyword, because gradient checkpointing keeps keywords for its replay in the backward pass, when
+the model may have seen other guidance; and hands it to its attention module just before that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Layer, DisentangledSelfAttention
+
+
+class Guidance(Protocol):
+    """What travels through a model as ``guidance=``."""
+
+    def works_at(self, module: nn.Module) -> bool:
+        """Whether there is anything to do in this attention module."""
+
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+class GuidedDebertaAttention(DisentangledSelfAttention):  # type: ignore[misc]
+    """Disentangled attention whose content scores, position scores and values go to an attention function."""
+
+    attention_function: AttentionFunction
+    guidance: Guidance | None = None
+    """For the next call only."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        guidance, self.guidance = self.guidance, None
+        if guidance is None or not guidance.works_at(self):
+            return super().forward(  # type: ignore[no-any-return]
+                hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
+            )
+        queries = hidden_states if query_states is None else query_states
+        # (B * H, T, D), the layout in which the position scores are computed
+        query = self.transpose_for_scores(self.query_proj(queries), self.num_attention_heads)
+        key = self.transpose_for_scores(self.key_proj(hidden_states), self.num_attention_heads)
+        value = self.transpose_for_scores(self.value_proj(hidden_states), self.num_attention_heads)
+        num_terms = 1 + ("c2p" in self.pos_att_type) + ("p2c" in self.pos_att_type)
+        bias_BHQK = None
+        if self.relative_attention:
+            bias = self.disentangled_attention_bias(
+                query, key, relative_pos, self.pos_dropout(rel_embeddings), num_terms
+            )
+            # without c2p and p2c the sum of the position scores is the number 0
+            bias_BHQK = self._by_head(bias) if isinstance(bias, Tensor) else None
+        context_BQHD, attention_BHQK = self.attention_function(
+            self,
+            self._by_head(query),
+            self._by_head(key),
+            self._by_head(value),
+            attention_mask.bool(),
+            dropout=self.dropout.p if self.training else 0.0,
+            scaling=(query.shape[-1] * num_terms) ** -0.5,
+            guidance=guidance,
+            position_bias=bias_BHQK,
+            hidden_states=hidden_states,
+        )
+        return context_BQHD.flatten(-2), attention_BHQK if output_attentions else None
+
+    def _by_head(self, states: Tensor) -> Tensor:
+        return states.unflatten(0, (-1, self.num_attention_heads))
+
+
+class GuidedDebertaLayer(DebertaV2Layer):  # type: ignore[misc]
+    """A layer that carries the guidance of a forward pass to its attention module, in a checkpoint's replay too."""
+
+    current: Guidance | None = None
+    adapters = 0
+    """How many plans have adapted it and are still there."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **({"guidance": self.current} | kwargs))
+
+    def forward(self, *args: Any, guidance: Guidance | None = None, **kwargs: Any) -> Any:
+        self.attention.self.guidance = guidance
+        return super().forward(*args, **kwargs)
+
+
+def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[], None]:
+    """Make every DeBERTa-v2 layer of a model call an attention function where its guidance has work; other models stay.
+
+    The function gets (module, query, key, value, mask) as from transformers, the mask boolean (B, 1, Q, K), and as
+    keywords dropout, scaling, guidance, ``position_bias`` (B, H, Q, K), to be added to the scaled scores, and
+    ``hidden_states`` (B, K, width).
+
+    Returns:
+        What undoes it.  Where a model is adapted twice, the second undoing restores it.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, DebertaV2Layer)]
+    hooks = []
+    for layer in layers:
+        layer.__class__, layer.attention.self.__class__ = GuidedDebertaLayer, GuidedDebertaAttention
+        layer.adapters += 1
+        layer.attention.self.attention_function = attention_function
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and next(_layers(part), None) is not None:
+            hooks.append(part.register_forward_pre_hook(_take, with_kwargs=True))
+            hooks.append(part.register_forward_hook(_drop, always_call=True))
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+        for layer in layers:
+            layer.adapters -= 1
+            if layer.adapters == 0:
+                attention = layer.attention.self
+                layer.__class__, attention.__class__ = DebertaV2Layer, DisentangledSelfAttention
+                for name in ("current", "adapters"):
+                    layer.__dict__.pop(name, None)
+                for name in ("guidance", "attention_function"):
+                    attention.__dict__.pop(name, None)
+
+    return undo
+
+
+def _layers(model: nn.Module) -> Iterator[GuidedDebertaLayer]:
+    # looked up anew each time, so that a copy of a model guides its own layers
+    return (module for module in model.modules() if isinstance(module, GuidedDebertaLayer))
+
+
+def _take(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the model runs: take the guidance out of its call and put it on the layers."""
+    guidance = kwargs.pop("guidance", None)
+    if guidance is not None:
+        model.took_guidance = True  # type: ignore[assignment]
+        for layer in _layers(model):
+            layer.current = guidance
+    return args, kwargs
+
+
+def _drop(model: nn.Module, args: Any, output: Any) -> None:
+    """After it has run or failed: a later call without guidance must not find this one's."""
+    if model.__dict__.pop("took_guidance", False):
+        for layer in _layers(model):
+            layer.current = None

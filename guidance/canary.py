@@ -1,0 +1,99 @@
+"""The canary: proof that guidance reaches every site of a model.
+
+Models that do not route through the interface of transformers swallow the keyword ``guidance=`` in silence.  So a tiny
+forward pass comes before everything else; whatever does not answer as the table of sites says is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from guidance.errors import UnsupportedModel
+from guidance.sites import SUPPORTED, Site
+
+
+class Canary:
+    """Travels through a model as ``guidance=`` and keeps which modules called the attention function.
+
+    Attributes:
+        calls: per call, in order, the module and whether it had a mask.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[nn.Module, bool]] = []
+
+    def works_at(self, module: nn.Module) -> bool:
+        """Every attention module is to show itself."""
+        return True
+
+    def record(self, module: nn.Module, mask: Tensor | None) -> None:
+        """What the attention function says when it meets a canary."""
+        self.calls.append((module, mask is not None))
+
+
+def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> Canary:
+    """Prove that every site calls our function as often as it should, with a mask where there is padding.
+
+    One forward pass over two sentences of a few tokens, in evaluation: no gradients, no random numbers.
+
+    Raises:
+        UnsupportedModel: a site does not call, a module calls that is no site, or padding does not arrive.
+    """
+    canary, who = Canary(), type(model).__name__
+    with evaluating(model), torch.no_grad():
+        model(**_tiny_batch(model, sites), guidance=canary)
+    calls = [module for module, _ in canary.calls]
+    for module, mine in sites.items():
+        if calls.count(module) != len(mine):
+            often = "once" if len(mine) == 1 else f"{len(mine)} times"
+            raise UnsupportedModel(
+                f"{who}: {mine[0].name} called the attention function {calls.count(module)} times, not {often}",
+                hint=f"supported: {SUPPORTED}",
+            )
+    if strangers := {type(module).__name__ for module in calls if module not in sites}:
+        raise UnsupportedModel(f"{who}: {', '.join(sorted(strangers))} is not in the table of sites")
+    for module, had_mask in canary.calls:
+        site = sites[module][0]
+        # a decoder's own attention may do without a mask: it looks back only
+        if not had_mask and (site.stack, site.attention) != ("decoder", "self"):
+            raise UnsupportedModel(f"{who}: padding does not reach the attention function at {site.name}")
+    return canary
+
+
+def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[str, Any]:
+    """Two sentences, the second with padding."""
+    config = model.config
+    pad = getattr(config, "pad_token_id", None) or 0
+    ends = getattr(config, "eos_token_id", None)
+    end = ends[0] if isinstance(ends, list | tuple) and ends else ends
+    word = next((word for word in range(config.vocab_size) if word not in (pad, end)), 0)
+    device = next(model.parameters()).device
+    ids = torch.full((2, 6), word, device=device)
+    mask = torch.ones_like(ids)
+    if isinstance(end, int) and 0 <= end < config.vocab_size:  # classifiers of BART and T5 read the state at the end
+        ids[0, 5] = ids[1, 3] = end
+    ids[1, 4:], mask[1, 4:] = pad, 0
+    if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, T)
+        ids, mask = ids[None], mask[None]
+    batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if any(site.stack == "decoder" for mine in sites.values() for site in mine) and config.is_encoder_decoder:
+        batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
+    return batch
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation, with the mode of every module restored afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -3,137 +3,42 @@
 A pattern is a predicate over (query, key), computed from token features.  Row-normalised it is the target of a loss; as
 it stands it is a mask.  It says nothing about heads, and nothing about how strongly the wish is felt.
 
-Most patterns need no (Q, K) matrix: a `Shift` names one key per query, `Columns` the same keys for every query.  Both
-know how much attention falls on them without being written out; `dense` writes them out for pictures and oracles.
-
-A new pattern is one function and one row in `PATTERNS`.
+A new pattern is one function and one row in `PATTERNS`; its keyword parameters are its options.  Patterns combine as
+data: `read_pattern` makes one of what a plan says.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from operator import and_, or_
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from guidance.errors import UnknownName
-from guidance.features import Tokens
+from guidance import options as option
+from guidance.errors import PlanError, UnknownName
+from guidance.features import RELATIONS, UPOS, Tokens, relation_id
+from guidance.options import Count, Share
+from guidance.predicates import Columns, Conflict, Pairs, Predicate, Shift, Weights
+
+__all__ = [
+    "PATTERNS",
+    "Columns",
+    "Conflict",
+    "Pairs",
+    "Pattern",
+    "Predicate",
+    "Shift",
+    "Weights",
+    "find_pattern",
+    "read_pattern",
+]
 
 
-class Predicate(ABC):
-    """Which keys each query of a batch is pointed at; padding is never a query or a key."""
-
-    valid_BT: Tensor
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """The predicate written out: bool (B, Q, K)."""
-
-    @abstractmethod
-    def counts(self) -> Tensor:
-        """How many keys each query is pointed at: float32 (B, Q); 0 at padding."""
-
-    @abstractmethod
-    def mass(self, attention_BHQK: Tensor) -> Tensor:
-        """How much attention falls on the keys a query is pointed at: (B, H, Q)."""
-
-    @abstractmethod
-    def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
-        """Add the gradient of ``(mass * grad_BHQ).sum()`` with respect to the attention to ``grad_BHQK``, in place."""
-
-    def restricted(self, allowed_BQK: Tensor) -> Predicate:
-        """The same wish within what a query may see at all: causality, a sliding window."""
-        return Pairs(self.dense() & allowed_BQK, self.valid_BT)
-
-
-@dataclass(frozen=True)
-class Shift(Predicate):
-    """Each query is pointed at the token ``offset`` places to its right, where there is a valid one."""
-
-    offset: int
-    valid_BT: Tensor
-
-    def _has_target(self) -> Tensor:
-        target = torch.zeros_like(self.valid_BT)
-        source, goal = _shifted(self.valid_BT, self.offset)
-        target[:, source] = self.valid_BT[:, goal]
-        return target & self.valid_BT
-
-    def dense(self) -> Tensor:
-        has_target = self._has_target()
-        dense = has_target.new_zeros((*has_target.shape, has_target.shape[1]))
-        queries, _ = _shifted(has_target, self.offset)
-        dense.diagonal(self.offset, -2, -1).copy_(has_target[:, queries])
-        return dense
-
-    def counts(self) -> Tensor:
-        return self._has_target().float()
-
-    def mass(self, attention_BHQK: Tensor) -> Tensor:
-        queries, _ = _shifted(self.valid_BT, self.offset)
-        mass = attention_BHQK.new_zeros(attention_BHQK.shape[:-1])
-        mass[..., queries] = attention_BHQK.diagonal(self.offset, -2, -1)
-        return mass * self._has_target()[:, None]
-
-    def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
-        queries, _ = _shifted(self.valid_BT, self.offset)
-        wanted = grad_BHQ * self._has_target()[:, None]
-        grad_BHQK.diagonal(self.offset, -2, -1).add_(wanted[..., queries])
-
-
-def _shifted(valid_BT: Tensor, offset: int) -> tuple[slice, slice]:
-    """The queries that have a position ``offset`` to their right, and those positions."""
-    length = valid_BT.shape[1]
-    start, stop = max(0, -offset), min(length, length - offset)
-    stop = max(start, stop)
-    return slice(start, stop), slice(start + offset, stop + offset)
-
-
-@dataclass(frozen=True)
-class Columns(Predicate):
-    """Every query is pointed at the same keys."""
-
-    keys_BK: Tensor
-    valid_BT: Tensor
-
-    def _keys(self) -> Tensor:
-        return self.keys_BK & self.valid_BT
-
-    def dense(self) -> Tensor:
-        return self._keys()[:, None, :] & self.valid_BT[:, :, None]
-
-    def counts(self) -> Tensor:
-        return self._keys().sum(-1, keepdim=True) * self.valid_BT.float()
-
-    def mass(self, attention_BHQK: Tensor) -> Tensor:
-        keys_BK1 = self._keys().to(attention_BHQK.dtype)[:, None, :, None]
-        return (attention_BHQK @ keys_BK1).squeeze(-1) * self.valid_BT[:, None]
-
-    def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
-        wanted = (grad_BHQ * self.valid_BT[:, None]).unsqueeze(-1)
-        grad_BHQK.addcmul_(wanted, self._keys().to(grad_BHQK.dtype)[:, None, None, :])
-
-
-@dataclass(frozen=True)
-class Pairs(Predicate):
-    """Any predicate, written out as bool (B, Q, K)."""
-
-    pairs_BQK: Tensor
-    valid_BT: Tensor
-
-    def dense(self) -> Tensor:
-        return self.pairs_BQK & self.valid_BT[:, None, :] & self.valid_BT[:, :, None]
-
-    def counts(self) -> Tensor:
-        return self.dense().sum(-1).float()
-
-    def mass(self, attention_BHQK: Tensor) -> Tensor:
-        return (attention_BHQK * self.dense()[:, None]).sum(-1)
-
-    def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
-        grad_BHQK.addcmul_(grad_BHQ.unsqueeze(-1), self.dense()[:, None].to(grad_BHQK.dtype))
+# places
 
 
 def next_token(tokens: Tokens) -> Predicate:
@@ -153,8 +58,37 @@ def self_token(tokens: Tokens) -> Predicate:
 
 def first_token(tokens: Tokens) -> Predicate:
     """Every token looks at the first valid token."""
-    first_BT = tokens.valid_BT & (tokens.valid_BT.cumsum(-1) == 1)
-    return Columns(first_BT, tokens.valid_BT)
+    return Columns(_first(tokens.valid_BT), tokens.valid_BT)
+
+
+class Odd:
+    """A number that has a middle."""
+
+    def check(self, name: str, value: int) -> None:
+        """Raises PlanError for even numbers and those below 1."""
+        if value < 1 or value % 2 == 0:
+            raise PlanError(f"{name} = {value!r} is not an odd number from 1")
+
+
+def window(tokens: Tokens, *, size: Annotated[int, Odd()] = 3, words: bool = False) -> Predicate:
+    """Each token looks at the few tokens around it, itself among them.
+
+    Args:
+        size: how many, in tokens; the published code of paper B has 5.
+        words: count words instead.  Pieces of a word share its row, the first delimiter stands before the first word
+            and the last one after the last word; other tokens without a word look at themselves.
+    """
+    if not words:
+        places_T = torch.arange(tokens.valid_BT.shape[1], device=tokens.valid_BT.device)
+        near_QK = (places_T[:, None] - places_T).abs() <= size // 2
+        return Pairs(near_QK.expand(len(tokens.valid_BT), -1, -1), tokens.valid_BT)
+    places_BT, has_place_BT = _word_places(tokens)
+    near_BQK = (places_BT[:, :, None] - places_BT[:, None, :]).abs() <= size // 2
+    near_BQK = near_BQK & has_place_BT[:, :, None] & has_place_BT[:, None, :]
+    return Pairs(near_BQK | _diagonal(tokens.valid_BT), tokens.valid_BT)
+
+
+# tokens and what they look like
 
 
 def delimiter(tokens: Tokens) -> Predicate:
@@ -164,43 +98,363 @@ def delimiter(tokens: Tokens) -> Predicate:
 
 def period(tokens: Tokens) -> Predicate:
     """Every token looks at the full stops."""
-    return Columns(tokens.column("period"), tokens.valid_BT)
+    return Columns(tokens.column("character") == ord("."), tokens.valid_BT)
+
+
+def separator(tokens: Tokens, *, marks: str = ",;.?!") -> Predicate:
+    """Every token looks at delimiters and at punctuation marks.
+
+    Args:
+        marks: the characters that separate, each a token of its own; the published code of paper B has ``;?,.:``.
+    """
+    mark_BT = _is_any(tokens.column("character"), map(ord, marks))
+    return Columns(tokens.column("delimiter") | mark_BT, tokens.valid_BT)
+
+
+def matching_token(tokens: Tokens, *, include_self: bool = True, unique: Literal["all", "self"] = "all") -> Predicate:
+    """Each token looks at the tokens that equal it; one that occurs once looks everywhere.
+
+    Tokens equal each other by the ids that the model sees, so that a masked token matches the other masked ones.
+
+    Args:
+        include_self: a repeated token looks at itself too (paper E, equation 4; its code for summaries: no).
+        unique: where a token looks that occurs once: at all valid tokens, or at itself (its code for segmentation).
+    """
+    valid_BT = tokens.valid_BT
+    same_BQK = (tokens.ids_BT[:, :, None] == tokens.ids_BT[:, None, :]) & valid_BT[:, None, :]
+    once_BQ1 = (same_BQK.sum(-1) == 1)[:, :, None]
+    diagonal = _diagonal(valid_BT)
+    repeated_BQK = same_BQK if include_self else same_BQK & ~diagonal
+    alone_BQK = torch.ones_like(same_BQK) if unique == "all" else diagonal
+    return Pairs(torch.where(once_BQ1, alone_BQK, repeated_BQK), valid_BT)
+
+
+def marked(tokens: Tokens) -> Predicate:
+    """Every token looks at the tokens that the caller marks."""
+    return Columns(tokens.column("marked"), tokens.valid_BT)
+
+
+def all_tokens(tokens: Tokens) -> Predicate:
+    """Every token looks at every token."""
+    return Columns(tokens.valid_BT, tokens.valid_BT)
+
+
+def no_token(tokens: Tokens) -> Predicate:
+    """No token looks anywhere; what an empty row means is up to the mechanism."""
+    return Columns(torch.zeros_like(tokens.valid_BT), tokens.valid_BT)
+
+
+# sentences and words
+
+
+def same_segment(tokens: Tokens, *, free_first: bool = False) -> Predicate:
+    """Each token looks at the tokens of its segment; one that belongs to none looks at itself.
+
+    Args:
+        free_first: the first valid token looks everywhere (paper E, segmentation: the row of [CLS]).
+    """
+    segment_BT, valid_BT = tokens.column("segment"), tokens.valid_BT
+    pairs_BQK = (segment_BT[:, :, None] == segment_BT[:, None, :]) & (segment_BT >= 0)[:, :, None]
+    pairs_BQK = pairs_BQK | _diagonal(valid_BT)
+    if free_first:
+        pairs_BQK = pairs_BQK | _first(valid_BT)[:, :, None]
+    return Pairs(pairs_BQK, valid_BT)
+
+
+def rare(tokens: Tokens, *, fraction: Share = 0.1, least: Count = 2) -> Predicate:
+    """Every token looks at the rarest words of each segment, or of the example where segments are not known.
+
+    Words are ranked by idf, the later of two equals first; a word whose idf is not above zero is no candidate.  Where
+    a segment has too few candidates, or there is no word at all, the first valid token of the example fills in.
+
+    Args:
+        fraction: how many of the segment's words, rounded down.
+        least: but at least so many.
+    """
+    word_BT = _words(tokens)
+    same_BQK = _same_word(word_BT)
+    segment_BT = tokens.columns.get("segment", torch.zeros_like(word_BT))
+    T = word_BT.shape[1]
+    earlier_QK = torch.ones(T, T, dtype=torch.bool, device=word_BT.device).tril(-1)
+    # a word is ranked at its first piece
+    start_BT = (word_BT >= 0) & ~(same_BQK & earlier_QK).any(-1) & (segment_BT >= 0)
+    idf_BT = tokens.column("idf").float()
+    idf_BT = torch.where(start_BT & (idf_BT > 0), idf_BT, float("-inf"))
+    candidate_BT = idf_BT > float("-inf")
+    peers_BQK = (segment_BT[:, :, None] == segment_BT[:, None, :]) & start_BT[:, None, :]
+    rarer_BQK = idf_BT[:, None, :] > idf_BT[:, :, None]
+    equal_BQK = idf_BT[:, None, :] == idf_BT[:, :, None]
+    rank_BT = (peers_BQK & (rarer_BQK | (equal_BQK & earlier_QK.T))).sum(-1)
+    # 0.29 * 100 is less than 29
+    wanted_BT = (peers_BQK.sum(-1) * fraction + 1e-4).floor().clamp(min=least)
+    chosen_BT = candidate_BT & (rank_BT < wanted_BT)
+    too_few_BT = start_BT & ((peers_BQK & candidate_BT[:, None, :]).sum(-1) < wanted_BT)
+    fills_B1 = too_few_BT.any(-1, keepdim=True) | ~start_BT.any(-1, keepdim=True)
+    keys_BT = (same_BQK & chosen_BT[:, None, :]).any(-1) | (_first(tokens.valid_BT) & fills_B1)
+    return Columns(keys_BT, tokens.valid_BT)
+
+
+def dependency(tokens: Tokens) -> Predicate:
+    """Each word looks at itself, its syntactic head and its children; other tokens look at themselves.
+
+    Pieces of one word share its row and see each other.
+    """
+    word_BT = _words(tokens)
+    pairs_BQK = _same_word(word_BT) | _head_or_child(tokens, word_BT)
+    return Pairs(pairs_BQK | _diagonal(tokens.valid_BT), tokens.valid_BT)
+
+
+class Relation:
+    """A name of a dependency relation."""
+
+    def check(self, name: str, value: str) -> None:
+        """Raises UnknownName where nobody calls a relation so."""
+        if relation_id(value) < 0:
+            raise UnknownName("relation", value, RELATIONS)
+
+
+def major_relation(
+    tokens: Tokens,
+    *,
+    relations: Annotated[tuple[str, ...], Relation()] = ("nsubj", "obj", "amod", "advmod"),
+    square: bool = False,
+) -> Predicate:
+    """Every token looks at the words in major relations, with their heads and children, and at both ends.
+
+    The ends are the first and the last delimiter of the example; delimiters between them look at themselves.
+
+    Args:
+        relations: of Universal Dependencies; a subtype such as ``nsubj:pass`` is another relation.
+        square: only the tokens that are looked at look.
+    """
+    word_BT = _words(tokens)
+    found_BT = _is_any(tokens.column("relation"), map(relation_id, relations)) & (word_BT >= 0)
+    related_BQK = _same_word(word_BT) | _head_or_child(tokens, word_BT)
+    first_BT, last_BT = _ends(tokens)
+    keys_BT = (related_BQK & found_BT[:, None, :]).any(-1) | first_BT | last_BT
+    if square:
+        return Pairs(keys_BT[:, :, None] & keys_BT[:, None, :], tokens.valid_BT)
+    inner_BQ1 = (tokens.column("delimiter") & ~first_BT & ~last_BT)[:, :, None]
+    return Pairs(torch.where(inner_BQ1, _diagonal(tokens.valid_BT), keys_BT[:, None, :]), tokens.valid_BT)
+
+
+def noun(tokens: Tokens, *, proper: bool = True, square: bool = False) -> Predicate:
+    """Every token looks at the nouns.
+
+    Args:
+        proper: names are nouns.
+        square: only nouns look.
+    """
+    return _part_of_speech(tokens, ("NOUN", "PROPN") if proper else ("NOUN",), square)
+
+
+def verb(tokens: Tokens, *, square: bool = False) -> Predicate:
+    """Every token looks at the verbs, auxiliaries not among them.
+
+    Args:
+        square: only verbs look.
+    """
+    return _part_of_speech(tokens, ("VERB",), square)
+
+
+def adjective(tokens: Tokens, *, square: bool = False) -> Predicate:
+    """Every token looks at the adjectives.
+
+    Args:
+        square: only adjectives look.
+    """
+    return _part_of_speech(tokens, ("ADJ",), square)
+
+
+def negation(tokens: Tokens) -> Predicate:
+    """Every token looks at the words that negate."""
+    return Columns(tokens.column("negation"), tokens.valid_BT)
+
+
+def stop_word(tokens: Tokens) -> Predicate:
+    """Every token looks at the stop words."""
+    return Columns(tokens.column("stop_word"), tokens.valid_BT)
+
+
+def conflict(tokens: Tokens, *, truth: bool = False, constant: Share | None = None) -> Predicate:
+    """Each token weighs the others by how strongly the corpus expects them beside it.
+
+    The weight of a key is the entry of the co-occurrence table in the row of the query's token; keys that are
+    delimiters or not in the table weigh 0, and so does every key of a query that is not in the table.
+
+    Args:
+        truth: the row of the token that the text has at the query, whatever the model sees there.
+        constant: one weight for all keys in the table.
+    """
+    table = tokens.table("cooccurrence").to(tokens.ids_BT.device)
+    queries_BT = table.rows(tokens.column("original") if truth else tokens.ids_BT)
+    keys_BT = table.rows(tokens.ids_BT).masked_fill(tokens.column("delimiter"), -1)
+    return Conflict(queries_BT, keys_BT, table.scores_NN if constant is None else constant, tokens.valid_BT)
+
+
+# parts of them
+
+
+def _first(marked_BT: Tensor) -> Tensor:
+    """The first marked token of each example."""
+    return marked_BT & (marked_BT.cumsum(-1) == 1)
+
+
+def _ends(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The first and the last delimiter of each example."""
+    delimiter_BT = tokens.column("delimiter") & tokens.valid_BT
+    return _first(delimiter_BT), _first(delimiter_BT.flip(-1)).flip(-1)
+
+
+def _diagonal(valid_BT: Tensor) -> Tensor:
+    """Each token itself, (1, T, T)."""
+    return torch.eye(valid_BT.shape[1], dtype=torch.bool, device=valid_BT.device)[None]
+
+
+def _is_any(values_BT: Tensor, wanted: Iterable[int]) -> Tensor:
+    return reduce(or_, (values_BT == value for value in wanted), torch.zeros_like(values_BT, dtype=torch.bool))
+
+
+def _words(tokens: Tokens) -> Tensor:
+    """The word of each valid token; -1 for none."""
+    return tokens.column("word").masked_fill(~tokens.valid_BT, -1)
+
+
+def _same_word(word_BT: Tensor) -> Tensor:
+    return (word_BT[:, :, None] == word_BT[:, None, :]) & (word_BT >= 0)[:, :, None]
+
+
+def _head_or_child(tokens: Tokens, word_BT: Tensor) -> Tensor:
+    """Whether the key's word is the head of the query's word, or the other way round."""
+    head_BT = tokens.column("head")
+    child_BQK = (head_BT[:, None, :] == word_BT[:, :, None]) & (word_BT >= 0)[:, :, None] & (word_BT >= 0)[:, None, :]
+    return child_BQK | child_BQK.transpose(1, 2)
+
+
+def _word_places(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The place of each token in its example's row of words, and which tokens have one."""
+    word_BT = _words(tokens)
+    is_word_BT = word_BT >= 0
+    highest_B1 = word_BT.amax(-1, keepdim=True)
+    beyond = torch.iinfo(word_BT.dtype).max
+    lowest_B1 = torch.where(highest_B1 >= 0, word_BT.masked_fill(~is_word_BT, beyond).amin(-1, keepdim=True), 0)
+    first_BT, last_BT = _ends(tokens)
+    start_BT = first_BT & (is_word_BT.cumsum(-1) == 0)
+    end_BT = last_BT & ~start_BT & (is_word_BT.flip(-1).cumsum(-1).flip(-1) == 0)
+    places_BT = torch.where(start_BT, lowest_B1 - 1, torch.where(end_BT, highest_B1 + 1, word_BT))
+    return places_BT, is_word_BT | start_BT | end_BT
+
+
+def _part_of_speech(tokens: Tokens, tags: Sequence[str], square: bool) -> Predicate:
+    found_BT = _is_any(tokens.column("pos"), map(UPOS.index, tags))
+    if square:
+        return Pairs(found_BT[:, :, None] & found_BT[:, None, :], tokens.valid_BT)
+    return Columns(found_BT, tokens.valid_BT)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One row of `PATTERNS`.
+    """One row of `PATTERNS`, or what a plan makes of some.
 
     Attributes:
         build: from the features of a batch to the predicate.
-        needs: the features it reads besides ids and padding.
-        positional: True where a missing target is a matter of the sequence's boundary, not of its tokens.
         source: paper, section, equation.
+        needs: the features it reads besides ids and padding.
+        tables: the tables it looks things up in.
+        positional: True where a missing target is a matter of the sequence's boundary, not of its tokens.
+        weighted: True where it weighs keys instead of naming them.
+        same_keys: True where the keys do not depend on the query, so that the query may be of another sequence.
+        options: the options that a plan gave, by name.
+        needs_with: further features that an option needs when it is on, by option.
     """
 
     name: str
     build: Callable[[Tokens], Predicate]
     source: str
     needs: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
     positional: bool = False
+    weighted: bool = False
+    same_keys: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+    @property
+    def _function(self) -> Callable[..., Predicate]:
+        return self.build.func if isinstance(self.build, partial) else self.build
 
     @property
     def summary(self) -> str:
         """What it says, in one line."""
-        return (self.build.__doc__ or "").strip().splitlines()[0]
+        return (self._function.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The options that a plan may give."""
+        return tuple(option.declared(self._function))
+
+    def bound(self, given: Mapping[str, Any]) -> Pattern:
+        """The pattern with options.
+
+        Raises:
+            UnknownName: an option that it does not have.
+            PlanError: a value of another type or out of range.
+        """
+        chosen = option.read(self._function, given, f"pattern {self.name!r}")
+        if not chosen:
+            return self
+        more = [need for name in self.needs_with if chosen.get(name) for need in self.needs_with[name]]
+        return replace(
+            self,
+            build=partial(self._function, **chosen),
+            needs=(*self.needs, *more),
+            same_keys=self.same_keys and not chosen.get("square"),
+            options=chosen,
+        )
+
+    def __str__(self) -> str:
+        """Its name with the options that a plan gave."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name
 
 
 _A = "Deshpande & Narasimhan 2020, section 3.1"
+_B = "Wang et al. 2020, section 3"
+_C = "Xing et al. 2020, equations 9 to 12"
+_E = "Li et al. 2022"
+_OURS = "the trivial case"
+
+_TREE = ("word", "head")
 
 PATTERNS: Mapping[str, Pattern] = {
     pattern.name: pattern
     for pattern in (
         Pattern("next", next_token, _A, positional=True),
         Pattern("previous", previous_token, _A, positional=True),
-        Pattern("first", first_token, _A),
+        Pattern("first", first_token, _A, same_keys=True),
         Pattern("self", self_token, "Deshpande & Narasimhan 2020, published code", positional=True),
-        Pattern("delimiter", delimiter, _A, needs=("delimiter",)),
-        Pattern("period", period, _A, needs=("period",)),
+        Pattern("window", window, f"{_B}, RelPos", needs_with={"words": ("word", "delimiter")}),
+        Pattern("delimiter", delimiter, _A, needs=("delimiter",), same_keys=True),
+        Pattern("period", period, _A, needs=("character",), same_keys=True),
+        Pattern("separator", separator, f"{_B}, Seprat", needs=("delimiter", "character"), same_keys=True),
+        Pattern("matching_token", matching_token, f"{_E}, equation 4"),
+        Pattern("marked", marked, "soft masks at inference", needs=("marked",), same_keys=True),
+        Pattern("same_segment", same_segment, f"{_E}, equation 5", needs=("segment",)),
+        Pattern("rare", rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True),
+        Pattern("dependency", dependency, f"{_B}, DepSyn", needs=_TREE),
+        Pattern("major_relation", major_relation, f"{_B}, MajRel", needs=(*_TREE, "relation", "delimiter")),
+        Pattern("noun", noun, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
+        Pattern("verb", verb, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
+        Pattern("adjective", adjective, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
+        Pattern("negation", negation, "Wang et al. 2020, published code", needs=("negation",), same_keys=True),
+        Pattern("stop_word", stop_word, "Wang et al. 2020, published code", needs=("stop_word",), same_keys=True),
+        Pattern(
+            *("conflict", conflict, _C, ("delimiter",), ("cooccurrence",)),
+            weighted=True,
+            needs_with={"truth": ("original",)},
+        ),
+        Pattern("all", all_tokens, _OURS, same_keys=True),
+        Pattern("none", no_token, _OURS, same_keys=True),
     )
 }
 """Every pattern by name."""
@@ -215,3 +469,144 @@ def find_pattern(name: str) -> Pattern:
     if name not in PATTERNS:
         raise UnknownName("pattern", name, PATTERNS)
     return PATTERNS[name]
+
+
+# combinations
+
+
+def either(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks where any of the parts looks."""
+    return _joined(or_, [part.build(tokens) for part in parts])
+
+
+def both(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks where all of the parts look."""
+    return _joined(and_, [part.build(tokens) for part in parts])
+
+
+def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[Predicate]) -> Predicate:
+    valid_BT = predicates[0].valid_BT
+    columns = [predicate for predicate in predicates if isinstance(predicate, Columns)]
+    if len(columns) == len(predicates):
+        return Columns(reduce(operator, (column.keys_BK for column in columns)), valid_BT)
+    return Pairs(reduce(operator, (predicate.dense() for predicate in predicates)), valid_BT)
+
+
+def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks at the valid tokens that the part leaves out."""
+    predicate = parts[0].build(tokens)
+    if isinstance(predicate, Columns):
+        return Columns(~predicate.keys_BK, predicate.valid_BT)
+    return Pairs(~predicate.dense(), predicate.valid_BT)
+
+
+def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
+    """Each token weighs the others by the sum of what the parts say."""
+    terms = [weight * part.build(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
+    return Weights(reduce(torch.add, terms), tokens.valid_BT)
+
+
+def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -> Pattern:
+    """The pattern that a plan describes.
+
+    Args:
+        spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
+            ``{"and": [...]}``, ``{"not": ...}`` or ``{"sum": [...]}``, whose parts are descriptions again.  A part of a
+            sum may have a ``weight``.
+        given: further options of a name.
+
+    Raises:
+        UnknownName: a pattern or an option that does not exist.
+        PlanError: anything else that is not such a description.
+    """
+    if isinstance(spec, str):
+        return find_pattern(spec).bound(given)
+    if not isinstance(spec, Mapping):
+        raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)
+    if "name" in spec:
+        inner = {name: value for name, value in spec.items() if name != "name"}
+        if twice := sorted(inner.keys() & given.keys()):
+            raise PlanError(f"the option {twice[0]!r} of the pattern is given twice")
+        if not isinstance(spec["name"], str):
+            raise PlanError(f"the name of a pattern is {spec['name']!r}", hint=_SHAPES)
+        return find_pattern(spec["name"]).bound({**inner, **given})
+    if len(spec) != 1 or next(iter(spec)) not in _COMBINATIONS:
+        raise PlanError(f"pattern = {dict(spec)!r} is no description of a pattern", hint=_SHAPES)
+    if given:
+        raise PlanError(
+            f"a combination has no option {next(iter(given))!r}",
+            hint='options belong to its parts: { name = "window", size = 5 }',
+        )
+    ((operation, items),) = spec.items()
+    return _COMBINATIONS[operation](items)
+
+
+_SHAPES = (
+    'for example "next", { name = "window", size = 5 }, { or = ["next", "previous"] }, { and = [...] }, '
+    '{ not = "same_segment" } or { sum = ["next", { name = "first", weight = 0.5 }] }'
+)
+
+
+def _items(operation: str, items: Any) -> Sequence[Any]:
+    if not isinstance(items, list | tuple) or not items:
+        raise PlanError(f"{operation} = {items!r} is not a list of patterns", hint=_SHAPES)
+    return items
+
+
+def _yes_or_no(operation: str, parts: Sequence[Pattern]) -> Sequence[Pattern]:
+    for part in parts:
+        if part.weighted:
+            raise PlanError(
+                f"{operation!r} is for patterns that name keys; {part.name!r} weighs them",
+                hint='weights add up: { sum = ["next", { name = "first", weight = 0.5 }] }',
+            )
+    return parts
+
+
+def _in_words(part: Pattern) -> str:
+    return f"({part})" if " " in part.name else str(part)
+
+
+def _combined(name: str, function: Callable[..., Predicate], parts: Sequence[Pattern], **changes: Any) -> Pattern:
+    facts: dict[str, Any] = {
+        "needs": tuple(dict.fromkeys(need for part in parts for need in part.needs)),
+        "tables": tuple(dict.fromkeys(table for part in parts for table in part.tables)),
+        "positional": all(part.positional for part in parts),
+        "same_keys": all(part.same_keys for part in parts),
+    }
+    source = "; ".join(dict.fromkeys(part.source for part in parts))
+    return Pattern(name, partial(function, parts=tuple(parts)), source, **(facts | changes))
+
+
+def _logical(operation: str, function: Callable[..., Predicate], items: Any) -> Pattern:
+    parts = _yes_or_no(operation, [read_pattern(item) for item in _items(operation, items)])
+    return _combined(f" {operation} ".join(map(_in_words, parts)), function, parts)
+
+
+def _negated(item: Any) -> Pattern:
+    parts = _yes_or_no("not", [read_pattern(item)])
+    return _combined(f"not {_in_words(parts[0])}", other, parts, positional=False)
+
+
+def _summed(items: Any) -> Pattern:
+    parts, weights = [], []
+    for item in _items("sum", items):
+        weight: Any = 1.0
+        if isinstance(item, Mapping) and "weight" in item:
+            weight, item = item["weight"], {name: value for name, value in item.items() if name != "weight"}
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise PlanError(f"weight = {weight!r} of a part of a sum is not a number from 0")
+        parts.append(read_pattern(item))
+        weights.append(float(weight))
+    terms = zip(weights, map(_in_words, parts), strict=True)
+    name = " + ".join(words if weight == 1 else f"{weight:g} {words}" for weight, words in terms)
+    function = partial(weighted_sum, weights=tuple(weights))
+    return _combined(name, function, parts, weighted=True, same_keys=False)
+
+
+_COMBINATIONS: Mapping[str, Callable[[Any], Pattern]] = {
+    "or": partial(_logical, "or", either),
+    "and": partial(_logical, "and", both),
+    "not": _negated,
+    "sum": _summed,
+}

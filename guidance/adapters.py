@@ -1,4 +1,6 @@
-"""Adapters: models whose attention does not go through the interface of transformers, made to call our function.
+"""Adapters: how models are brought to call our attention function.
+
+Most ask the interface of transformers for a function by name, and `switch` changes the name in all their parts.
 
 DeBERTa-v2 and v3 compute attention in their own module, and lose unknown keywords on the way to it.  `adapt` swaps the
 classes of layers and attention modules for subclasses of theirs: names, parameters and the keys of ``state_dict`` stay,
@@ -29,7 +31,7 @@ class Guidance(Protocol):
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-class GuidedDebertaAttention(DisentangledSelfAttention):  # type: ignore[misc]
+class GuidedDebertaAttention(DisentangledSelfAttention):
     """Disentangled attention whose content scores, position scores and values go to an attention function."""
 
     attention_function: AttentionFunction
@@ -47,7 +49,7 @@ class GuidedDebertaAttention(DisentangledSelfAttention):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         guidance, self.guidance = self.guidance, None
         if guidance is None or not guidance.works_at(self):
-            return super().forward(  # type: ignore[no-any-return]
+            return super().forward(
                 hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
         queries = hidden_states if query_states is None else query_states
@@ -73,7 +75,7 @@ class GuidedDebertaAttention(DisentangledSelfAttention):  # type: ignore[misc]
             scaling=(query.shape[-1] * num_terms) ** -0.5,
             guidance=guidance,
             position_bias=bias_BHQK,
-            hidden_states=hidden_states,
+            layer_input=hidden_states,
         )
         return context_BQHD.flatten(-2), attention_BHQK if output_attentions else None
 
@@ -81,7 +83,7 @@ class GuidedDebertaAttention(DisentangledSelfAttention):  # type: ignore[misc]
         return states.unflatten(0, (-1, self.num_attention_heads))
 
 
-class GuidedDebertaLayer(DebertaV2Layer):  # type: ignore[misc]
+class GuidedDebertaLayer(DebertaV2Layer):
     """A layer that carries the guidance of a forward pass to its attention module, in a checkpoint's replay too."""
 
     current: Guidance | None = None
@@ -96,24 +98,45 @@ class GuidedDebertaLayer(DebertaV2Layer):  # type: ignore[misc]
         return super().forward(*args, **kwargs)
 
 
+def switch(model: nn.Module, name: str) -> Callable[[], None]:
+    """Make all parts of a model ask the interface of transformers for the attention function of that name.
+
+    Not only the model as a whole: in older versions the stacks of T5, which have configurations of their own, keep
+    their function in silence.  Models without the interface are left alone.
+
+    Returns:
+        What undoes it.
+    """
+    parts = [p for p in model.modules() if isinstance(p, PreTrainedModel) and not _is_deberta(p)]
+    before = [str(part.config._attn_implementation or "sdpa") for part in parts]
+    for part in parts:
+        part.set_attn_implementation(name)
+
+    def undo() -> None:
+        for part, implementation in zip(parts, before, strict=True):
+            part.set_attn_implementation(implementation)
+
+    return undo
+
+
 def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[], None]:
     """Make every DeBERTa-v2 layer of a model call an attention function where its guidance has work; other models stay.
 
     The function gets (module, query, key, value, mask) as from transformers, the mask boolean (B, 1, Q, K), and as
     keywords dropout, scaling, guidance, ``position_bias`` (B, H, Q, K), to be added to the scaled scores, and
-    ``hidden_states`` (B, K, width).
+    ``layer_input`` (B, K, width).
 
     Returns:
         What undoes it.  Where a model is adapted twice, the second undoing restores it.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, DebertaV2Layer)]
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, DebertaV2Layer)]
     hooks = []
     for layer in layers:
         layer.__class__, layer.attention.self.__class__ = GuidedDebertaLayer, GuidedDebertaAttention
         layer.adapters += 1
         layer.attention.self.attention_function = attention_function
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and next(_layers(part), None) is not None:
+        if isinstance(part, PreTrainedModel) and _is_deberta(part):
             hooks.append(part.register_forward_pre_hook(_take, with_kwargs=True))
             hooks.append(part.register_forward_hook(_drop, always_call=True))
 
@@ -131,6 +154,10 @@ def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[
                     attention.__dict__.pop(name, None)
 
     return undo
+
+
+def _is_deberta(model: nn.Module) -> bool:
+    return any(isinstance(module, DebertaV2Layer) for module in model.modules())
 
 
 def _layers(model: nn.Module) -> Iterator[GuidedDebertaLayer]:

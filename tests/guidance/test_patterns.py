@@ -1,208 +1,243 @@
-"""The contract of every row of `PATTERNS`, and what each says on sentences worked by hand."""
+"""The contract of every row of `PATTERNS` and of combinations, and what they say on sentences worked by hand."""
 
 from __future__ import annotations
+
+import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from guidance.errors import InputError, UnknownName
-from guidance.features import Tokens, Vocabulary
-from guidance.patterns import PATTERNS, Columns, Pairs, Predicate, find_pattern
-from tests.guidance.models import pattern_keys
-
-FEATURES = ("delimiter", "period")
-every_pattern = pytest.mark.parametrize("name", PATTERNS)
-
-
-def tokens(valid: list[list[int]], marked: list[list[int]] | None = None) -> Tokens:
-    valid_BT = torch.tensor(valid, dtype=torch.bool)
-    marked_BT = torch.tensor(marked, dtype=torch.bool) if marked else torch.zeros_like(valid_BT)
-    return Tokens(torch.arange(valid_BT.numel()).view(valid_BT.shape), valid_BT, dict.fromkeys(FEATURES, marked_BT))
-
-
-PADDED = tokens(
-    [
-        [1, 1, 1, 1, 1, 1],  # full
-        [1, 1, 1, 0, 0, 0],  # padded on the right
-        [0, 0, 1, 1, 1, 1],  # padded on the left
-        [0, 0, 1, 0, 0, 0],  # one token
-        [0, 0, 0, 0, 0, 0],  # nothing
-        [1, 1, 1, 1, 1, 1],  # full, and nothing is marked
-    ],
-    [
-        [1, 0, 0, 1, 0, 1],
-        [1, 0, 1, 1, 1, 1],  # marks at padding
-        [1, 1, 0, 0, 1, 0],
-        [0, 0, 1, 1, 0, 0],
-        [1, 1, 1, 1, 1, 1],
-        [0, 0, 0, 0, 0, 0],
-    ],
+from guidance.errors import InputError, PlanError, UnknownName
+from guidance.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
+from guidance.patterns import (
+    PATTERNS,
+    Columns,
+    Conflict,
+    Pairs,
+    Pattern,
+    Predicate,
+    Weights,
+    find_pattern,
+    read_pattern,
 )
+from tests.guidance import pattern_oracle as oracle
+from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence
+
+every_pattern = pytest.mark.parametrize("spec", [*PATTERNS, *SPECS], ids=lambda spec: str(spec))
+BATCH = oracle.tokens(*EXAMPLES)
+B, T = BATCH.ids_BT.shape
+NEAR_QK = (torch.arange(T)[:, None] - torch.arange(T)[None]).abs() <= 1
 
 
-def dense_oracle(name: str, batch: Tokens) -> Tensor:
-    """The predicate by loops over examples, queries and keys."""
-    B, T = batch.ids_BT.shape
-    dense = torch.zeros(B, T, T, dtype=torch.bool)
-    for b in range(B):
-        valid, marked = batch.valid_BT[b].tolist(), batch.columns["period"][b].tolist()
-        for query in range(T):
-            if valid[query]:
-                for key in pattern_keys(name, valid, marked, query):
-                    dense[b, query, key] = True
-    return dense
+def build(spec: Any, batch: Tokens = BATCH) -> Predicate:
+    return read_pattern(spec).build(batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("next", ["0100", "0010", "0000", "0000"]),
-        ("previous", ["0000", "1000", "0100", "0000"]),
-        ("self", ["1000", "0100", "0010", "0000"]),
-        ("first", ["1000", "1000", "1000", "0000"]),
-        ("delimiter", ["1010", "1010", "1010", "0000"]),
-        ("period", ["1010", "1010", "1010", "0000"]),
-    ],
-)
-def test_four_places_of_which_three_are_tokens_worked_by_hand(name: str, expected: list[str]) -> None:
-    batch = tokens([[1, 1, 1, 0]], [[1, 0, 1, 1]])
-    rows = ["".join(str(int(x)) for x in row) for row in find_pattern(name).build(batch).dense()[0]]
-    assert rows == expected
-
-
-@every_pattern
-def test_written_out_a_pattern_is_what_loops_find(name: str) -> None:
-    assert torch.equal(find_pattern(name).build(PADDED).dense(), dense_oracle(name, PADDED))
-
-
-@every_pattern
-def test_padding_is_neither_query_nor_key(name: str) -> None:
-    dense = find_pattern(name).build(PADDED).dense()
-    assert not dense[~PADDED.valid_BT].any()
-    assert not dense.transpose(1, 2)[~PADDED.valid_BT].any()
-
-
-@every_pattern
-def test_shapes_and_types(name: str) -> None:
-    predicate = find_pattern(name).build(PADDED)
-    assert predicate.dense().dtype == torch.bool and predicate.dense().shape == (6, 6, 6)
-    assert predicate.counts().dtype == torch.float32 and predicate.counts().shape == (6, 6)
-    assert predicate.mass(torch.rand(6, 3, 6, 6)).shape == (6, 3, 6)
-
-
-def forms(name: str, batch: Tokens) -> list[Predicate]:
+def forms(spec: Any, batch: Tokens = BATCH) -> list[Predicate]:
     """A predicate as its pattern builds it, written out, and within a window."""
-    B, T = batch.ids_BT.shape
-    near = (torch.arange(T)[:, None] - torch.arange(T)[None]).abs() <= 1
-    predicate = find_pattern(name).build(batch)
-    return [predicate, Pairs(predicate.dense(), batch.valid_BT), predicate.restricted(near.expand(B, T, T))]
+    predicate = build(spec, batch)
+    dense = predicate.dense()
+    written = (Pairs if dense.dtype == torch.bool else Weights)(dense, batch.valid_BT)
+    return [predicate, written, predicate.restricted(NEAR_QK.expand(B, T, T))]
+
+
+# the contract
 
 
 @every_pattern
-def test_counts_mass_and_its_gradient_agree_with_the_matrix(name: str) -> None:
-    for predicate in forms(name, PADDED):
+def test_written_out_a_pattern_is_what_loops_find(spec: Any) -> None:
+    assert torch.equal(build(spec).dense().double(), oracle.dense(spec, *EXAMPLES))
+
+
+@every_pattern
+def test_padding_is_neither_query_nor_key(spec: Any) -> None:
+    for predicate in forms(spec):
+        dense = predicate.dense()
+        assert not dense[~BATCH.valid_BT].any()
+        assert not dense.transpose(1, 2)[~BATCH.valid_BT].any()
+
+
+@every_pattern
+def test_shapes_and_types(spec: Any) -> None:
+    is_weighted = read_pattern(spec).weighted
+    for predicate in forms(spec):
+        dense, attention = predicate.dense(), torch.rand(B, 3, T, T)
+        assert dense.dtype == (torch.float32 if is_weighted else torch.bool) and dense.shape == (B, T, T)
+        for per_row in (predicate.counts(), predicate.squares()):
+            assert per_row.dtype == torch.float32 and per_row.shape == (B, T)
+        assert predicate.mass(attention).dtype == torch.float32 and predicate.mass(attention).shape == (B, 3, T)
+        rows = predicate.at(torch.zeros(B, 2, dtype=torch.long))
+        assert rows.dtype == torch.float32 and rows.shape == (B, 2, T)
+        assert torch.equal(predicate.rows_BQ, BATCH.valid_BT)
+
+
+@every_pattern
+def test_counts_squares_mass_and_its_gradient_agree_with_the_matrix(spec: Any) -> None:
+    for predicate in forms(spec):
         dense = predicate.dense().double()
         assert torch.equal(predicate.counts().double(), dense.sum(-1))
-        attention = torch.rand(6, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(predicate.squares().double(), dense.square().sum(-1))
+        attention = torch.rand(B, 3, T, T, dtype=torch.float64, requires_grad=True)
         mass = predicate.mass(attention)
         torch.testing.assert_close(mass, (attention * dense[:, None]).sum(-1))
         grad_mass = torch.rand_like(mass)
         (expected,) = torch.autograd.grad((attention * dense[:, None]).sum(-1), attention, grad_mass)
-        start = torch.rand(6, 3, 6, 6, dtype=torch.float64)
+        start = torch.rand(B, 3, T, T, dtype=torch.float64)
         added = start.clone()
         predicate.add_mass_gradient(added, grad_mass)
         torch.testing.assert_close(added - start, expected)
 
 
 @every_pattern
-def test_the_gradient_can_be_added_to_some_heads_of_a_larger_tensor(name: str) -> None:
-    predicate = find_pattern(name).build(PADDED)
-    whole = torch.zeros(6, 5, 6, 6)
-    predicate.add_mass_gradient(whole[:, 1:3], torch.ones(6, 2, 6))
-    assert torch.equal(whole[:, 1:3], predicate.dense()[:, None].float().expand(6, 2, 6, 6))
+def test_the_gradient_can_be_added_to_some_heads_of_a_larger_tensor(spec: Any) -> None:
+    predicate = build(spec)
+    whole = torch.zeros(B, 5, T, T)
+    predicate.add_mass_gradient(whole[:, 1:3], torch.ones(B, 2, T))
+    assert torch.equal(whole[:, 1:3], predicate.dense()[:, None].float().expand(B, 2, T, T))
     assert not whole[:, [0, 3, 4]].any()
 
 
 @every_pattern
-def test_within_a_window_a_query_keeps_only_the_keys_it_may_see(name: str) -> None:
-    whole, _, near = forms(name, PADDED)
-    window = (torch.arange(6)[:, None] - torch.arange(6)[None]).abs() <= 1
-    assert torch.equal(near.dense(), whole.dense() & window)
+def test_some_rows_are_those_of_the_matrix(spec: Any) -> None:
+    rows_BR = torch.randint(0, T, (B, 5), generator=torch.Generator().manual_seed(0))
+    for predicate in forms(spec):
+        expected = torch.stack([predicate.dense()[b, rows_BR[b]] for b in range(B)]).float()
+        assert torch.equal(predicate.at(rows_BR), expected)
+        assert predicate.at(rows_BR[:, :0]).shape == (B, 0, T)
+
+
+@every_pattern
+def test_within_a_window_a_query_keeps_only_the_keys_it_may_see(spec: Any) -> None:
+    whole, _, near = forms(spec)
+    assert torch.equal(near.dense(), whole.dense() * NEAR_QK)
+    causal_QK = torch.ones(T, T, dtype=torch.bool).tril()
+    assert torch.equal(near.restricted(causal_QK.expand(B, T, T)).dense(), whole.dense() * NEAR_QK * causal_QK)
 
 
 @every_pattern
 @pytest.mark.parametrize("left", [0, 3])
 @pytest.mark.parametrize("right", [0, 2])
-def test_a_sentence_gives_the_same_alone_and_among_padding(name: str, left: int, right: int) -> None:
-    marks = [0, 1, 0, 1, 0]
-    alone = find_pattern(name).build(tokens([[1] * 5], [marks])).dense()[0]
-    around = tokens(
-        [[0] * left + [1] * 5 + [0] * right, [1] * (left + 5 + right)],
-        [[1] * left + marks + [1] * right, [1] * (left + 5 + right)],
-    )
-    inside = find_pattern(name).build(around).dense()[0]
-    assert torch.equal(inside[left : left + 5, left : left + 5], alone)
-    assert inside.sum() == alone.sum()
+def test_a_sentence_gives_the_same_alone_and_among_padding(spec: Any, left: int, right: int) -> None:
+    for seed in range(20, 25):
+        example = sentence(seed, 9)
+        alone = build(spec, oracle.tokens(example)).dense()[0]
+        neighbour = sentence(seed + 50, left + 9 + right)
+        inside = build(spec, oracle.tokens(padded(example, left, right, seed), neighbour)).dense()[0]
+        assert torch.equal(inside[left : left + 9, left : left + 9], alone)
+        assert inside.sum() == alone.sum()
 
 
 @every_pattern
-def test_a_single_token_has_neither_successor_nor_predecessor(name: str) -> None:
-    predicate = find_pattern(name).build(tokens([[1]], [[1]]))
-    assert predicate.counts().item() == (0 if name in ("next", "previous") else 1)
-    assert predicate.mass(torch.ones(1, 2, 1, 1)).shape == (1, 2, 1)
+def test_a_single_token_points_at_itself_or_nowhere(spec: Any) -> None:
+    for seed in range(5):
+        example = sentence(seed, 1)
+        predicate = build(spec, oracle.tokens(example))
+        assert torch.equal(predicate.dense().double(), oracle.dense(spec, example))
+        assert predicate.mass(torch.ones(1, 2, 1, 1)).shape == (1, 2, 1)
 
 
 @every_pattern
-def test_sequences_of_512_tokens_work(name: str) -> None:
-    marks = [0] * 512
-    marks[17] = marks[500] = 1
-    predicate = find_pattern(name).build(tokens([[1] * 512], [marks]))
-    assert torch.equal(predicate.counts(), predicate.dense().sum(-1).float())
+def test_sequences_of_512_tokens_work(spec: Any) -> None:
+    predicate = build(spec, oracle.tokens(padded(sentence(9, 500), 0, 12)))
+    dense = predicate.dense().double()
+    torch.testing.assert_close(predicate.counts().double(), dense.sum(-1))
+    assert dense.shape == (1, 512, 512) and not dense[:, 500:].any() and not dense[:, :, 500:].any()
+    named = dense.bool() if not read_pattern(spec).weighted else dense
+    for query in (0, 1, 250, 499):
+        expected = oracle.keys(spec, padded(sentence(9, 500), 0, 12), query)
+        assert {k: named[0, query, k].item() for k in named[0, query].nonzero().flatten().tolist()} == {
+            k: weight for k, weight in expected.items() if weight
+        }
 
 
 @every_pattern
-def test_a_pattern_leaves_its_inputs_alone(name: str) -> None:
-    before = (PADDED.ids_BT.clone(), PADDED.valid_BT.clone(), PADDED.columns["period"].clone())
-    attention = torch.rand(6, 2, 6, 6)
+def test_a_pattern_leaves_its_inputs_alone(spec: Any) -> None:
+    batch = copy.deepcopy(BATCH)
+    attention = torch.rand(B, 2, T, T)
     kept = attention.clone()
-    for predicate in forms(name, PADDED):
-        predicate.dense().fill_(True)
+    for predicate in forms(spec, batch):
+        predicate.dense().fill_(1)
         predicate.counts().fill_(7)
+        predicate.squares().fill_(7)
         predicate.mass(attention).fill_(7)
+        predicate.at(torch.zeros(B, 1, dtype=torch.long)).fill_(7)
     assert torch.equal(attention, kept)
-    assert all(map(torch.equal, before, (PADDED.ids_BT, PADDED.valid_BT, PADDED.columns["period"])))
+    assert torch.equal(batch.ids_BT, BATCH.ids_BT) and torch.equal(batch.valid_BT, BATCH.valid_BT)
+    for name, column in batch.columns.items():
+        assert torch.equal(column.nan_to_num(), BATCH.columns[name].nan_to_num()), name
+    assert torch.equal(batch.tables["cooccurrence"].scores_NN, BATCH.tables["cooccurrence"].scores_NN)
 
 
 @every_pattern
-def test_every_row_of_the_table_says_what_it_is(name: str) -> None:
-    pattern = PATTERNS[name]
-    assert pattern.name == name
-    assert pattern.summary.endswith(".") and pattern.source
-    assert all(need in FEATURES for need in pattern.needs)
+def test_a_pattern_reads_the_features_that_it_says_it_needs_and_no_others(spec: Any) -> None:
+    pattern = read_pattern(spec)
+    needed = {name: BATCH.columns[name] for name in {*pattern.needs, "segment"}}  # `rare` uses segments if it has them
+    bare = Tokens(BATCH.ids_BT, BATCH.valid_BT, needed, {name: BATCH.tables[name] for name in pattern.tables})
+    assert torch.equal(pattern.build(bare).dense(), pattern.build(BATCH).dense())
+    for need in pattern.needs:
+        without = Tokens(BATCH.ids_BT, BATCH.valid_BT, {n: c for n, c in needed.items() if n != need}, BATCH.tables)
+        with pytest.raises(InputError, match=f"no feature '{need}'") as raised:
+            pattern.build(without)
+        assert raised.value.hint == FEATURES[need].source
+    for table in pattern.tables:
+        with pytest.raises(InputError, match=f"no table '{table}'") as raised:
+            pattern.build(Tokens(BATCH.ids_BT, BATCH.valid_BT, BATCH.columns))
+        assert raised.value.hint == TABLES[table]
 
 
-@pytest.mark.parametrize("name", [name for name, pattern in PATTERNS.items() if pattern.needs])
-def test_a_missing_feature_is_named_with_its_source(name: str) -> None:
-    bare = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
-    with pytest.raises(InputError, match=name) as raised:
-        find_pattern(name).build(bare)
-    assert raised.value.hint and "tokenizer" in raised.value.hint
+# the same keys for every query, and so for queries of another sequence
 
 
-def test_a_feature_of_another_length_is_refused() -> None:
-    with pytest.raises(InputError, match=r"period has shape \(1, 4\), the ids have \(1, 3\)"):
-        Tokens(
-            torch.zeros(1, 3, dtype=torch.long),
-            torch.ones(1, 3, dtype=torch.bool),
-            {"period": torch.zeros(1, 4, dtype=torch.bool)},
-        )
+@every_pattern
+def test_keys_that_do_not_depend_on_the_query_serve_the_queries_of_another_sequence(spec: Any) -> None:
+    pattern, predicate = read_pattern(spec), build(spec)
+    queries_BQ = torch.arange(5) < torch.arange(B)[:, None]
+    assert pattern.same_keys == isinstance(predicate, Columns)
+    if not pattern.same_keys:
+        with pytest.raises(PlanError, match="relates tokens of one sequence; cross-attention has two") as raised:
+            predicate.across(queries_BQ)
+        for name in str(raised.value.hint).partition(": ")[2].split(", "):
+            assert PATTERNS[name].same_keys
+        return
+    across = predicate.across(queries_BQ)
+    allowed_BQK = torch.rand(B, 5, T, generator=torch.Generator().manual_seed(1)) < 0.6
+    for form, seen in ((across, torch.ones(B, 5, T)), (across.restricted(allowed_BQK), allowed_BQK)):
+        # a key is named by all valid queries or by none, and one of them tells
+        expected = predicate.dense().any(1)[:, None].double() * queries_BQ[:, :, None] * seen
+        dense = form.dense().double()
+        assert torch.equal(dense, expected)
+        assert torch.equal(form.rows_BQ, queries_BQ) and torch.equal(form.valid_BT, BATCH.valid_BT)
+        assert torch.equal(form.counts().double(), dense.sum(-1))
+        assert torch.equal(form.squares().double(), dense.sum(-1))
+        attention, grad_mass = torch.rand(B, 2, 5, T).double(), torch.rand(B, 2, 5).double()
+        torch.testing.assert_close(form.mass(attention), (attention * dense[:, None]).sum(-1))
+        added = attention.clone()
+        form.add_mass_gradient(added, grad_mass)
+        torch.testing.assert_close(added - attention, grad_mass[..., None] * dense[:, None])
+        assert torch.equal(form.at(torch.tensor([[4, 0]] * B)).double(), dense[:, [4, 0]])
 
 
-def test_unknown_patterns_get_near_names() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'previous'") as raised:
-        find_pattern("previus")
-    assert "period" in str(raised.value.hint)
+def test_conflicts_are_looked_up_row_by_row_without_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build("conflict")
+    dense = whole.dense()
+
+    def forbidden(self: Conflict) -> Tensor:
+        raise AssertionError("the matrix was written out")
+
+    monkeypatch.setattr(Conflict, "dense", forbidden)
+    rows_BR = torch.tensor([[2, 7, 0]] * B)
+    assert torch.equal(whole.at(rows_BR), dense[:, [2, 7, 0]])
+    near = whole.restricted(NEAR_QK.expand(B, T, T)).restricted(torch.ones(B, T, T, dtype=torch.bool).tril())
+    assert torch.equal(near.at(rows_BR), (dense * NEAR_QK.tril())[:, [2, 7, 0]])
+
+
+def test_a_table_in_half_precision_gives_single_precision_weights() -> None:
+    table = BATCH.tables["cooccurrence"]
+    halved = type(table)(table.rows_V, table.scores_NN.half())
+    batch = Tokens(BATCH.ids_BT, BATCH.valid_BT, BATCH.columns, {"cooccurrence": halved})
+    assert torch.equal(build("conflict", batch).dense(), build("conflict").dense())
 
 
 def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
@@ -211,26 +246,375 @@ def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
     assert predicate.counts().tolist() == [[1, 0, 1]]
 
 
-class _Words:
-    """As much of a tokenizer as features need; ids leave a gap."""
-
-    cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, 2
-
-    def __init__(self, vocabulary: dict[str, int]) -> None:
-        self.vocabulary = vocabulary
-
-    def __len__(self) -> int:
-        return len(self.vocabulary)
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocabulary
+# the table
 
 
-def test_delimiters_and_periods_are_read_off_the_tokenizer() -> None:
-    vocabulary = Vocabulary.from_tokenizer(
-        _Words({"[CLS]": 0, "[SEP]": 2, ".": 3, "##.": 4, "Ġ.": 5, "▁.": 6, "..": 7, "a.": 8, "b": 12})
+RESERVED = [
+    "pattern",
+    "mechanism",
+    "part",
+    "stack",
+    "attention",
+    "layers",
+    "heads",
+    "weight",
+    "reference_length",
+    "schedule",
+    "hold_steps",
+    "optional",
+    "enabled",
+    "name",
+    "reduction",
+    "boundary",
+    "token_rows",
+    "empty_rows",
+    "scale",
+    "inside",
+    "outside",
+    "variant",
+    "rows",
+    "head_reduction",
+    "key_reduction",
+    "sigma",
+    "offsets",
+    "kind",
+    "proportion",
+    "tau",
+    "penalty_weight",
+    "noise",
+    "per_head",
+    "normalise",
+    "init_bias",
+    "form",
+]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_row_of_the_table_says_what_it_is(name: str) -> None:
+    pattern = PATTERNS[name]
+    assert pattern.name == str(pattern) == name
+    assert pattern.summary.endswith(".") and pattern.source
+    assert {*pattern.needs, *(need for needs in pattern.needs_with.values() for need in needs)} <= FEATURES.keys()
+    assert set(pattern.tables) <= TABLES.keys()
+    assert pattern.needs_with.keys() <= set(pattern.option_names)
+    assert not set(pattern.option_names) & set(RESERVED), "a plan's row has this key already"
+    assert find_pattern(name) is pattern and read_pattern(name) == pattern
+
+
+def test_every_option_of_every_pattern_is_compared_with_the_loops() -> None:
+    tried = {(spec["name"], option) for spec in SPECS if "name" in spec for option in spec if option != "name"}
+    assert tried == {(name, option) for name, pattern in PATTERNS.items() for option in pattern.option_names}
+
+
+# sentences by hand
+
+
+def parsed(*rows: tuple[str, int, str, float], pieces: dict[int, int] | None = None) -> Tokens:
+    """[CLS] words [SEP]: text, the head's number, relation and idf of each word; ``pieces``: of how many tokens."""
+    words = [n for n in range(len(rows)) for _ in range((pieces or {}).get(n, 1))]
+    size = len(words) + 2
+
+    def column(of_words: list[Any], nothing: Any) -> Tensor:
+        return torch.tensor([[nothing, *(of_words[n] for n in words), nothing]])
+
+    return Tokens(
+        torch.arange(size)[None],
+        torch.ones(1, size, dtype=torch.bool),
+        {
+            "word": column(list(range(len(rows))), -1),
+            "head": column([head for _, head, _, _ in rows], -1),
+            "relation": column([relation_id(label) for _, _, label, _ in rows], -1),
+            "idf": column([idf for *_, idf in rows], 0.0),
+            "character": column([ord(text) if len(text) == 1 else 0 for text, *_ in rows], 0),
+            "delimiter": torch.tensor([[place in (0, size - 1) for place in range(size)]]),
+        },
     )
-    ids = torch.tensor([[0, 2, 3, 4, 5, 6, 7, 8, 12]])
-    columns = vocabulary.columns(ids)
-    assert columns["delimiter"].tolist() == [[True, True] + [False] * 7]
-    assert columns["period"].tolist() == [[False, False, True, True, True, True, False, False, False]]
+
+
+APPLE = (
+    ("The", 2, "det", 1.0),
+    ("old", 2, "amod", 2.0),
+    ("man", 4, "nsubj", 2.0),
+    ("quickly", 4, "advmod", 5.0),
+    ("ate", 4, "root", 3.0),
+    ("a", 7, "det", 0.0),
+    ("red", 7, "amod", 4.0),
+    ("apple", 4, "obj", 5.0),
+    (".", 4, "punct", 0.0),
+)
+"""[CLS] is token 0, "The" token 1, "." token 9, [SEP] token 10."""
+
+CAKE = (
+    ("Cakes", 3, "nsubjpass", 3.0),
+    ("were", 3, "auxpass", 1.0),
+    ("n't", 3, "neg", 1.5),
+    ("eaten", 3, "ROOT", 2.0),
+    ("quickly", 3, "advmod", 5.0),
+)
+"""Labels of spaCy.  "Cakes" is two tokens, 1 and 2; "quickly" is token 6, [SEP] token 7."""
+
+
+def seen(spec: Any, batch: Tokens) -> dict[int, list[int]]:
+    dense = build(spec, batch).dense()[0]
+    return {query: row.nonzero().flatten().tolist() for query, row in enumerate(dense)}
+
+
+def test_dependencies_of_a_sentence() -> None:
+    assert seen("dependency", parsed(*APPLE)) == {
+        0: [0],
+        1: [1, 3],
+        2: [2, 3],
+        3: [1, 2, 3, 5],
+        4: [4, 5],
+        5: [3, 4, 5, 8, 9],
+        6: [6, 8],
+        7: [7, 8],
+        8: [5, 6, 7, 8],
+        9: [5, 9],
+        10: [10],
+    }
+
+
+def test_dependencies_of_a_word_of_two_pieces_that_share_a_row_and_see_each_other() -> None:
+    rows = seen("dependency", parsed(*CAKE, pieces={0: 2}))
+    assert rows[1] == rows[2] == [1, 2, 5]
+    assert rows[5] == [1, 2, 3, 4, 5, 6]
+    assert rows[3] == [3, 5] and rows[0] == [0] and rows[7] == [7]
+
+
+def test_major_relations_take_heads_and_all_children_and_leave_out_the_full_stop() -> None:
+    rows = seen("major_relation", parsed(*APPLE))
+    assert all(row == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10] for row in rows.values())
+    objects = seen({"name": "major_relation", "relations": ["obj"]}, parsed(*APPLE))
+    assert all(row == [0, 5, 6, 7, 8, 10] for row in objects.values())
+    # the labels of spaCy name the same relation
+    assert seen({"name": "major_relation", "relations": ["dobj"]}, parsed(*APPLE)) == objects
+    square = seen({"name": "major_relation", "relations": ["obj"], "square": True}, parsed(*APPLE))
+    assert square == {query: objects[query] if query in objects[0] else [] for query in range(11)}
+
+
+def test_subjects_of_passives_and_negations_are_no_major_relations() -> None:
+    rows = seen("major_relation", parsed(*CAKE, pieces={0: 2}))
+    # "quickly" and its head "eaten" only
+    assert rows[0] == [0, 5, 6, 7]
+    passive = seen({"name": "major_relation", "relations": ["nsubj:pass"]}, parsed(*CAKE, pieces={0: 2}))
+    assert passive[4] == [0, 1, 2, 5, 7]
+
+
+def test_the_rarest_words_and_the_later_of_two_equals() -> None:
+    batch = parsed(*APPLE)
+    assert seen("rare", batch)[6] == [4, 8]
+    assert seen({"name": "rare", "least": 1}, batch)[0] == [8]
+    assert seen({"name": "rare", "fraction": 0.45}, batch)[0] == [4, 5, 7, 8]
+    # two candidates too few: "a" and "." are none
+    assert seen({"name": "rare", "fraction": 1.0}, batch)[0] == [0, 1, 2, 3, 4, 5, 7, 8]
+    pieces = parsed(*CAKE, pieces={0: 2})
+    assert seen("rare", pieces)[0] == [1, 2, 6]
+
+
+def test_rare_words_are_chosen_in_each_segment() -> None:
+    batch = parsed(*APPLE)
+    segment = torch.tensor([[-1, 0, 0, 0, 0, 1, 1, 1, 1, 1, -1]])
+    both = Tokens(batch.ids_BT, batch.valid_BT, {**batch.columns, "segment": segment})
+    # "man" comes after "old", which is as rare
+    assert seen("rare", both)[0] == [3, 4, 7, 8]
+
+
+def test_words_near_each_other_count_words_not_pieces() -> None:
+    rows = seen({"name": "window", "words": True}, parsed(*CAKE, pieces={0: 2}))
+    assert rows == {0: [0, 1, 2], 1: [0, 1, 2, 3], 2: [0, 1, 2, 3]} | {
+        3: [1, 2, 3, 4],
+        4: [3, 4, 5],
+        5: [4, 5, 6],
+        6: [5, 6, 7],
+        7: [6, 7],
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("next", ["0100", "0010", "0000", "0000"]),
+        ("previous", ["0000", "1000", "0100", "0000"]),
+        ("self", ["1000", "0100", "0010", "0000"]),
+        ("first", ["1000", "1000", "1000", "0000"]),
+        ("all", ["1110", "1110", "1110", "0000"]),
+        ("none", ["0000", "0000", "0000", "0000"]),
+        ("window", ["1100", "1110", "0110", "0000"]),
+        ("matching_token", ["1010", "1110", "1010", "0000"]),
+        ({"name": "matching_token", "include_self": False}, ["0010", "1110", "1000", "0000"]),
+        ({"name": "matching_token", "unique": "self"}, ["1010", "0100", "1010", "0000"]),
+        ("same_segment", ["1100", "1100", "0010", "0000"]),
+        ({"name": "same_segment", "free_first": True}, ["1110", "1100", "0010", "0000"]),
+        ({"or": ["next", "previous"]}, ["0100", "1010", "0100", "0000"]),
+        ({"not": "same_segment"}, ["0010", "0010", "1100", "0000"]),
+        ({"and": ["window", {"not": "self"}]}, ["0100", "1010", "0100", "0000"]),
+    ],
+    ids=str,
+)
+def test_four_places_of_which_three_are_tokens(spec: Any, expected: list[str]) -> None:
+    valid = torch.tensor([[True, True, True, False]])
+    batch = Tokens(torch.tensor([[5, 6, 5, 5]]), valid, {"segment": torch.tensor([[0, 0, 1, 0]])})
+    assert ["".join(str(int(x)) for x in row) for row in build(spec, batch).dense()[0]] == expected
+
+
+def test_weights_add_up_and_are_not_cut_off() -> None:
+    batch = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
+    spec = {"sum": ["next", {"name": "first", "weight": 0.5}, {"or": ["self", "first"], "weight": 2}]}
+    assert build(spec, batch).dense()[0].tolist() == [[2.5, 1, 0], [2.5, 2, 1], [2.5, 0, 2]]
+    assert build(spec, batch).counts().tolist() == [[3.5, 5.5, 4.5]]
+    assert build(spec, batch).squares().tolist() == [[7.25, 11.25, 10.25]]
+
+
+def test_conflicts_by_hand() -> None:
+    """Ids 2 to 5 are rows 0 to 3; 6 is not in the table; 0 and 1 are delimiters; row i, column j is (3i + 5j) % 9 / 8."""
+    columns = {"delimiter": torch.tensor([[True, False, False, False, False, True]])}
+    columns["original"] = torch.tensor([[0, 3, 3, 6, 4, 1]])
+    table = {"cooccurrence": BATCH.tables["cooccurrence"]}
+    batch = Tokens(torch.tensor([[0, 2, 3, 6, 5, 1]]), torch.ones(1, 6, dtype=torch.bool), columns, table)
+    seen_row, nothing = [0, 3 / 8, 8 / 8, 0, 0 / 8, 0], [0.0] * 6
+    assert build("conflict", batch).dense()[0].tolist() == [
+        nothing,
+        [0, 0 / 8, 5 / 8, 0, 6 / 8, 0],
+        seen_row,
+        nothing,
+        [0, 0 / 8, 5 / 8, 0, 6 / 8, 0],
+        nothing,
+    ]
+    # the text has 3 at the first place
+    assert build({"name": "conflict", "truth": True}, batch).dense()[0, 1].tolist() == seen_row
+    assert build({"name": "conflict", "constant": 0.5}, batch).dense()[0, 1].tolist() == [0, 0.5, 0.5, 0, 0.5, 0]
+
+
+# descriptions
+
+
+def test_a_combination_is_named_in_words_and_knows_what_its_parts_need() -> None:
+    for spec, name in (
+        ({"or": ["next", "previous"]}, "next or previous"),
+        ({"not": "same_segment"}, "not same_segment"),
+        ({"sum": ["next", {"name": "first", "weight": 0.5}]}, "next + 0.5 first"),
+        ({"and": [{"or": ["next", "self"]}, {"name": "window", "size": 5}]}, "(next or self) and window(size=5)"),
+    ):
+        pattern = read_pattern(spec)
+        assert pattern.name == str(pattern) == name
+        assert pattern.option_names == () and pattern.summary.endswith(".")
+    needy = read_pattern({"sum": ["conflict", "delimiter", {"name": "window", "words": True}]})
+    assert set(needy.needs) == {"delimiter", "word"} and needy.tables == ("cooccurrence",) and needy.weighted
+
+
+@pytest.mark.parametrize(
+    ("spec", "positional"),
+    [
+        ({"or": ["next", "previous"]}, True),
+        ({"and": ["next", "first"]}, False),
+        ({"not": "next"}, False),
+        ({"sum": ["next", "self"]}, True),
+        ({"sum": ["next", "first"]}, False),
+    ],
+    ids=str,
+)
+def test_a_combination_is_positional_if_all_of_its_parts_are(spec: Any, positional: bool) -> None:
+    assert read_pattern(spec).positional == positional
+
+
+def test_options_come_with_the_name_or_beside_it() -> None:
+    beside = read_pattern("window", {"size": 5})
+    inside = read_pattern({"name": "window", "size": 5})
+    mixed = read_pattern({"name": "window", "size": 5}, {"words": True})
+    assert beside.options == inside.options == {"size": 5}
+    assert mixed.options == {"size": 5, "words": True} and mixed.needs == ("word", "delimiter")
+    assert beside.name == inside.name == mixed.name == "window" and str(beside) == "window(size=5)"
+    assert torch.equal(beside.build(BATCH).dense(), inside.build(BATCH).dense())
+    assert read_pattern("conflict", {"truth": True}).needs == ("delimiter", "original")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message", "hint"),
+    [
+        (5, {}, "neither a name nor a table", "size = 5"),
+        (["next"], {}, "neither a name nor a table", "or"),
+        ({}, {}, "no description", "not"),
+        ({"or": ["next"], "and": ["self"]}, {}, "no description", "not"),
+        ({"xor": ["next", "self"]}, {}, "no description", "or"),
+        ({"or": []}, {}, r"or = \[\] is not a list", "or"),
+        ({"or": "next"}, {}, "or = 'next' is not a list", "or"),
+        ({"sum": {"name": "next"}}, {}, "sum = .* is not a list", "or"),
+        ({"not": ["next"]}, {}, "neither a name nor a table", "not"),
+        ({"name": 3}, {}, "the name of a pattern is 3", "name"),
+        ({"or": ["next", "self"]}, {"size": 5}, "a combination has no option 'size'", "parts"),
+        ({"name": "window", "size": 5}, {"size": 3}, "'size' of the pattern is given twice", ""),
+        ("window", {"size": 4}, "size = 4 is not an odd number", ""),
+        ("window", {"size": -1}, "size = -1 is not an odd number", ""),
+        ("window", {"size": True}, "size = True", ""),
+        ("rare", {"fraction": 1.5}, "fraction = 1.5", ""),
+        ("rare", {"least": 0}, "least = 0", ""),
+        ("conflict", {"constant": float("nan")}, "constant = nan", ""),
+        ("matching_token", {"unique": "none"}, "unique = 'none'", "self"),
+        ("separator", {"marks": [";"]}, "marks = ", ""),
+        ({"sum": [{"name": "next", "weight": -1}]}, {}, "weight = -1", ""),
+        ({"sum": [{"name": "next", "weight": float("nan")}]}, {}, "weight = nan", ""),
+        ({"sum": [{"name": "next", "weight": float("inf")}]}, {}, "weight = inf", ""),
+        ({"sum": [{"name": "next", "weight": True}]}, {}, "weight = True", ""),
+        ({"sum": [{"name": "next", "weight": "1"}]}, {}, "weight = '1'", ""),
+        ({"or": ["next", "conflict"]}, {}, "'or' is for patterns that name keys; 'conflict' weighs", "sum"),
+        ({"and": [{"sum": ["next"]}, "self"]}, {}, "'and' is for patterns that name keys", "sum"),
+        ({"not": "conflict"}, {}, "'not' is for patterns that name keys", "sum"),
+    ],
+    ids=str,
+)
+def test_what_is_no_description_is_refused(spec: Any, options: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(PlanError, match=message) as raised:
+        read_pattern(spec, options)
+    assert hint in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "guess"),
+    [
+        ("previus", "previous"),
+        ({"or": ["next", "previus"]}, "previous"),
+        ({"name": "window", "sise": 3}, "size"),
+        ({"name": "major_relation", "relations": ["nsubjj"]}, "nsubj"),
+    ],
+    ids=str,
+)
+def test_unknown_names_get_near_names(spec: Any, guess: str) -> None:
+    with pytest.raises(UnknownName, match=f"did you mean '{guess}'"):
+        read_pattern(spec)
+
+
+def test_a_pattern_of_ones_own_is_a_function_and_a_row() -> None:
+    def capitals(tokens: Tokens, *, wanted: bool = True) -> Predicate:
+        """Every token looks at capitals."""
+        return Columns(tokens.column("capital") == wanted, tokens.valid_BT)
+
+    pattern = Pattern("capitals", capitals, "here", needs=("capital",)).bound({"wanted": False})
+    batch = Tokens(
+        torch.zeros(1, 2, dtype=torch.long),
+        torch.ones(1, 2, dtype=torch.bool),
+        {"capital": torch.tensor([[True, False]])},
+    )
+    assert pattern.build(batch).dense().tolist() == [[[False, True], [False, True]]]
+    assert str(pattern) == "capitals(wanted=False)" and pattern.summary == "Every token looks at capitals."
+
+
+def test_made_up_sentences_try_what_matters() -> None:
+    """The oracle is worth as much as the variety of what it compares."""
+    examples: list[Example] = [*EXAMPLES, *(sentence(seed, 9) for seed in range(20, 25))]
+    found = {
+        "words of several pieces": any(len(p) > 1 for e in examples for p in e.words.values()),
+        "delimiters inside": any(len(e.delimiters) > 2 for e in examples),
+        "heads that were cut off": any(e.of_word("head", w) not in {-1, *e.words} for e in examples for w in e.words),
+        "tokens that are neither word nor delimiter": any(
+            e.columns["word"][k] < 0 and not e.columns["delimiter"][k] for e in examples for k in e.places
+        ),
+        "passive subjects": any(
+            e.of_word("relation", w) == RELATIONS.index("nsubj:pass") for e in examples for w in e.words
+        ),
+        "names": any(e.of_word("pos", w) == UPOS.index("PROPN") for e in examples for w in e.words),
+        "ids beyond the table": any(e.ids[k] >= len(oracle.ROWS) for e in examples for k in e.places),
+        "tokens of no segment": any(e.columns["segment"][k] < 0 for e in examples for k in e.places),
+        "mispredictions": any(e.columns["mispredicted"][k] for e in examples for k in e.places),
+    }
+    assert all(found.values()), found

@@ -1,0 +1,87 @@
+"""Options: the keyword arguments of patterns and mechanisms, as a plan writes them, checked by their annotations.
+
+A function or dataclass declares its options as annotated keyword parameters with defaults, and that is all that has to
+be said about them: what a plan may write, what `guide patterns list` prints and what is refused follow from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from guidance.errors import PlanError, UnknownName
+
+
+@dataclass(frozen=True)
+class Within:
+    """The range of a number, both ends included; written into an annotation."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def check(self, name: str, value: float) -> None:
+        """Raises PlanError when the value is outside."""
+        if not self.least <= value <= self.most:
+            raise PlanError(f"{name} = {value!r} is not between {self.least:g} and {self.most:g}")
+
+
+Share = typing.Annotated[float, Within(0, 1)]
+Count = typing.Annotated[int, Within(1)]
+
+
+def declared(function: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a function or dataclass, by name, with their defaults."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The given options, of the types that the function declares.
+
+    Raises:
+        UnknownName: an option that it does not have.
+        PlanError: a value of another type or out of range.
+    """
+    known = declared(function)
+    target = function.__init__ if inspect.isclass(function) else function
+    hints = typing.get_type_hints(target, include_extras=True)
+    for name in given:
+        if name not in known:
+            raise UnknownName(f"option of {what}", name, known)
+    return {name: _value(name, hints[name], value) for name, value in given.items()}
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        value = _value(name, arguments[0], value)
+        for rule in arguments[1:]:
+            for item in value if isinstance(value, tuple) else (value,):
+                rule.check(name, item)
+        return value
+    if origin is Literal:
+        if value not in arguments:
+            raise PlanError(f"{name} = {value!r}", hint=f"one of: {', '.join(map(str, arguments))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        inner = [argument for argument in arguments if argument is not type(None)]
+        return None if value is None else _value(name, inner[0], value)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise PlanError(f"{name} = {value!r} is not a list")
+        return tuple(_value(name, arguments[0], item) for item in value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise PlanError(f"{name} = {value!r} is not a finite number")
+        return float(value)
+    if hint in (bool, int, str) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise PlanError(f"{name} = {value!r} is not a {getattr(hint, '__name__', hint)}")

@@ -27,6 +27,9 @@ class Guidance(Protocol):
     def works_at(self, module: nn.Module) -> bool:
         """Whether there is anything to do in this attention module."""
 
+    def boolean(self, mask: Tensor) -> Tensor:
+        """The mask as booleans; the same object for the same mask."""
+
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -70,7 +73,7 @@ class GuidedDebertaAttention(DisentangledSelfAttention):
             self._by_head(query),
             self._by_head(key),
             self._by_head(value),
-            attention_mask.bool(),
+            guidance.boolean(attention_mask),
             dropout=self.dropout.p if self.training else 0.0,
             scaling=(query.shape[-1] * num_terms) ** -0.5,
             guidance=guidance,

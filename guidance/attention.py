@@ -4,15 +4,17 @@
 batch, which travels as the keyword argument ``guidance=``, so that checkpointing, compilation and data parallelism keep
 working.  Without it, or where a layer has no guide, the model computes exactly what it did before.
 
-Guided heads are computed with explicit probabilities, which serve both the output and the loss; the others go through
-``scaled_dot_product_attention``.  Probabilities are read before dropout, and losses are at least float32.
+Each head of a layer takes the cheapest path that is right: plain and masked heads go through
+``scaled_dot_product_attention``; heads whose scores or probabilities somebody reads or changes are computed explicitly;
+heads whose attention is written down need neither scores nor softmax.  Probabilities are read before dropout, masks stay
+boolean, and losses are at least float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -22,28 +24,26 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
-from guidance.features import Tokens, Vocabulary
-from guidance.mechanisms.attention_loss import GuidedSoftmax, Options, Target, reduce_distances
-from guidance.patterns import find_pattern
-from guidance.plan import MECHANISMS, Plan
-from guidance.sites import SUPPORTED, Site, find_sites, select
+from guidance.adapters import adapt
+from guidance.canary import Canary, evaluating, send
+from guidance.compilation import NOTHING, Work, compile_plan
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
+from guidance.features import FEATURES, TABLES, Tokens, Vocabulary
+from guidance.mechanisms.adversary import Attack, Form, RandomMask, divergence
+from guidance.mechanisms.attention_loss import GuidedSoftmax, Target, reduce_distances
+from guidance.mechanisms.fixed import Room
+from guidance.mechanisms.logit_loss import Rows, row_losses
+from guidance.mechanisms.masks import joined
+from guidance.mechanisms.projected import ProjectedAttention, add_pending, place_of
+from guidance.patterns import Predicate
+from guidance.plan import Plan
+from guidance.sites import Site, find_sites, select
 
 NAME = "guide"
 """The name under which transformers knows the attention function and its mask."""
 
-
-@dataclass(frozen=True)
-class Work:
-    """What is to be done at one site: which heads need explicit probabilities, and which of them belong to which guide.
-
-    Attributes:
-        heads: the guided heads, sorted.
-        shares: per guide (its number in the plan), the places of its heads among ``heads``, as runs.
-    """
-
-    heads: tuple[int, ...]
-    shares: tuple[tuple[int, tuple[slice, ...]], ...]
+EXTRA = "guided"
+"""The name under which an attention module holds the parameters that a plan adds to it."""
 
 
 @dataclass
@@ -51,38 +51,45 @@ class Guidance:
     """A plan at work on one batch; pass it to the model as ``guidance=``, then ask it for the losses.
 
     Attributes:
-        tokens: the features of the batch.
-        distances: per (guide, layer's module name), the loss of each example, (B,); filled by the forward pass.
-        kept: None, or per layer the probabilities of its guided heads, (B, H, Q, K); filled by the forward pass.
+        tokens: the features of the batch, by stack; a stack that is not told has none.
+        step: optimizer steps so far, for masks that follow a schedule.
+        attacking: this is the second pass, in which the adversary is at work and losses on heads are not.
+        distances: per (guide, site), the loss of each example, (B,); filled by the forward pass.
+        attacks: per (guide, site), what the adversary did; filled by the forward pass.
+        kept: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
     """
 
     handle: Handle
-    tokens: Tokens
-    distances: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, Tokens]
+    step: int = 0
+    attacking: bool = False
+    distances: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
+    attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     kept: dict[Site, Tensor] | None = None
-    _targets: dict[Any, tuple[Target, Tensor | None]] = field(default_factory=dict)
-    _masks: tuple[Any, Any, Any] = (None, None, None)
+    _cache: dict[Any, Any] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    # losses
 
     def per_example(self) -> dict[str, Tensor]:
-        """For each guide that is at work, by its label: the loss of each example, (B,), summed over layers.
+        """For each loss that is at work, by its guide's label: the loss of each example, (B,), summed over layers.
 
-        Neither weight nor schedule nor `Guide.reference_length` is applied.
+        Neither weight nor schedule nor `Guide.reference_length` is applied, nor the division by `denominators`.
 
         Raises:
             GuidanceHadNoEffect: the forward pass did not reach every site of the plan, or its gradients are cut off.
         """
         losses: dict[str, Tensor] = {}
-        modules = {site: module for module, site in self.handle.sites.items()}
         for site, work in self.handle.work.items():
-            learns = modules[site].training and any(p.requires_grad for p in modules[site].parameters())
-            for number, _ in work.shares:
-                if (number, site.name) not in self.distances:
+            learns = self.handle.learns(site)
+            for number, _ in (*work.probabilities, *work.scores):
+                if (number, site) not in self.distances:
                     raise GuidanceHadNoEffect(
                         f"guide {number + 1} did not reach {site.name}",
                         hint="call the model with guidance=..., once, before asking for the losses",
                     )
                 label = self.handle.plan.labels[number]
-                loss = self.distances[number, site.name]
+                loss = self.distances[number, site]
                 if learns and torch.is_grad_enabled() and not loss.requires_grad:
                     raise GuidanceHadNoEffect(
                         f"guide {number + 1}: its loss at {site.name} has no gradient",
@@ -95,47 +102,215 @@ class Guidance:
         """How much each example counts for a guide, (B,): 0 where there is only padding, else 1, or with a
         `Guide.reference_length` the example's length over it."""
         guide = self.handle.plan.guides[self.handle.plan.labels.index(label)]
-        lengths_B = self.tokens.lengths_B.float()
+        lengths_B = self.tokens[guide.stack].lengths_B.float()
         return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
 
+    def denominators(self) -> dict[str, Tensor]:
+        """By what the sum over the examples of a batch is divided, by label: the number of examples that are not only
+        padding; for ``logit_loss`` the number of mis-predictions."""
+        found: dict[str, Tensor] = {}
+        for label in self.handle.alphas(0, 1):
+            number = self.handle.plan.labels.index(label)
+            guide = self.handle.plan.guides[number]
+            rows = self._cache.get(("rows", number))
+            found[label] = rows.count_B.sum() if rows else (self.tokens[guide.stack].lengths_B > 0).sum()
+        return found
+
     def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
-        """The weighted sum of all guides' losses, averaged over the examples of this batch: a scalar to add to the
-        task's loss after ``step`` of ``total_steps`` optimizer steps."""
-        num_examples = (self.tokens.lengths_B > 0).sum().clamp(min=1)
-        alphas = self.handle.alphas(step, total_steps)
-        terms = [alphas[label] * (self.weights_B(label) * loss_B).sum() for label, loss_B in self.per_example().items()]
-        if not terms:
-            return torch.zeros((), device=self.tokens.ids_BT.device)
-        return torch.stack(terms).sum() / num_examples
+        """The weighted sum of all losses on heads, averaged over this batch: a scalar to add to the task's loss after
+        ``step`` of ``total_steps`` optimizer steps."""
+        alphas, each = self.handle.alphas(step, total_steps), self.per_example()
+        terms = [
+            alphas[label] * (self.weights_B(label) * each[label]).sum() / count.clamp(min=1)
+            for label, count in self.denominators().items()
+        ]
+        return torch.stack(terms).sum() if terms else torch.zeros((), device=self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.tokens.values())).ids_BT.device
+
+    # the second pass
+
+    def attack(self) -> Guidance:
+        """The guidance of a second forward pass over the same batch, in which adversaries and random masks attack.
+
+        Raises:
+            PlanError: the plan has none at work.
+        """
+        if not self.handle.attacks:
+            raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
+        return Guidance(self.handle, self.tokens, self.step, attacking=True)
+
+    def adversarial_loss(
+        self,
+        clean: Tensor,
+        attacked: Tensor,
+        form: Form = "classification",
+        selected: Tensor | None = None,
+        *,
+        step: int = 0,
+        total_steps: int = 1,
+    ) -> Tensor:
+        """What the second pass adds to the task's loss: the divergence of its outputs, and the adversary's penalty.
+
+        Args:
+            clean, attacked, form, selected: see `guidance.mechanisms.adversary.divergence`.
+        """
+        alpha = self.handle.attack_alpha(step, total_steps)
+        return alpha * divergence(clean, attacked, form, selected) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """What the adversary pays for the units it leaves on: summed over layers, averaged over the examples.
+
+        Raises:
+            GuidanceHadNoEffect: the second pass has not been made.
+        """
+        total = torch.zeros((), device=self._device)
+        for (number, site), attack in self._made_attacks():
+            how = self.handle.plan.guides[number].how
+            if not isinstance(how, RandomMask):
+                examples = (self.tokens[site.stack].lengths_B > 0).sum().clamp(min=1)
+                total = total + how.penalty * how.penalties_B(attack).sum() / examples
+        return total
+
+    def masking_proportions(self) -> dict[Site, float]:
+        """For each attacked site, the share of units between valid tokens that the attack has switched off."""
+        found: dict[Site, list[float]] = {}
+        for (_, site), attack in self._made_attacks():
+            found.setdefault(site, []).append(
+                1 - float(attack.kept_B.detach().sum() / attack.units_B.sum().clamp(min=1))
+            )
+        return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:
+        for number, site in self.handle.attacks:
+            if (number, site) not in self.attacks:
+                raise GuidanceHadNoEffect(
+                    f"guide {number + 1} did not attack {site.name}",
+                    hint="call the model with guidance=guidance.attack(), once, before asking",
+                )
+        return list(self.attacks.items())
 
     # inside the forward pass
 
-    def _target(self, number: int, allowed_B1QK: Tensor | None) -> Target:
-        # the mask is kept with its target, so that no other mask can have its id
-        key = (number, None if allowed_B1QK is None else id(allowed_B1QK))
-        if key not in self._targets:
-            guide = self.handle.plan.guides[number]
-            pattern, options = find_pattern(guide.pattern), self.handle.options[number]
-            predicate = pattern.build(self.tokens)
-            sizes_BQ = self.tokens.lengths_B[:, None] * self.tokens.valid_BT.float()
-            if allowed_B1QK is not None:
-                allowed_BQK = allowed_B1QK[:, 0]
-                predicate = predicate.restricted(allowed_BQK)
-                sizes_BQ = (allowed_BQK & self.tokens.valid_BT[:, None]).sum(-1).float()
-            self._targets[key] = (Target.of(pattern, predicate, options, sizes_BQ), allowed_B1QK)
-            self.handle.count_matches(number, predicate.counts())
-        return self._targets[key][0]
+    def works_at(self, module: nn.Module) -> bool:
+        """Whether there is anything to do in this attention module."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        return self.kept is not None or any(site in self.handle.work for site in sites)
 
-    def _blocked(self, mask_B1QK: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a query may not look, and which queries may look nowhere; the same for all layers that share a mask."""
-        if mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+    def boolean(self, mask: Tensor) -> Tensor:
+        """A mask of numbers as booleans; the same object for the same mask, which layers share."""
+        key = ("boolean", id(mask))
+        if key not in self._cache:
+            self._cache[key] = (mask.bool(), mask)
+        return self._cache[key][0]
+
+    def site(self, module: nn.Module) -> Site | None:
+        """The site of this call of a module; layers that share a module are told apart by their order."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        if len(sites) < 2:
+            return sites[0] if sites else None
+        call = self._calls.get(sites[0].name, 0)
+        self._calls[sites[0].name] = call + 1
+        return sites[call % len(sites)]
+
+    def queries(self, site: Site) -> Tokens:
+        """The tokens that ask at a site."""
+        return self._stack(site.stack)
+
+    def keys(self, site: Site) -> Tokens:
+        """The tokens that are looked at."""
+        return self._stack("encoder" if site.attention == "cross" else site.stack)
+
+    def _stack(self, stack: str) -> Tokens:
+        if stack not in self.tokens:
+            name = "decoder_input_ids" if stack == "decoder" else "input_ids"
             raise InputError(
-                f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
-                hint="give the model the attention mask of its tokenizer, (B, T)",
+                f"the plan guides {stack} tokens, which the guidance has not seen", hint=f"give guide() {name}"
             )
-        if self._masks[0] is not mask_B1QK:
-            self._masks = (mask_B1QK, ~mask_B1QK, ~mask_B1QK.any(-1, keepdim=True))
-        return self._masks[1], self._masks[2]
+        return self.tokens[stack]
+
+    def predicate(self, number: int, site: Site, room: Room) -> Predicate:
+        """The pattern of a guide on this batch, within what queries may see at all."""
+        key = ("predicate", number, id(room))
+        if key not in self._cache:
+            pattern = self.handle.plan.guides[number].wish
+            assert pattern is not None
+            predicate = pattern.build(self.keys(site))
+            if site.attention == "cross":
+                predicate = predicate.across(self.queries(site).valid_BT)
+            elif not room.is_plain:
+                predicate = predicate.restricted(room.allowed_BQK)
+            self._cache[key] = predicate
+            self.handle.count_matches(number, predicate)
+        return self._cache[key]
+
+    def target(self, number: int, site: Site, room: Room) -> Target:
+        """What an ``attention_loss`` wants of the rows of a call."""
+        key = ("target", number, id(room))
+        if key not in self._cache:
+            guide, queries = self.handle.plan.guides[number], self.queries(site)
+            assert guide.wish is not None
+            if room.is_plain:
+                sizes_BQ = self.keys(site).lengths_B[:, None] * queries.valid_BT.float()
+            else:
+                sizes_BQ = (room.allowed_BQK & queries.valid_BT[:, :, None]).sum(-1).float()
+            predicate = self.predicate(number, site, room)
+            self._cache[key] = Target.of(guide.wish, predicate, guide.how, sizes_BQ, queries.valid_BT)
+        return self._cache[key]
+
+    def rows(self, number: int, site: Site, room: Room) -> Rows:
+        """The mis-predicted rows of the batch."""
+        key = ("rows", number)
+        if key not in self._cache:
+            how = self.handle.plan.guides[number].how
+            self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)
+        return self._cache[key]
+
+    def bias(self, number: int, site: Site, room: Room) -> Tensor:
+        """What a bias adds to the scores: (B, Q, K)."""
+        key = ("bias", number, id(room))
+        if key not in self._cache:
+            self._cache[key] = self.handle.plan.guides[number].how.scores(self.predicate(number, site, room))
+        return self._cache[key]
+
+    def room(self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool) -> Room:
+        """What queries may see at all; the same object for all layers that share a mask."""
+        # the mask is kept with what was made of it, so that no other mask can have its id
+        cached = self._cache.get(("room", id(mask_B1QK), key.shape[2]))
+        if cached is None:
+            is_causal = bool(getattr(module, "is_causal", False))
+            shape = (query.shape[0], query.shape[2], key.shape[2])
+            if mask_B1QK is None:
+                allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
+                allowed = allowed.tril() if is_causal else allowed
+            elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+                raise InputError(
+                    f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
+                    hint="give the model the attention mask of its tokenizer, (B, T)",
+                )
+            else:
+                allowed = mask_B1QK[:, 0].expand(shape)
+            room = Room(allowed, is_causal, not (is_causal or windowed))
+            cached = self._cache["room", id(mask_B1QK), key.shape[2]] = (room, mask_B1QK)
+        return cached[0]
+
+    def allowed(self, wishes: tuple[tuple[int, ...], ...], site: Site, room: Room) -> Tensor:
+        """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
+        key = ("allowed", wishes, id(room))
+        if key not in self._cache:
+            each = {numbers: [self.predicate(n, site, room).dense() for n in numbers] for numbers in set(wishes)}
+            masks = {numbers: joined(dense, room.allowed_BQK) for numbers, dense in each.items()}
+            self._cache[key] = torch.stack([masks[numbers] for numbers in wishes], dim=1)
+        return self._cache[key]
+
+    def empty(self, room: Room) -> Tensor:
+        """Queries that may see nothing: (B, 1, Q, 1)."""
+        key = ("empty", id(room))
+        if key not in self._cache:
+            self._cache[key] = ~room.allowed_BQK.any(-1)[:, None, :, None]
+        return self._cache[key]
 
 
 def guided_attention(
@@ -146,61 +321,201 @@ def guided_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    guidance: Guidance | _Canary | None = None,
+    guidance: Guidance | Canary | None = None,
+    position_bias: Tensor | None = None,
+    layer_input: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in every layer: from (B, H, T, D) to (B, T, H, D)."""
-    site: Site | None = getattr(module, "guide_site", None)
-    if isinstance(guidance, _Canary):
-        guidance.calls.append((module, attention_mask is not None))
-    work = guidance.handle.work.get(site) if isinstance(guidance, Guidance) and site else None
+    """The attention function that transformers calls in every layer: from (B, H, T, D) to (B, T, H, D).
+
+    Args:
+        position_bias: added to the scores, (B or 1, H, Q, K).
+        layer_input: the hidden states that the module has read, where an adversary needs them.
+    """
+    if isinstance(guidance, Canary):
+        guidance.record(module, attention_mask)
+    elif guidance is None and getattr(module, "guide_required", False):
+        raise InputError(
+            "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
+            hint="call the whole model, or pass guidance=handle.guide(...)",
+        )
+    work = None
+    if isinstance(guidance, Guidance) and (site := guidance.site(module)) is not None:
+        work = guidance.handle.work.get(site, NOTHING if guidance.kept is not None else None)
     if work is None or site is None or not isinstance(guidance, Guidance):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-
-    blocked = empty = allowed_B1QK = None
-    if getattr(module, "is_causal", False) and attention_mask is None and query.shape[2] > 1:
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-        attention_mask = attention_mask.expand(query.shape[0], 1, -1, -1)
-    if attention_mask is not None:
-        blocked, empty = guidance._blocked(attention_mask)
-        if kwargs.get("sliding_window") or getattr(module, "is_causal", False):
-            allowed_B1QK = attention_mask
-
-    targets = tuple((runs, guidance._target(number, allowed_B1QK)) for number, runs in work.shares)
+        biased: dict[str, Any] = {} if position_bias is None else {"position_bias": position_bias}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **biased, **kwargs)
+    if query.shape[2] != key.shape[2] and site.attention != "cross":
+        raise InputError(
+            "guided heads of a decoder see whole prefixes, not a cache of earlier keys",
+            hint="generate(use_cache=False)",
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = (_heads(query, work.heads) * scale) @ _heads(key, work.heads).transpose(-1, -2)
-    if blocked is not None:
-        scores.masked_fill_(blocked, torch.finfo(scores.dtype).min)
-    attention, *distances = GuidedSoftmax.apply(scores, targets)
-    if guidance.kept is not None:
-        guidance.kept[site] = attention.detach()
-    for (number, _), (_, target), distances_BhQ in zip(work.shares, targets, distances, strict=True):
-        options = guidance.handle.options[number]
-        # assigned, not appended: gradient checkpointing runs the forward pass twice
-        guidance.distances[number, site.name] = reduce_distances(distances_BhQ, target, options, guidance.tokens)
-
-    attention = nn.functional.dropout(attention, dropout, training=dropout > 0).to(value.dtype)
-    guided = attention @ _heads(value, work.heads)
-    if empty is not None:
-        guided = guided.masked_fill(empty, 0.0)
-    others = tuple(head for head in range(query.shape[1]) if head not in work.heads)
-    if not others:
-        return guided.transpose(1, 2).contiguous(), None
-    plain, _ = sdpa_attention_forward(
+    if work.query_scale(query.shape[1]):
+        query = query * query.new_tensor(work.query_scale(query.shape[1]))[:, None, None]
+    room = guidance.room(module, attention_mask, query, key, bool(kwargs.get("sliding_window")))
+    call = _Call(
         module,
-        _heads(query, others),
-        _heads(key, others),
-        _heads(value, others),
+        site,
+        work,
+        guidance,
+        query,
+        key,
+        value,
         attention_mask,
         dropout,
-        scaling,
-        **kwargs,
+        scale,
+        position_bias,
+        layer_input,
+        room,
+        kwargs,
     )
-    both = torch.cat((guided.transpose(1, 2), plain), dim=2)
-    order = (*work.heads, *others)
-    if order != tuple(range(len(order))):
-        both = both[:, :, sorted(range(len(order)), key=order.__getitem__)]
-    return both, None
+    return call.output(), None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the attention function at a site with work to do."""
+
+    module: nn.Module
+    site: Site
+    work: Work
+    guidance: Guidance
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask_B1QK: Tensor | None
+    dropout: float
+    scale: float
+    position_bias: Tensor | None
+    layer_input: Tensor | None
+    room: Room
+    kwargs: Mapping[str, Any]
+
+    def output(self) -> Tensor:
+        """All heads, each by its path, in order: (B, Q, H, D)."""
+        guidance, num_heads = self.guidance, self.query.shape[1]
+        paths = self.work.paths(num_heads, attacking=guidance.attacking, keeping=guidance.kept is not None)
+        if not guidance.attacking:
+            self._measure_rows()
+        parts: list[tuple[tuple[int, ...], Tensor]] = []
+        if paths.explicit:
+            parts.append((paths.explicit, self._explicit(paths.explicit)))
+        for number, heads in self.work.replacement:
+            parts.append((heads, self._replaced(number, heads)))
+        if paths.masked:
+            mask_BhQK = guidance.allowed(self.work.wishes(paths.masked), self.site, self.room)
+            parts.append((paths.masked, self._plain(paths.masked, mask_BhQK)))
+        if paths.plain:
+            parts.append((paths.plain, self._plain(paths.plain, self.mask_B1QK)))
+        order = tuple(head for heads, _ in parts for head in heads)
+        output = torch.cat([part for _, part in parts], dim=2) if len(parts) > 1 else parts[0][1]
+        if order != tuple(range(num_heads)):
+            output = output[:, :, sorted(range(num_heads), key=order.__getitem__)]
+        for number, heads in self.work.output:
+            factors = output.new_ones(num_heads)
+            factors[list(heads)] = (
+                getattr(self.module, EXTRA)[_key(self.guidance.handle, number)].factors().to(output.dtype)
+            )
+            output = output * factors[:, None]
+        return output
+
+    def _plain(self, heads: tuple[int, ...], mask: Tensor | None) -> Tensor:
+        """Some heads by ``scaled_dot_product_attention``."""
+        if self.position_bias is not None:
+            bias = _heads(self.position_bias, heads)
+            allowed = self.room.allowed_BQK[:, None] if mask is None else mask
+            mask = torch.where(allowed, bias, torch.finfo(bias.dtype).min)
+        query, key, value = (_heads(states, heads) for states in (self.query, self.key, self.value))
+        output: Tensor
+        output, _ = sdpa_attention_forward(
+            self.module, query, key, value, mask, self.dropout, self.scale, **self.kwargs
+        )
+        if self.position_bias is not None:  # a row of lowest numbers is no row of nothing
+            output = output.masked_fill(self.guidance.empty(self.room).transpose(1, 2), 0.0)
+        return output
+
+    def _explicit(self, heads: tuple[int, ...]) -> Tensor:
+        """Some heads with scores and probabilities at hand."""
+        guidance, work = self.guidance, self.work
+        scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
+        if self.position_bias is not None:
+            scores = scores + _heads(self.position_bias, heads)
+        for number, mine in work.bias:
+            bias_B1QK = guidance.bias(number, self.site, self.room)[:, None]
+            scores = _add_at(scores, _places(mine, heads), bias_B1QK)
+        attacked = work.attack if guidance.attacking else ()
+        for number, mine in attacked:
+            attack = self._attack(number, mine)
+            guidance.attacks[number, self.site] = attack
+            scores = _add_at(scores, _places(mine, heads), attack.scores)
+        targets = tuple(
+            (_runs(_places(mine, heads)), guidance.target(number, self.site, self.room))
+            for number, mine in (() if guidance.attacking else work.probabilities)
+        )
+        if any(work.wishes(heads)):
+            allowed = guidance.allowed(work.wishes(heads), self.site, self.room)
+        else:
+            allowed = self.room.allowed_BQK[:, None]
+        restricted = self.mask_B1QK is not None or self.room.is_causal or any(work.wishes(heads))
+        if restricted:
+            scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        attention, *distances = GuidedSoftmax.apply(scores, targets)
+        if guidance.kept is not None:
+            self._keep(heads, attention)
+        for (number, _), (_, target), distances_BhQ in zip(work.probabilities, targets, distances, strict=False):
+            how = guidance.handle.plan.guides[number].how
+            # assigned, not appended: gradient checkpointing runs the forward pass twice
+            guidance.distances[number, self.site] = reduce_distances(distances_BhQ, target, how)
+        attention = nn.functional.dropout(attention, self.dropout, training=self.dropout > 0).to(self.value.dtype)
+        output = attention @ _heads(self.value, heads)
+        if restricted:
+            output = output.masked_fill(guidance.empty(self.room), 0.0)
+        return output.transpose(1, 2)
+
+    def _replaced(self, number: int, heads: tuple[int, ...]) -> Tensor:
+        """Some heads whose attention is written down."""
+        guidance = self.guidance
+        guide = guidance.handle.plan.guides[number]
+        predicate = guidance.predicate(number, self.site, self.room) if guide.wish else None
+        if guidance.kept is not None:
+            self._keep(heads, guide.how.attention(predicate, self.room, len(heads)))
+        output: Tensor = guide.how.output(predicate, self.room, _heads(self.value, heads), self.dropout)
+        return output.masked_fill(guidance.empty(self.room), 0.0).transpose(1, 2)
+
+    def _attack(self, number: int, heads: tuple[int, ...]) -> Attack:
+        guidance = self.guidance
+        how, queries_BQ = guidance.handle.plan.guides[number].how, guidance.queries(self.site).valid_BT
+        allowed_B1QK = self.room.allowed_BQK[:, None]
+        if isinstance(how, RandomMask):
+            with torch.no_grad():
+                scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
+                if self.position_bias is not None:
+                    scores = scores + _heads(self.position_bias, heads)
+                proportion = guidance.handle.proportion(number, self.site, guidance.step)
+                return how.attack(scores, allowed_B1QK, queries_BQ, proportion)
+        assert self.layer_input is not None
+        weights = getattr(self.module, EXTRA)[_key(guidance.handle, number)]
+        attack: Attack = how.attack(weights, self.layer_input, allowed_B1QK, queries_BQ)
+        return attack
+
+    def _measure_rows(self) -> None:
+        """Losses on the raw scores of some rows."""
+        guidance = self.guidance
+        for number, heads in self.work.scores:
+            how, rows = guidance.handle.plan.guides[number].how, guidance.rows(number, self.site, self.room)
+            query, key = _heads(self.query, heads), _heads(self.key, heads)
+            loss_B = row_losses(query, key, self.scale, rows, how, guidance.keys(self.site).valid_BT)
+            share = guidance.handle.num_guided(number) if how.head_reduction == "mean" else 1
+            guidance.distances[number, self.site] = loss_B / share
+
+    def _keep(self, heads: tuple[int, ...], attention_BhQK: Tensor) -> None:
+        kept = self.guidance.kept
+        assert kept is not None
+        if self.site not in kept:
+            batch, num_heads, queries = self.query.shape[:3]
+            kept[self.site] = attention_BhQK.new_zeros(batch, num_heads, queries, self.key.shape[2])
+        kept[self.site][:, list(heads)] = attention_BhQK.detach().to(kept[self.site].dtype)
 
 
 def _heads(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:
@@ -208,6 +523,10 @@ def _heads(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:
     if heads == tuple(range(heads[0], heads[-1] + 1)):
         return states_BHTD[:, heads[0] : heads[-1] + 1]
     return states_BHTD[:, list(heads)]
+
+
+def _places(heads: tuple[int, ...], among: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(among.index(head) for head in heads)
 
 
 def _runs(places: tuple[int, ...]) -> tuple[slice, ...]:
@@ -219,15 +538,18 @@ def _runs(places: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(runs)
 
 
+def _add_at(scores_BhQK: Tensor, places: tuple[int, ...], extra: Tensor) -> Tensor:
+    """Add (B, 1 or places, Q, K) to the scores of some heads."""
+    if places == tuple(range(scores_BhQK.shape[1])):
+        return scores_BhQK + extra
+    scores_BhQK = scores_BhQK.to(torch.promote_types(scores_BhQK.dtype, extra.dtype)).clone()
+    for place, head in enumerate(places):
+        scores_BhQK[:, head] = scores_BhQK[:, head] + extra[:, place if extra.shape[1] > 1 else 0]
+    return scores_BhQK
+
+
 AttentionInterface.register(NAME, guided_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-class _Canary:
-    """Sent through a model once, to see which modules call the attention function."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[nn.Module, bool]] = []
 
 
 class Handle:
@@ -235,58 +557,140 @@ class Handle:
 
     Attributes:
         plan: the plan, as given.
+        sites: the attention modules of the model, and the extra heads of the plan.
         work: what is to be done where; empty when every guide is off.
-        options: the mechanism's options of each guide, read once.
+        tables: what patterns and rules look up beside tokens: ``cooccurrence``, ``importance``, ``masking_proportion``.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         plan: Plan,
-        sites: Mapping[nn.Module, Site],
-        vocabulary: Vocabulary | None,
+        *,
+        vocabulary: Vocabulary | None = None,
         part: str = "model",
+        tables: Mapping[str, Any] | None = None,
     ):
-        self.model, self.plan, self.vocabulary = model, plan, vocabulary
-        self.sites = dict(sites)
-        self.num_layers = max((site.layer for site in self.sites.values()), default=-1) + 1
-        self.work = _compile(plan, self.sites, part)
-        self.options = tuple(Options.parse(guide.options) for guide in plan.guides)
+        self.model, self.plan, self.part = model, plan, part
+        self.vocabulary, self.tables = vocabulary, dict(tables or {})
+        self.sites = find_sites(model)
         self._matches: dict[int, Tensor] = {}
-        self._previous: str | None = None
+        self._undo: list[Any] = []
+        self._compile()
 
-    def guide(self, input_ids: Tensor, attention_mask: Tensor | None = None, **columns: Tensor) -> Guidance:
+    def _compile(self) -> None:
+        every = [site for sites in self.sites.values() for site in sites]
+        self.work = compile_plan(self.plan, every, self.part, self.tables.get("importance"))
+        self.attacks = [(number, site) for site, work in self.work.items() for number, _ in work.attack]
+        self._modules = {site: module for module, sites in self.sites.items() for site in sites}
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the stack that has most."""
+        return max((site.layer for sites in self.sites.values() for site in sites), default=-1) + 1
+
+    def layers_of(self, number: int) -> int:
+        """Layers of the stack that a guide is about."""
+        guide = self.plan.guides[number]
+        kind = (guide.stack, guide.attention)
+        return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
+
+    def num_guided(self, number: int) -> int:
+        """How many heads a guide is at work on, in all layers."""
+        return sum(len(heads) for work in self.work.values() for n, heads in work.shares() if n == number)
+
+    def learns(self, site: Site) -> bool:
+        """The module of a site is in training and has parameters that move."""
+        module = self._modules[site]
+        return module.training and any(p.requires_grad for p in module.parameters())
+
+    def guide(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        *,
+        step: int = 0,
+        **columns: Tensor,
+    ) -> Guidance:
         """The guidance of one batch.
 
         Args:
             input_ids: (B, T), what the model sees.
             attention_mask: (B, T), 0 at padding; all ones by default.
-            columns: further token features, each (B, T).
-        """
-        valid_BT = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        known = self.vocabulary.columns(input_ids) if self.vocabulary else {}
-        return Guidance(self, Tokens(input_ids, valid_BT, {**known, **columns}))
+            decoder_input_ids, decoder_attention_mask: the same for a decoder whose heads are guided.
+            step: optimizer steps so far, for masks that follow a schedule.
+            columns: further token features, each (B, T); for the decoder with ``decoder_`` before their name.
 
-    def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[Site, Tensor]:
-        """Where the guided heads look: per site, (B, guided heads, Q, K), as in evaluation; see `Work.heads`."""
-        guidance = self.guide(input_ids, attention_mask)
+        Raises:
+            InputError: a feature has another shape, or one that the plan needs is missing; the message says which
+                command builds it.
+        """
+        tokens: dict[str, Tokens] = {}
+        mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
+        theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
+        if input_ids is not None:
+            tokens["encoder"] = self._tokens(input_ids, attention_mask, mine)
+        if decoder_input_ids is not None:
+            tokens["decoder"] = self._tokens(decoder_input_ids, decoder_attention_mask, theirs)
+        if not tokens:
+            raise InputError(
+                "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
+            )
+        return Guidance(self, tokens, step)
+
+    def _tokens(self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor]) -> Tokens:
+        for name in columns:
+            if name not in FEATURES:
+                raise InputError(f"there is no feature {name!r}", hint=f"known: {', '.join(sorted(FEATURES))}")
+        valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
+        known = self.vocabulary.columns(ids_BT) if self.vocabulary else {}
+        return Tokens(ids_BT, valid_BT, {**known, **columns}, self.tables)
+
+    def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> dict[Site, Tensor]:
+        """Where the heads look: per site, (B, H, Q, K), as in evaluation.
+
+        Args:
+            more: further arguments of `guide`; a decoder's inputs go to the model too.
+        """
+        guidance = self.guide(input_ids, attention_mask, **more)
         guidance.kept = {}
-        with _evaluating(self.model), torch.no_grad():
-            self.model(input_ids=input_ids, attention_mask=attention_mask, guidance=guidance)
+        inputs = {key: value for key, value in more.items() if key in ("decoder_input_ids", "decoder_attention_mask")}
+        with evaluating(self.model), torch.no_grad():
+            self.model(input_ids=input_ids, attention_mask=attention_mask, guidance=guidance, **inputs)
         return guidance.kept
 
     def alphas(self, step: int, total_steps: int) -> dict[str, float]:
-        """The weight of each guide that is at work, by label, after ``step`` of ``total_steps`` optimizer steps."""
-        at_work = {number for work in self.work.values() for number, _ in work.shares}
+        """The weight of each loss on heads that is at work, by label, after ``step`` of ``total_steps`` steps."""
+        at_work = {n for work in self.work.values() for n, _ in (*work.probabilities, *work.scores)}
         return {
-            label: guide.weight_for(self.num_layers) * guide.factor(step, total_steps)
+            label: guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
             for number, (label, guide) in enumerate(zip(self.plan.labels, self.plan.guides, strict=True))
             if number in at_work
         }
 
-    def count_matches(self, number: int, counts_BQ: Tensor) -> None:
-        """Remember that a guide's pattern pointed somewhere; no synchronisation with the device."""
-        found = counts_BQ.detach().sum().long()
+    def attack_alpha(self, step: int, total_steps: int) -> float:
+        """The weight of the divergence after ``step`` of ``total_steps`` optimizer steps."""
+        number = min(number for number, _ in self.attacks)
+        guide = self.plan.guides[number]
+        return guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
+
+    def proportion(self, number: int, site: Site, step: int) -> float:
+        """The share of units that a random mask switches off at a site."""
+        how = self.plan.guides[number].how
+        if how.kind != "scheduled":
+            return float(how.proportion)
+        table = torch.as_tensor(self.tables["masking_proportion"])
+        if table.dim() != 2 or not 0 <= site.layer < table.shape[1] or not len(table):
+            raise InputError(f"masking_proportion is {tuple(table.shape)}, not (steps, layers)")
+        return float(table[min(step, len(table) - 1), site.layer])
+
+    def count_matches(self, number: int, predicate: Predicate) -> None:
+        """Remember whether a guide's pattern pointed somewhere; no synchronisation with the device."""
+        if self.plan.guides[number].acts.place == "scores":  # its rows are few, and its weights are not written out
+            return
+        found = predicate.counts().detach().sum().ceil().long()
         self._matches[number] = self._matches[number] + found if number in self._matches else found
 
     def matches(self) -> dict[str, int]:
@@ -302,27 +706,204 @@ class Handle:
                     hint="look at the text and the tokenizer, or leave the guide out of the plan",
                 )
 
+    # installing and removing
+
+    def install(self) -> None:
+        """Make the model follow the plan; see `install`."""
+        previous = str(getattr(self.model.config, "_attn_implementation", None) or "sdpa")
+        try:
+            self._undo.append(adapt(self.model, guided_attention))
+            self.model.set_attn_implementation(NAME)
+            self._undo.append(partial(self._restore, previous))
+            for module, sites in self.sites.items():
+                module.guide_sites = sites  # type: ignore[assignment]
+            send(self.model, self.sites)
+            self._add_heads()
+            self._add_parameters()
+            self._require()
+        except Exception:
+            self.remove()
+            raise
+
+    def _restore(self, previous: str) -> None:
+        # another plan that was installed before this one still needs its sites
+        if previous != NAME:
+            for module in self.sites:
+                module.__dict__.pop("guide_sites", None)
+            self.model.set_attn_implementation(previous)
+
+    def _add_heads(self) -> None:
+        """Extra heads, as the plan's ``[pal]`` says."""
+        pal = self.plan.pal
+        if pal is None or self.part != "model":
+            return
+        modules = {
+            m: sites[0]
+            for m, sites in self.sites.items()
+            if (sites[0].stack, sites[0].attention) == ("encoder", "self")
+        }
+        layers = select(pal.layers, len(modules), "layer")
+        for module, site in modules.items():
+            if site.layer not in layers:
+                continue
+            normalisation = place_of(self.model, module, pal.placement)
+            added = ProjectedAttention(pal, _width(module))
+            self._attach(module, "pal", added)
+            self.sites[added] = (Site("encoder", "pal", site.layer, pal.heads, f"{site.name}.{EXTRA}.pal"),)
+            added.guide_sites = self.sites[added]
+            # in a tuple, so that it is no second child, and a copy of the model has its own
+            normalisation.__dict__["guide_pal"] = (added,)
+            self._undo.append(partial(normalisation.__dict__.pop, "guide_pal", None))
+            self._hook(normalisation.register_forward_pre_hook(add_pending))
+        self._compile()
+
+    def _add_parameters(self) -> None:
+        """The parameters of adversaries and gates; what the plan leaves without use is frozen."""
+        for module, sites in list(self.sites.items()):
+            at_work = [self.work[site] for site in sites if site in self.work]
+            for number, heads in {share for work in at_work for share in (*work.attack, *work.output)}:
+                how = self.plan.guides[number].how
+                if hasattr(how, "module"):
+                    self._attach(module, _key(self, number), how.module(len(heads), _width(module)))
+            if any(work.attack for work in at_work) or isinstance(getattr(module, EXTRA, {}), nn.ModuleDict):
+                self._hook(module.register_forward_pre_hook(_tap, with_kwargs=True))
+            if len(at_work) == len(sites):
+                self._freeze(module, at_work)
+
+    def _attach(self, module: nn.Module, key: str, added: nn.Module) -> None:
+        like = next(module.parameters())
+        extra: nn.ModuleDict | None = getattr(module, EXTRA, None)
+        if extra is None:
+            extra = nn.ModuleDict()
+            module.add_module(EXTRA, extra)
+            self._undo.append(partial(delattr, module, EXTRA))
+        if key in extra:
+            raise PlanError("the model has the parameters of another plan already", hint="remove that plan first")
+        extra[key] = added.to(like.device, like.dtype)
+        added.train(module.training)
+        self._undo.append(partial(extra.pop, key))
+
+    def _freeze(self, module: nn.Module, at_work: list[Work]) -> None:
+        """Data parallelism wants a gradient for whatever can have one."""
+        num_heads = self.sites[module][0].num_heads
+        replaced = all(sum(len(heads) for _, heads in work.replacement) == num_heads for work in at_work)
+        if not replaced:
+            return
+        silent = all(not self.plan.guides[n].how.uses_values for work in at_work for n, _ in work.replacement)
+        for name, child in module.named_children():
+            if name in _QUERY_KEY or (silent and name in _VALUE):
+                for parameter in child.parameters():
+                    if parameter.requires_grad:
+                        parameter.requires_grad_(False)
+                        self._undo.append(partial(parameter.requires_grad_, True))
+
+    def _require(self) -> None:
+        """Where the plan shapes outputs, a call without guidance gets its own, and one that cannot is refused."""
+        shaping = [
+            module
+            for module, sites in self.sites.items()
+            if any(site in self.work and self.work[site].shapes_output for site in sites)
+            or (isinstance(extra := getattr(module, EXTRA, None), nn.ModuleDict) and "pal" in extra)
+        ]
+        for module in shaping:
+            module.guide_required = True  # type: ignore[assignment]
+            self._undo.append(partial(module.__dict__.pop, "guide_required", None))
+        if shaping:
+            entries = {self.model, *([self.model.get_encoder()] if self.model.config.is_encoder_decoder else [])}
+            for entry in entries:
+                self._hook(entry.register_forward_pre_hook(self._supply, with_kwargs=True, prepend=True))
+
+    def _supply(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if kwargs.get("guidance") is not None:
+            return None
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        decoder_ids = kwargs.get("decoder_input_ids")
+        if (
+            decoder_ids is None
+            and module is self.model
+            and kwargs.get("labels") is not None
+            and self._guides("decoder")
+        ):
+            decoder_ids = self.model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
+        if ids is None and decoder_ids is None:
+            raise InputError(
+                "this model's plan shapes its outputs, and there are no input_ids to make its guidance from",
+                hint="pass guidance=handle.guide(...)",
+            )
+        if ids is None and not self._guides("decoder"):
+            return None
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        guidance = self.guide(ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask"))
+        return args, {**kwargs, "guidance": guidance}
+
+    def _guides(self, stack: str) -> bool:
+        return any(site.stack == stack for site in self.work)
+
+    def _hook(self, hook: Any) -> None:
+        self._undo.append(hook.remove)
+
     def remove(self) -> None:
-        """Give the model its own attention back."""
-        for module in self.sites:
-            # another plan that was installed before this one still needs its sites
-            if hasattr(module, "guide_site") and self._previous != NAME:
-                del module.guide_site
-        if self._previous is not None:
-            self.model.set_attn_implementation(self._previous)
-            self._previous = None
+        """Give the model its own attention back, and take away what the plan added."""
+        while self._undo:
+            self._undo.pop()()
 
 
-def install(model: PreTrainedModel, plan: Plan, tokenizer: Any = None, *, part: str = "model") -> Handle:
-    """Make a Hugging Face encoder follow a plan.  Reversible, and the keys of its ``state_dict`` stay as they are.
+_QUERY_KEY = {
+    *("query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "q", "k", "query_proj", "key_proj"),
+    *("pos_key_proj", "pos_query_proj"),
+}
+_VALUE = {"value", "v_proj", "v_lin", "v", "value_proj", "Wqkv"}
+
+
+def _key(handle: Handle, number: int) -> str:
+    """The name of a guide's parameters."""
+    return f"{handle.plan.guides[number].mechanism}{number}"
+
+
+def _width(module: nn.Module) -> int:
+    """The width of the hidden states that an attention module reads."""
+    return next(int(m.in_features) for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def _tap(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before an attention module runs: show what it reads to its extra heads and to its adversary."""
+    guidance = kwargs.get("guidance", getattr(module, "guidance", None))
+    if not isinstance(guidance, Guidance):
+        return args, kwargs
+    states = args[0] if args else kwargs["hidden_states"]
+    extra: Mapping[str, Any] = getattr(module, EXTRA, {})
+    if "pal" in extra:
+        room = guidance.tokens["encoder"].valid_BT
+        mask = room[:, None, None].expand(-1, 1, room.shape[1], -1)
+
+        def attend(site: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+            return guided_attention(site, query, key, value, mask, dropout, guidance=guidance)[0]
+
+        extra["pal"].pending = extra["pal"](states, attend)
+    if guidance.attacking and "guidance" in kwargs:
+        kwargs = {**kwargs, "layer_input": states}
+    return args, kwargs
+
+
+def install(
+    model: PreTrainedModel,
+    plan: Plan,
+    tokenizer: Any = None,
+    *,
+    part: str = "model",
+    tables: Mapping[str, Any] | None = None,
+) -> Handle:
+    """Make a Hugging Face model follow a plan.  Reversible; without learned extras, ``state_dict`` keeps its keys.
 
     Args:
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
         part: the guides of this part of the plan are installed.
+        tables: what patterns and rules look up, by name; see `Handle`.
 
     Raises:
-        UnsupportedModel: the attention of this model does not go through the interface of transformers.
-        PlanError: a guide names a layer or head that the model lacks, or selects none; the guide is numbered.
+        UnsupportedModel: the attention of this model cannot be guided.
+        PlanError: a guide names a layer or head that the model lacks, selects none, or contradicts another one; or
+            something it needs is not given.  The guide is numbered.
 
     Example:
         >>> handle = install(model, Plan.load("preset:ag"), tokenizer)
@@ -330,92 +911,26 @@ def install(model: PreTrainedModel, plan: Plan, tokenizer: Any = None, *, part: 
         >>> output = model(**batch, guidance=guidance)
         >>> (output.loss + guidance.loss(step, total_steps)).backward()
     """
-    sites = find_sites(model)
-    handle = Handle(model, plan, sites, Vocabulary.from_tokenizer(tokenizer) if tokenizer is not None else None, part)
-    missing = {need for guide in plan.guides if guide.part == part for need in find_pattern(guide.pattern).needs}
-    if handle.vocabulary is None and missing:
-        raise PlanError(f"the plan needs the features {', '.join(sorted(missing))}", hint="give `install` a tokenizer")
-    handle._previous = str(getattr(model.config, "_attn_implementation", None) or "sdpa")
-    model.set_attn_implementation(NAME)
-    try:
-        for module, site in sites.items():
-            module.guide_site = site  # type: ignore[assignment]
-        _send_canary(model, sites)
-    except Exception:
-        handle.remove()
-        raise
+    vocabulary = Vocabulary.from_tokenizer(tokenizer) if tokenizer is not None else None
+    handle = Handle(model, plan, vocabulary=vocabulary, part=part, tables=tables)
+    for label, what, name in _missing(handle):
+        hint = FEATURES[name].source if what == "feature" else TABLES.get(name)
+        raise PlanError(f"guide {label!r} needs the {what} {name}", hint=hint)
+    handle.install()
     return handle
 
 
-def _compile(plan: Plan, sites: Mapping[nn.Module, Site], part: str) -> dict[Site, Work]:
-    """Which guide works on which heads of which site; guides of weight zero or of another part are left out."""
-    heads_at: dict[Site, dict[int, tuple[int, ...]]] = {}
-    for number, guide in enumerate(plan.guides):
-        if guide.part != part:
+def _missing(handle: Handle) -> Iterator[tuple[str, str, str]]:
+    """Tables that were not given, and features of the vocabulary where there is no tokenizer."""
+    for label, guide in zip(handle.plan.labels, handle.plan.guides, strict=True):
+        if guide.part != handle.part or not guide.enabled:
             continue
-        mine = sorted(
-            (s for s in sites.values() if (s.stack, s.attention) == (guide.stack, guide.attention)),
-            key=lambda site: site.layer,
-        )
-        if not mine:
-            raise PlanError(f"guide {number + 1}: the model has no {guide.stack} {guide.attention}-attention")
-        try:
-            layers = select(guide.layers, len(mine), "layer")
-            heads = {mine[layer]: select(guide.heads, mine[layer].num_heads, "head") for layer in layers}
-            weight = guide.weight_for(len(mine))
-        except PlanError as error:
-            raise PlanError(f"guide {number + 1} ({guide.pattern}): {error.message}", hint=error.hint) from error
-        if not any(heads.values()) and not guide.optional:
-            raise PlanError(f"guide {number + 1} ({guide.pattern}) selects no head", hint="optional = true allows that")
-        if not guide.enabled or (MECHANISMS[guide.mechanism].is_loss and weight == 0):
-            continue
-        for site, chosen in heads.items():
-            if chosen:
-                heads_at.setdefault(site, {})[number] = chosen
-    work = {}
-    for site, guides in heads_at.items():
-        union = tuple(sorted({head for heads in guides.values() for head in heads}))
-        shares = ((number, _runs(tuple(union.index(head) for head in heads))) for number, heads in guides.items())
-        work[site] = Work(union, tuple(shares))
-    return work
-
-
-def _send_canary(model: PreTrainedModel, sites: Mapping[nn.Module, Site]) -> None:
-    """Prove that every site calls our function once, with a mask where there is padding.
-
-    Raises:
-        UnsupportedModel: a site does not, or a module calls it that is no site.
-    """
-    canary = _Canary()
-    pad = getattr(model.config, "pad_token_id", None) or 0
-    ids = torch.full((2, 6), pad + 1 if pad + 1 < model.config.vocab_size else 0, device=_device(model))
-    mask = torch.ones_like(ids)
-    ids[1, 4:], mask[1, 4:] = pad, 0
-    with _evaluating(model), torch.no_grad():
-        model(input_ids=ids, attention_mask=mask, guidance=canary)
-    calls = [module for module, _ in canary.calls]
-    for module, site in sites.items():
-        if calls.count(module) != 1:
-            raise UnsupportedModel(
-                f"{type(model).__name__}: {site.name} called the attention function {calls.count(module)} times, not once",
-                hint=f"supported: {SUPPORTED}",
-            )
-    if strangers := {type(module).__name__ for module in calls if module not in sites}:
-        raise UnsupportedModel(f"{type(model).__name__}: {', '.join(sorted(strangers))} is not in the table of sites")
-    if not all(masked for _, masked in canary.calls):
-        raise UnsupportedModel(f"{type(model).__name__}: padding does not reach the attention function")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+        tables = [*(guide.wish.tables if guide.wish else ())]
+        if isinstance(guide.how, RandomMask) and guide.how.kind == "scheduled":
+            tables.append("masking_proportion")
+        for name in tables:
+            if name not in handle.tables:
+                yield label, "table", name
+        for name in guide.wish.needs if guide.wish else ():
+            if name in Vocabulary.FEATURES and handle.vocabulary is None:
+                yield label, "feature", name

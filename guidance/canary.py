@@ -32,6 +32,10 @@ class Canary:
         """Every attention module is to show itself."""
         return True
 
+    def boolean(self, mask: Tensor) -> Tensor:
+        """The mask as booleans."""
+        return mask.bool()
+
     def record(self, module: nn.Module, mask: Tensor | None) -> None:
         """What the attention function says when it meets a canary."""
         self.calls.append((module, mask is not None))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -140,6 +140,8 @@ class Vocabulary:
             (``<s>``, ``</s>``, ``[CLS]``, ``[SEP]``), ``character`` is the code point of every token that is one
             character and nothing else, wherever in a word it may stand.
     """
+
+    FEATURES: ClassVar = ("delimiter", "character")
 
     columns_V: Mapping[str, Tensor]
     _placed: dict[torch.device, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -8,7 +8,7 @@
     schedule = "linear"
 
 A guide is one row: pattern, mechanism, sites, with a weight and a schedule.  Keys that are not named here are options of
-the mechanism; unknown ones are refused.
+its pattern or of its mechanism; unknown ones are refused.  A table ``[pal]`` adds heads beside those of the model.
 """
 
 from __future__ import annotations
@@ -19,44 +19,21 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, PlanError, UnknownName
-from guidance.mechanisms import attention_loss
-from guidance.patterns import find_pattern
+from guidance.mechanisms import MECHANISMS, Mechanism
+from guidance.mechanisms.projected import Pal
+from guidance.options import read
+from guidance.patterns import Pattern, read_pattern
 from guidance.sites import Selector
 
 SIZE_LIMIT = 1 << 20
 PARTS = ("model", "generator", "discriminator")
 STACKS = ("encoder", "decoder")
 ATTENTIONS = ("self", "cross")
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """One row of `MECHANISMS`: what its options are, and whether it is a loss, which has a weight and a schedule."""
-
-    name: str
-    options: Callable[[Mapping[str, Any]], Any]
-    option_names: tuple[str, ...]
-    is_loss: bool
-    source: str
-
-
-MECHANISMS: Mapping[str, Mechanism] = {
-    mechanism.name: mechanism
-    for mechanism in (
-        Mechanism(
-            "attention_loss",
-            attention_loss.Options.parse,
-            tuple(item.name for item in fields(attention_loss.Options)),
-            True,
-            "Deshpande & Narasimhan 2020, eq. 2-4",
-        ),
-    )
-}
-"""Every mechanism by name."""
 
 
 def linear(step: int, total: int, hold: int) -> float:
@@ -73,6 +50,7 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], float]] = {
     "constant": lambda step, total, hold: 1.0,
     "linear": linear,
     "cosine": cosine,
+    "hold": lambda step, total, hold: float(step < hold),
 }
 """How a weight moves: from (step, total steps, steps to hold) to a factor."""
 
@@ -82,21 +60,23 @@ class Guide:
     """One row of a plan.
 
     Attributes:
-        pattern, mechanism: names in `PATTERNS` and `MECHANISMS`.
+        pattern: a name in `PATTERNS`, or a combination, see `guidance.patterns.read_pattern`; empty for mechanisms that
+            take none.
+        mechanism: a name in `MECHANISMS`.
         part, stack, attention: which model of several, which stack of it, self- or cross-attention.
-        layers, heads: selectors, see `guidance.sites.Selector`.
-        weight: the factor of the loss; or pairs (from this many layers on, factor).
-        reference_length: the sequence length to which the weight belongs.  The default reduction is a mean over n x n
-            entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
+        layers, heads: selectors, see `guidance.sites.Selector`; ``pal:`` before one of heads means added heads.
+        weight: the factor of a loss; or pairs (from this many layers on, factor).
+        reference_length: the sequence length to which the weight belongs.  The default reduction of ``attention_loss``
+            is a mean over n x n entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
         schedule, hold_steps: how the weight moves during training; see `SCHEDULES`.
         optional: the row may select no head (small models have fewer).
         enabled: false leaves the row out, as a weight of 0 does.
         name: how logs call it; the pattern's name by default.
-        options: further keys, for the mechanism.
+        options: further keys, for the pattern and the mechanism.
     """
 
-    pattern: str
-    mechanism: str
+    pattern: str | Mapping[str, Any] = ""
+    mechanism: str = ""
     part: str = "model"
     stack: str = "encoder"
     attention: str = "self"
@@ -112,7 +92,6 @@ class Guide:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        find_pattern(self.pattern)
         for value, known, what in (
             (self.mechanism, MECHANISMS, "mechanism"),
             (self.schedule, SCHEDULES, "schedule"),
@@ -122,20 +101,72 @@ class Guide:
         ):
             if value not in known:
                 raise UnknownName(what, str(value), known)
-        mechanism = MECHANISMS[self.mechanism]
-        for key in self.options:
-            if key not in mechanism.option_names:
-                raise UnknownName("key", key, [*_TYPES, *mechanism.option_names])
-        options = mechanism.options(self.options)
-        if self.reference_length is not None and getattr(options, "reduction", None) == "frobenius":
-            raise PlanError("reference_length undoes the 1/n of a mean; frobenius is a sum and has none to undo")
-        weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
-        if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
-            raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
+        self._check_pattern()
+        self._check_weight()
         if self.hold_steps < 0 or (self.reference_length is not None and self.reference_length < 1):
             raise PlanError("hold_steps starts at 0 and reference_length at 1")
         if not self.heads or not self.layers:
             raise PlanError("an empty list of heads or layers", hint="leave the key out to mean all of them")
+
+    def _check_pattern(self) -> None:
+        """Raises PlanError when pattern, mechanism and options do not fit each other."""
+        takes = self.acts.wants_pattern
+        if takes and not self.pattern:
+            raise PlanError(f"{self.mechanism} acts through a pattern; the row has none")
+        if self.pattern and not takes:
+            raise PlanError(f"{self.mechanism} takes no pattern", hint="leave the pattern out")
+        known = (*(self._pattern_options if takes else ()), *self.acts.option_names)
+        for key in self.options:
+            if key not in known:
+                raise UnknownName("key", key, [*_TYPES, *known])
+        pattern, mechanism = self.wish, self.how
+        if pattern and pattern.weighted and self.acts.place == "mask":
+            raise PlanError(
+                f"{pattern.name} has weights, and a mask is yes or no", hint='mechanism = "bias" takes weights'
+            )
+        if self.attention == "cross" and self.acts.place in ("attack", "scores"):
+            raise PlanError(f"{self.mechanism} needs queries and keys of one sequence; cross-attention has two")
+        if self.reference_length is not None and self.acts.place != "probabilities":
+            raise PlanError(f"reference_length belongs to attention_loss, not to {self.mechanism}")
+        if self.reference_length is not None and mechanism.reduction == "frobenius":
+            raise PlanError("reference_length undoes the 1/n of a mean; frobenius is a sum and has none to undo")
+
+    def _check_weight(self) -> None:
+        weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
+        if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
+            raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
+        if not self.acts.is_loss and (self.weight != 1.0 or self.schedule != "constant"):
+            raise PlanError(
+                f"weights and schedules belong to losses, and {self.mechanism} is none",
+                hint="enabled = false leaves a row out",
+            )
+
+    @property
+    def acts(self) -> Mechanism:
+        """The row of its mechanism in `MECHANISMS`."""
+        return MECHANISMS[self.mechanism]
+
+    @cached_property
+    def wish(self) -> Pattern | None:
+        """Its pattern with its options; None for mechanisms that take none."""
+        own = {key: value for key, value in self.options.items() if key not in self.acts.option_names}
+        return read_pattern(self.pattern, own) if self.pattern else None
+
+    @cached_property
+    def how(self) -> Any:
+        """Its mechanism with its options."""
+        own = {key: value for key, value in self.options.items() if key in self.acts.option_names}
+        return self.acts.options(**read(self.acts.options, own, self.mechanism))
+
+    @property
+    def _pattern_options(self) -> tuple[str, ...]:
+        bare = self.pattern if isinstance(self.pattern, str) else self.pattern.get("name")
+        return read_pattern(bare).option_names if bare else ()
+
+    @property
+    def label(self) -> str:
+        """How it is called: its name, else its pattern's, else its mechanism's."""
+        return self.name or (self.wish.name if self.wish else self.mechanism)
 
     def weight_for(self, num_layers: int) -> float:
         """The weight in a model of that many layers.
@@ -157,21 +188,26 @@ class Guide:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of guides; an empty one leaves a model as it is."""
+    """A list of guides, and heads to add; an empty plan leaves a model as it is."""
 
     guides: tuple[Guide, ...] = ()
+    pal: Pal | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """One name for each guide, unique within the plan."""
         labels: list[str] = []
         for guide in self.guides:
-            label = guide.name or guide.pattern
             number = 1
-            while (unique := label if number == 1 else f"{label}#{number}") in labels:
+            while (unique := guide.label if number == 1 else f"{guide.label}#{number}") in labels:
                 number += 1
             labels.append(unique)
         return tuple(labels)
+
+    @property
+    def shapes_outputs(self) -> bool:
+        """It matters at inference: a model that was trained with it is another one without it."""
+        return self.pal is not None or any(g.enabled and not g.acts.is_loss for g in self.guides)
 
     @classmethod
     def parse(cls, text: str, *, source: str = "plan") -> Plan:
@@ -184,17 +220,22 @@ class Plan:
             data = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise PlanError(f"{source}: not a plan ({error})") from error
-        if set(data) - {"guide"} or not isinstance(data.get("guide", []), list):
-            raise PlanError(
-                f"{source}: unknown table {sorted(set(data) - {'guide'}) or 'guide'}", hint="rows are [[guide]]"
-            )
+        if set(data) - {"guide", "pal"} or not isinstance(data.get("guide", []), list):
+            unknown = ", ".join(sorted(set(data) - {"guide", "pal"})) or "guide"
+            raise PlanError(f"{source}: unknown table {unknown}", hint="rows are [[guide]]; added heads are [pal]")
+        pal = None
+        if "pal" in data:
+            try:
+                pal = _pal(data["pal"])
+            except InputError as error:
+                raise PlanError(f"{source}, [pal]: {error.message}", hint=error.hint) from error
         guides = []
         for number, row in enumerate(data.get("guide", []), 1):
             try:
                 guides.append(_guide(row))
             except InputError as error:
                 raise PlanError(f"{source}, guide {number}: {error.message}", hint=error.hint) from error
-        return cls(tuple(guides))
+        return cls(tuple(guides), pal)
 
     @classmethod
     def load(cls, reference: str | Path) -> Plan:
@@ -211,6 +252,8 @@ class Plan:
                 raise UnknownName("preset", name, presets())
             return cls.parse(presets()[name], source=text)
         path = Path(reference)
+        if text in presets() and not path.exists():
+            raise PlanError(f"there is no file {text!r}", hint=f"did you mean preset:{text}?")
         if path.exists() and not path.is_file():
             raise PlanError(f"{text}: cannot be read (not a plain file)", hint="a file, or preset:ag")
         try:
@@ -224,7 +267,8 @@ class Plan:
 
     def dumps(self) -> str:
         """The plan as TOML; `parse` gives it back exactly."""
-        return "\n".join(_row_text(guide) for guide in self.guides)
+        added = [_pal_text(self.pal)] if self.pal else []
+        return "\n".join([*added, *(_row_text(guide) for guide in self.guides)])
 
 
 def presets() -> dict[str, str]:
@@ -238,7 +282,8 @@ def presets() -> dict[str, str]:
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("pattern", "mechanism", "part", "stack", "attention", "schedule", "name"), (str,)),
+    "pattern": (str, dict),
+    **dict.fromkeys(("mechanism", "part", "stack", "attention", "schedule", "name"), (str,)),
     **dict.fromkeys(("hold_steps", "reference_length"), (int,)),
     **dict.fromkeys(("layers", "heads"), (list, str, int)),
     "weight": (float, int, dict),
@@ -249,9 +294,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 def _guide(row: Any) -> Guide:
     if not isinstance(row, dict):
         raise PlanError("a guide is a table")
-    for key in ("pattern", "mechanism"):
-        if key not in row:
-            raise PlanError(f"it has no {key}")
+    if "mechanism" not in row:
+        raise PlanError("it has no mechanism")
     given: dict[str, Any] = {}
     for key, value in row.items():
         if key not in _TYPES:
@@ -262,10 +306,7 @@ def _guide(row: Any) -> Guide:
         given[key] = value
     for key in ("layers", "heads"):
         if key in given:
-            listed = given[key] if isinstance(given[key], list) else [given[key]]
-            if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
-                raise PlanError(f"{key} = {given[key]!r} is not a list of numbers and rules")
-            given[key] = tuple(listed)
+            given[key] = _selectors(key, given[key])
     weight = given.get("weight", 1.0)
     try:
         if isinstance(weight, dict):
@@ -279,13 +320,38 @@ def _guide(row: Any) -> Guide:
     return Guide(**given)
 
 
+def _selectors(key: str, value: Any) -> tuple[Selector, ...]:
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
+        raise PlanError(f"{key} = {value!r} is not a list of numbers and rules")
+    return tuple(listed)
+
+
+def _pal(table: Any) -> Pal:
+    if not isinstance(table, dict):
+        raise PlanError("it is a table")
+    given = read(Pal, {key: value for key, value in table.items() if key != "layers"}, "pal")
+    if "layers" in table:
+        given["layers"] = _selectors("layers", table["layers"])
+    return Pal(**given)
+
+
+def _pal_text(pal: Pal) -> str:
+    lines = [
+        f"{item.name} = {_toml(getattr(pal, item.name))}"
+        for item in fields(Pal)
+        if getattr(pal, item.name) != item.default
+    ]
+    return "\n".join(["[pal]", *lines]) + "\n"
+
+
 def _row_text(guide: Guide) -> str:
     lines = ["[[guide]]"]
     for item in fields(Guide):
         value = getattr(guide, item.name)
         if item.name == "options":
             lines += [f"{key} = {_toml(option)}" for key, option in value.items()]
-        elif item.name in ("pattern", "mechanism") or value != item.default:
+        elif value != item.default:
             if item.name == "weight" and isinstance(value, tuple):
                 lines.append(f"weight = {{ {', '.join(f'{least} = {w!r}' for least, w in value)} }}")
             else:
@@ -298,6 +364,8 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}" if value else "{}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(item) for item in value)}]"
     return repr(value)

@@ -136,13 +136,12 @@ def guided_attention(
         found = handle.probabilities(ids)
         layers = sorted({0, handle.num_layers // 2, handle.num_layers - 1})
         maps[f"step {step}"] = {
-            f"layer {site.layer + 1}, head {work.heads[place] + 1}\n({handle.plan.labels[number]})": found[site][
-                0, place
-            ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
+            f"layer {site.layer + 1}, head {heads[0] + 1}\n({handle.plan.labels[number]})": found[site][0, heads[0]][
+                :SHOWN_TOKENS, :SHOWN_TOKENS
+            ].numpy()
             for site, work in handle.work.items()
             if site.layer in layers
-            for number, runs in work.shares
-            for place in [runs[0].start]
+            for number, heads in work.shares()
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
     return maps, tokens

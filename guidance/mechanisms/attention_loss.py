@@ -3,10 +3,10 @@
 Source: Deshpande & Narasimhan 2020, *Guiding Attention for Self-Supervised Learning with Transformers*, equations 2 to 4,
 with the reduction of their published code, to which their weights are tuned.
 
-The loss of one row is the squared distance between its probabilities p and a target t.  With t constant on the c keys
-that the pattern names and zero elsewhere,
+The loss of one row is the squared distance between its probabilities p and a target.  With weights w of the pattern (1
+on the keys it names) and v w wanted on every key,
 
-    sum (p - t)^2  =  sum p^2  -  2 t mass  +  c t^2,        mass = attention on those keys,
+    sum (p - v w)^2  =  sum p^2  -  2 v sum p w  +  v^2 sum w^2,
 
 so no target matrix is ever written, and a row that is pulled to the uniform distribution over n keys costs
 ``sum p^2 - 1/n``, since p sums to one.
@@ -14,15 +14,12 @@ so no target matrix is ever written, and a row that is pulled to the uniform dis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from guidance.errors import PlanError
-from guidance.features import Tokens
 from guidance.patterns import Pattern, Predicate
 
 Reduction = Literal["group_mean", "head_mean", "frobenius"]
@@ -32,7 +29,7 @@ EmptyRows = Literal["uniform", "zero", "skip"]
 
 
 @dataclass(frozen=True)
-class Options:
+class AttentionLoss:
     """Where paper and published code differ.  The defaults are the ones to which the published weights belong.
 
     Attributes:
@@ -49,54 +46,50 @@ class Options:
     token_rows: TokenRows = "normalised"
     empty_rows: EmptyRows = "uniform"
 
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Options:
-        """Options from the keys of a plan's row.
-
-        Raises:
-            PlanError: an unknown key or value.
-        """
-        hints = get_type_hints(cls)
-        for key, value in given.items():
-            if key not in hints:
-                known = ", ".join(f.name for f in fields(cls))
-                raise PlanError(f"attention_loss has no option {key!r}", hint=f"it has: {known}")
-            if value not in get_args(hints[key]):
-                raise PlanError(f"{key} = {value!r}", hint=f"one of: {', '.join(get_args(hints[key]))}")
-        return cls(**given)
-
 
 @dataclass(frozen=True)
 class Target:
     """What a guide wants of every row of a batch, in closed form.
 
     Attributes:
-        predicate: the keys that each row is pointed at.
-        value_BQ: the probability wanted on each of them.
+        predicate: the keys that each row is pointed at, with their weights.
+        value_BQ: the probability wanted per unit of weight.
         constant_BQ: the part of the squared distance that does not depend on the probabilities.
         rows_BQ: 1 for the rows that enter the loss.
+        entries_B: the number of entries of the matrix, valid queries times valid keys.
     """
 
     predicate: Predicate
     value_BQ: Tensor
     constant_BQ: Tensor
     rows_BQ: Tensor
+    entries_B: Tensor
 
     @classmethod
-    def of(cls, pattern: Pattern, predicate: Predicate, options: Options, row_sizes_BQ: Tensor) -> Target:
-        """The target of a pattern; ``row_sizes_BQ`` counts the keys that each row may attend to at all."""
-        counts_BQ = predicate.counts()
-        found_BQ = counts_BQ > 0
-        rows_BQ = predicate.valid_BT.float()
-        at_least_one = counts_BQ.clamp(min=1)
+    def of(
+        cls,
+        pattern: Pattern,
+        predicate: Predicate,
+        options: AttentionLoss,
+        row_sizes_BQ: Tensor,
+        queries_BQ: Tensor | None = None,
+    ) -> Target:
+        """The target of a pattern.
+
+        Args:
+            row_sizes_BQ: how many keys each row may attend to at all.
+            queries_BQ: the valid queries, where they are not the keys.
+        """
+        queries_BQ = predicate.valid_BT if queries_BQ is None else queries_BQ
+        weight_BQ = predicate.counts()
+        found_BQ = weight_BQ > 0
         indicator = options.token_rows == "indicator" and not pattern.positional
-        value_BQ = torch.where(found_BQ, torch.ones_like(counts_BQ) if indicator else 1 / at_least_one, 0.0)
+        value_BQ = found_BQ.float() if indicator else torch.where(found_BQ, 1 / weight_BQ, 0.0)
         fallback = options.boundary if pattern.positional else options.empty_rows
-        uniform_BQ = -1 / row_sizes_BQ.clamp(min=1) if fallback == "uniform" else torch.zeros_like(counts_BQ)
-        constant_BQ = torch.where(found_BQ, value_BQ.square() * counts_BQ, uniform_BQ)
-        if fallback == "skip":
-            rows_BQ = rows_BQ * found_BQ
-        return cls(predicate, value_BQ, constant_BQ, rows_BQ)
+        uniform_BQ = -1 / row_sizes_BQ.clamp(min=1) if fallback == "uniform" else torch.zeros_like(weight_BQ)
+        constant_BQ = torch.where(found_BQ, value_BQ.square() * predicate.squares(), uniform_BQ)
+        rows_BQ = queries_BQ.float() * found_BQ if fallback == "skip" else queries_BQ.float()
+        return cls(predicate, value_BQ, constant_BQ, rows_BQ, queries_BQ.sum(-1) * predicate.valid_BT.sum(-1))
 
 
 class GuidedSoftmax(torch.autograd.Function):
@@ -155,9 +148,9 @@ def _split(values_BhQ: Tensor, runs: tuple[slice, ...]) -> list[tuple[slice, Ten
     return list(zip(runs, values_BhQ.split([run.stop - run.start for run in runs], dim=1), strict=True))
 
 
-def reduce_distances(distances_BhQ: Tensor, target: Target, options: Options, tokens: Tokens) -> Tensor:
+def reduce_distances(distances_BhQ: Tensor, target: Target, options: AttentionLoss) -> Tensor:
     """One loss per example, (B,): the squared distances of one layer's heads, reduced.  All-padding examples give 0."""
     per_head_Bh = (distances_BhQ * target.rows_BQ[:, None]).sum(-1)
     if options.reduction != "frobenius":
-        per_head_Bh = per_head_Bh / tokens.lengths_B.clamp(min=1).square()[:, None]
+        per_head_Bh = per_head_Bh / target.entries_B.clamp(min=1)[:, None]
     return per_head_Bh.mean(1) if options.reduction == "group_mean" else per_head_Bh.sum(1)

@@ -132,9 +132,9 @@ def test_what_is_wrong_is_said_with_the_row_and_the_key(written: str, message: s
     [
         ("guide = 3", "unknown table"),
         ("[guide]", "unknown table"),
-        ("[[guides]]", r"unknown table \['guides'\]"),
+        ("[[guides]]", "unknown table guides"),
         ("guide = [1]", "guide 1: a guide is a table"),
-        ("[[guide]]", "guide 1: it has no pattern"),
+        ("[[guide]]", "guide 1: it has no mechanism"),
         ('[[guide]]\npattern = "next"', "guide 1: it has no mechanism"),
         (
             '[[guide]]\npattern = "nxt"\nmechanism = "attention_loss"',

@@ -1,0 +1,192 @@
+"""Adversarial self-attention: a second forward pass in which a learned mask takes away the keys a model leans on most.
+
+Source: Wu et al. 2023, *Adversarial Self-Attention for Language Understanding*, equations 6 to 9, as their published code
+does it.  In every layer two linear maps read the layer's input h, from which they learn nothing back:
+
+    u = (h Wq + bq)(h Wk + bk)^T / sqrt(d),    m = 1[u > 0],    scores + (1 - m) (-10000).
+
+The gradient passes the threshold as that of a sigmoid, and is reversed, so that one backward pass makes the model resist
+and the adversary attack.  The constant 10000 is part of the method: the adversary's gradient is 10000 times that of a
+score, and a key that is off has probability 0 and gets none, so only the penalty can bring it back; with minus infinity
+there would be no gradient at all.
+
+``random_mask`` holds the naive masks the paper compares with: the same second pass, without anything learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from guidance.errors import InputError
+from guidance.options import Share, Within
+
+OFF = 10_000.0
+"""What is taken off the score of a key that an attack switches off."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What an attack does to one layer.
+
+    Attributes:
+        scores: what is added to the scores: (B, 1 or heads, Q, K).
+        kept_B: how many units, of those between valid tokens, it leaves on; a mean over heads where each has its own.
+        units_B: how many there are.
+    """
+
+    scores: Tensor
+    kept_B: Tensor
+    units_B: Tensor
+
+    @classmethod
+    def of(cls, keep: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor) -> Attack:
+        """From the units that are left on, (B, 1 or heads, Q, K), 1 or 0; a row without any is left as it was."""
+        # the shift leaves the softmax of such a row, and its gradient, as they would be after -10000 everywhere
+        empty = ~((keep > 0) & allowed_B1QK).any(-1, keepdim=True)
+        scores = (keep - 1) * OFF + OFF * empty
+        units = allowed_B1QK & queries_BQ[:, None, :, None]
+        return cls(scores, (keep * units).sum((2, 3)).mean(1), units.sum((1, 2, 3)))
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """The learned attack.
+
+    Attributes:
+        tau: how dear it is to leave units on; lower values attack harder.  0.3 fine-tunes, 0.1 pre-trains.
+        penalty_weight: the weight of the penalty; by default the square of tau, as in the published code.
+        noise: ``gumbel`` draws the threshold's noise that the paper describes and the code cancels.
+        per_head: each head has its own mask, instead of one for all.
+        normalise: the penalty is the share of units left on, instead of their number.
+        init_bias: entries of both bias vectors at the start; above 0 the attack begins gently.
+    """
+
+    tau: Annotated[float, Within(0, 100)] = 0.3
+    penalty_weight: Annotated[float, Within(0, 1e6)] | None = None
+    noise: Literal["none", "gumbel"] = "none"
+    per_head: bool = False
+    normalise: bool = False
+    init_bias: Annotated[float, Within(-100, 100)] = 0.0
+
+    @property
+    def penalty(self) -> float:
+        """The weight of the penalty."""
+        return self.tau**2 if self.penalty_weight is None else self.penalty_weight
+
+    def module(self, num_heads: int, width: int) -> nn.Module:
+        """The parameters of one site."""
+        return AdversaryWeights(self, num_heads, width)
+
+    def attack(self, weights: nn.Module, layer_input_BTd: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor) -> Attack:
+        """The attack on one layer."""
+        units = weights(layer_input_BTd.detach())
+        if self.noise == "gumbel":
+            uniform = torch.rand_like(units, dtype=torch.float32).clamp(1e-6, 1 - 1e-6)
+            units = units + torch.logit(uniform)  # the difference of two Gumbel draws
+        return Attack.of(ReversedThreshold.apply(units), allowed_B1QK, queries_BQ)
+
+    def penalties_B(self, attack: Attack) -> Tensor:
+        """What each example pays for what is left on in one layer."""
+        return attack.kept_B / attack.units_B.clamp(min=1) if self.normalise else attack.kept_B
+
+
+class AdversaryWeights(nn.Module):
+    """The two maps of one layer; they start from N(0, 0.02)."""
+
+    def __init__(self, options: Adversary, num_heads: int, width: int) -> None:
+        super().__init__()
+        self.num_maps = num_heads if options.per_head else 1
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        for linear in (self.query, self.key):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.constant_(linear.bias, options.init_bias)
+
+    def forward(self, states_BTd: Tensor) -> Tensor:
+        """The units before the threshold, (B, 1 or heads, Q, K)."""
+        query, key = (
+            linear(states_BTd).unflatten(-1, (self.num_maps, -1)).transpose(1, 2) for linear in (self.query, self.key)
+        )
+        return (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+
+
+class ReversedThreshold(torch.autograd.Function):
+    """1 where u > 0, else 0; the gradient is that of a sigmoid, turned round."""
+
+    @staticmethod
+    def forward(ctx: Any, units: Tensor) -> Tensor:
+        ctx.save_for_backward(units)
+        return (units > 0).float() if units.dtype in (torch.float16, torch.bfloat16) else (units > 0).to(units.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (units,) = ctx.saved_tensors
+        sigmoid = torch.sigmoid(units.to(grads[0].dtype))
+        return (-grads[0] * sigmoid * (1 - sigmoid)).to(units.dtype)
+
+
+@dataclass(frozen=True)
+class RandomMask:
+    """The naive attacks; one mask for all heads.
+
+    Attributes:
+        kind: ``bernoulli`` switches every unit off with the same probability, ``scheduled`` with the one that an
+            adversary had at that step and layer (table ``masking_proportion``), ``magnitude`` those of the highest scores.
+        proportion: the probability, or for ``magnitude`` the share of every row.
+    """
+
+    kind: Literal["bernoulli", "scheduled", "magnitude"] = "bernoulli"
+    proportion: Share = 0.1
+
+    def attack(self, scores_BhQK: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor, proportion: float) -> Attack:
+        """The attack on one layer, whose scores before any mask are given; every row keeps at least one key."""
+        if self.kind == "magnitude":
+            order = scores_BhQK.detach().mean(1, keepdim=True)
+        else:
+            order = torch.rand(allowed_B1QK.shape, device=scores_BhQK.device)
+        order = order.masked_fill(~allowed_B1QK, -torch.inf)
+        if self.kind == "magnitude":
+            rank = order.argsort(-1, descending=True).argsort(-1)
+            sizes = allowed_B1QK.sum(-1, keepdim=True)
+            off = rank < (proportion * sizes).floor().clamp(max=sizes - 1)
+        else:
+            # uniform numbers, so the highest of a row is as good a unit to keep as any
+            off = (order < proportion) & (order < order.amax(-1, keepdim=True))
+        return Attack.of((~off).float(), allowed_B1QK, queries_BQ)
+
+
+Form = Literal["classification", "token", "regression"]
+
+
+def divergence(
+    clean: Tensor, attacked: Tensor, form: Form = "classification", selected: Tensor | None = None
+) -> Tensor:
+    """How far the attacked outputs are from the clean ones: a scalar, with gradients to both.
+
+    Args:
+        clean, attacked: logits, (B, classes), or (B, T, classes) for tokens; for regression (B,) or (B, 1).
+        form: ``classification`` and ``token`` take the mean of half the sum of both Kullback-Leibler divergences,
+            ``regression`` the mean squared difference.
+        selected: bool, the examples or tokens that count: valid tokens, or masked positions; all by default.
+
+    Raises:
+        InputError: the shapes do not fit.
+    """
+    if clean.shape != attacked.shape:
+        raise InputError(f"the clean outputs are {tuple(clean.shape)}, the attacked ones {tuple(attacked.shape)}")
+    if clean.dim() != {"token": 3, "classification": 2}.get(form, clean.dim()):
+        raise InputError(f"outputs of shape {tuple(clean.shape)} are not those of the form {form}")
+    places = clean.shape if form == "regression" else clean.shape[:-1]
+    if selected is not None and selected.shape != places:
+        raise InputError(f"selected is {tuple(selected.shape)}, the outputs are {tuple(clean.shape)}")
+    if form == "regression":
+        distances = (attacked.float() - clean.float()).square()
+    else:
+        left, right = (torch.log_softmax(logits.float(), -1) for logits in (clean, attacked))
+        distances = 0.5 * ((right.exp() - left.exp()) * (right - left)).sum(-1)
+    if selected is None:
+        return distances.mean()
+    return (distances * selected).sum() / selected.sum().clamp(min=1)

@@ -1,0 +1,382 @@
+"""The Hugging Face Trainer with a plan: its gradients, its log, its folders and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import guidance
+from guidance.attention import install
+from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
+from guidance.plan import Guide, Plan
+from guidance.trainer import GuidedTrainer
+from tests.guidance.models import PAD, tiny_model
+
+four_families = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
+PLAN = Plan(
+    (
+        Guide("next", "attention_loss", heads=(0,), weight=3.0, reference_length=8, schedule="linear"),
+        Guide("first", "attention_loss", heads=(1,), weight=0.5),
+    )
+)
+
+
+def examples(count: int = 32, seed: int = 3) -> list[dict[str, Any]]:
+    """Examples of different lengths, with different numbers of labels, all padded to twelve tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for number in range(count):
+        length = 3 + number % 10
+        ids = torch.randint(3, 40, (12,), generator=generator)
+        mask = torch.arange(12) < length
+        asked = mask & (torch.rand(12, generator=generator) < (0.1 if number % 3 else 0.8))
+        rows.append(
+            {"input_ids": ids.where(mask, PAD), "attention_mask": mask.long(), "labels": ids.where(asked, -100)}
+        )
+    return rows
+
+
+def stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def arguments(folder: Path, **changes: Any) -> TrainingArguments:
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "max_steps": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "seed": 5,
+    }
+    return TrainingArguments(**(settings | changes))
+
+
+def trainer(folder: Path, family: str = "bert", plan: Any = PLAN, rows: Any = None, **changes: Any) -> GuidedTrainer:
+    own = {key: changes.pop(key) for key in ("eval_dataset", "callbacks", "tokenizer", "model") if key in changes}
+    return GuidedTrainer(
+        **({"model": tiny_model(family)} | own),
+        args=arguments(folder, **changes),
+        plan=plan,
+        train_dataset=examples() if rows is None else rows,
+    )
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+
+    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        if not self.found:
+            self.found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def gradients(make: Callable[..., Trainer], *, size: int, parts: int, **more: Any) -> tuple[dict[str, Tensor], Trainer]:
+    kept = Gradients()
+    done = make(
+        callbacks=[kept],
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=parts,
+        max_steps=1,
+        max_grad_norm=0.0,
+        **more,
+    )
+    done.train()
+    return kept.found, done
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys() and one
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+# gradients
+
+
+@four_families
+def test_a_step_does_not_depend_on_how_it_was_cut_up(family: str, tmp_path: Path) -> None:
+    def make(**changes: Any) -> Trainer:
+        return trainer(tmp_path, family, **changes)
+
+    whole, first = gradients(make, size=32, parts=1)
+    for size, parts in ((8, 4), (5, 7)):
+        cut, second = gradients(make, size=size, parts=parts)
+        assert largest_difference(whole, cut) < 1e-6
+        for key in ("loss", "loss/task", "guidance/next", "guidance/first"):
+            assert first.state.log_history[0][key] == pytest.approx(second.state.log_history[0][key], abs=1e-5)
+
+
+@four_families
+def test_a_step_has_the_gradients_of_a_loop_of_ones_own(family: str, tmp_path: Path) -> None:
+    found, _ = gradients(lambda **changes: trainer(tmp_path, family, **changes), size=8, parts=4)
+    model = tiny_model(family)
+    handle = install(model, PLAN)
+    batch = stacked(examples())
+    guidance_ = handle.guide(batch["input_ids"], batch["attention_mask"])
+    model.train()
+    (model(**batch, guidance=guidance_).loss + guidance_.loss(0, 1)).backward()
+    own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert largest_difference(found, own) < 1e-6
+
+
+def test_the_plain_trainer_multiplies_gradients_by_the_micro_batches(tmp_path: Path) -> None:
+    """What we work around; when this fails, transformers has changed and `GuidedTrainer` may become simpler."""
+
+    def make(callbacks: Any, **changes: Any) -> Trainer:
+        model = tiny_model("bert")
+        return Trainer(model, arguments(tmp_path, **changes), train_dataset=rows, callbacks=callbacks)
+
+    rows = [row | {"labels": row["input_ids"]} for row in examples()]
+    whole, _ = gradients(make, size=32, parts=1)
+    cut, _ = gradients(make, size=8, parts=4)
+    ratios = [float(cut[name].norm() / whole[name].norm()) for name in whole if whole[name].norm() > 1e-4]
+    assert sum(ratios) / len(ratios) == pytest.approx(4, rel=0.02)
+
+
+def test_a_micro_batch_without_labels_is_no_number_of_its_own(tmp_path: Path) -> None:
+    rows = [row | {"labels": torch.full_like(row["labels"], -100)} for row in examples(8)] + examples(8)
+    found, done = gradients(lambda **c: trainer(tmp_path, rows=rows, **c), size=1, parts=16)
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
+    assert done.state.log_history[0]["loss/task"] > 0
+
+
+def test_the_schedule_follows_the_steps_of_the_trainer(tmp_path: Path) -> None:
+    done = trainer(tmp_path, max_steps=4, gradient_accumulation_steps=2)
+    done.train()
+    for step, row in enumerate(done.state.log_history[:4]):
+        expected = row["loss/task"] + 3.0 * (4 - step) / 4 * row["guidance/next"] + 0.5 * row["guidance/first"]
+        assert row["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_parts_of_the_loss_are_means_over_the_steps_since_they_were_logged(tmp_path: Path) -> None:
+    often, seldom = (trainer(tmp_path, logging_steps=n) for n in (1, 4))
+    often.train()
+    seldom.train()
+    for key in ("loss", "loss/task", "guidance/next"):
+        mean = sum(row[key] for row in often.state.log_history[:4]) / 4
+        assert seldom.state.log_history[0][key] == pytest.approx(mean, rel=1e-5)
+
+
+def test_evaluation_measures_the_task_alone(tmp_path: Path) -> None:
+    done = trainer(tmp_path, eval_dataset=examples(8, seed=9))
+    model = tiny_model("bert")
+    with torch.no_grad():
+        expected = float(model(**stacked(examples(8, seed=9))).loss)
+    assert done.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradient_checkpointing_keeps_the_gradients_of_guides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make(**changes: Any) -> Trainer:
+        return trainer(tmp_path, **changes)
+
+    plain, _ = gradients(make, size=8, parts=1)
+    with caplog.at_level(logging.WARNING, "guidance"):
+        again, done = gradients(
+            make,
+            size=8,
+            parts=1,
+            gradient_checkpointing=True,
+            gradient_checkpointing_kwargs={"use_reentrant": True},
+        )
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        assert getattr(done.args, name, {"use_reentrant": False}) == {"use_reentrant": False}
+    assert "use_reentrant is off" in caplog.text
+    assert largest_difference(plain, again) < 1e-6
+
+
+def test_training_pulls_the_heads(tmp_path: Path) -> None:
+    plan = Plan((Guide("next", "attention_loss", heads=(0,), weight=100.0),))
+    done = trainer(tmp_path, plan=plan, max_steps=60, learning_rate=3e-2)
+    done.train()
+    history = [row for row in done.state.log_history if "guidance/next" in row]
+    assert history[-1]["guidance/next"] < 0.5 * history[0]["guidance/next"]
+
+
+# plans that shape outputs
+
+GATED = Plan((Guide(mechanism="gate"), Guide("window", "mask", heads=(0,), options={"size": 3})))
+
+
+def test_parameters_that_a_plan_adds_are_trained_saved_and_resumed(tmp_path: Path) -> None:
+    def make(folder: str) -> GuidedTrainer:
+        return trainer(tmp_path / folder, plan=GATED, max_steps=4, save_strategy="steps", save_steps=2)
+
+    whole = make("whole")
+    whole.train()
+    gates = {n: t.clone() for n, t in whole.model.state_dict().items() if ".guided." in n}
+    fresh = {n: t for n, t in make("fresh").model.state_dict().items() if ".guided." in n}
+    assert gates and all(not torch.equal(gates[name], fresh[name]) for name in gates)
+    again = make("again")
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    model, _ = guidance.load(tmp_path / "whole" / "checkpoint-4")
+    for other in (again.model, model):
+        assert all(torch.equal(t, other.state_dict()[name]) for name, t in whole.model.state_dict().items())
+
+
+def test_evaluation_follows_a_plan_that_shapes_outputs(tmp_path: Path) -> None:
+    done = trainer(tmp_path, plan=GATED, eval_dataset=examples(8, seed=9))
+    model = tiny_model("bert")
+    handle = install(model, GATED)
+    batch = stacked(examples(8, seed=9))
+    with torch.no_grad():
+        guided = float(model(**batch, guidance=handle.guide(batch["input_ids"], batch["attention_mask"])).loss)
+        handle.remove()
+        plain = float(model(**batch).loss)
+    assert done.evaluate()["eval_loss"] == pytest.approx(guided, rel=1e-6) != pytest.approx(plain, rel=1e-6)
+
+
+# columns
+
+
+MARKED = Plan((Guide("marked", "attention_loss", heads=(0,)),))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_columns_of_the_data_reach_the_patterns(parts: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row | {"marked": row["input_ids"] % 5 == 0} for row in examples()]
+    with caplog.at_level(logging.WARNING, "guidance"):
+        done = trainer(
+            tmp_path,
+            plan=MARKED,
+            rows=rows,
+            max_steps=1,
+            gradient_accumulation_steps=parts,
+            per_device_train_batch_size=32 // parts,
+        )
+    assert "remove_unused_columns is off: the plan needs marked" in caplog.text
+    assert done.args.remove_unused_columns is False
+    done.train()
+    batch = stacked(rows)
+    valid = batch["attention_mask"].bool()
+    assert done.handle.matches()["marked"] == int(((batch["marked"] & valid).sum(-1) * valid.sum(-1)).sum())
+
+
+def test_columns_that_the_plan_does_not_need_stay_out(tmp_path: Path) -> None:
+    rows = [row | {"surprise": torch.zeros(12)} for row in examples()]
+    done = trainer(tmp_path, rows=rows)
+    assert done.args.remove_unused_columns is True
+    done.train()
+
+
+# folders
+
+
+def test_a_saved_model_opens_with_its_plan(tmp_path: Path) -> None:
+    done = trainer(tmp_path / "run")
+    done.train()
+    done.save_model()
+    model, handle = guidance.load(tmp_path / "run")
+    assert handle.plan == PLAN
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+    assert all(torch.equal(t, model.state_dict()[name]) for name, t in done.model.state_dict().items())
+
+
+def test_a_resumed_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    def make(folder: str, **changes: Any) -> GuidedTrainer:
+        dropout = tiny_model("bert", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        return trainer(tmp_path / folder, model=dropout, max_steps=6, save_strategy="steps", save_steps=3, **changes)
+
+    whole = make("whole")
+    whole.train()
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 3
+
+    make("cut", callbacks=[Stop()]).train()
+    again = make("cut")
+    again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    assert again.state.global_step == 6
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+    keys = ("loss", "loss/task", "guidance/next")
+    first, second = ([[row.get(k) for k in keys] for row in t.state.log_history[:6]] for t in (whole, again))
+    assert first == second
+    model, _ = guidance.load(tmp_path / "cut" / "checkpoint-6")
+    assert all(torch.equal(t, model.state_dict()[name]) for name, t in whole.model.state_dict().items())
+
+
+def test_another_plan_does_not_resume(tmp_path: Path) -> None:
+    trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
+    other = trainer(tmp_path, max_steps=4, plan=Plan((Guide("next", "attention_loss", heads=(0,)),)))
+    with pytest.raises(InputError, match="was written with another plan"):
+        other.train(resume_from_checkpoint=True)
+
+
+def test_the_best_model_comes_back_at_the_end(tmp_path: Path) -> None:
+    done = trainer(
+        tmp_path,
+        max_steps=4,
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,  # so that the best is not the last
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        eval_dataset=examples(),
+    )
+    done.train()
+    best = Path(str(done.state.best_model_checkpoint))
+    model, _ = guidance.load(best)
+    losses = [row["eval_loss"] for row in done.state.log_history if "eval_loss" in row]
+    assert losses.index(max(losses)) + 1 == int(best.name.split("-")[1]) < 4
+    assert all(torch.equal(t, model.state_dict()[name]) for name, t in done.model.state_dict().items())
+
+
+# refusals
+
+
+def test_a_guide_that_matched_nothing_is_an_error_at_the_end(tmp_path: Path) -> None:
+    rows = [row | {"marked": torch.zeros(12, dtype=torch.bool)} for row in examples()]
+    done = trainer(tmp_path, plan=MARKED, rows=rows)
+    with pytest.raises(GuidanceHadNoEffect, match="matched no token"):
+        done.train()
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
+    model = tiny_model("bert")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[20:] = float("nan")
+    with pytest.raises(NumericalError, match="loss/task is nan"):
+        trainer(tmp_path, model=model).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"plan": "preset:nonsense"}, "unknown preset"),
+        ({"plan": Plan((Guide("next", "attention_loss", heads=(9,)),))}, "head 9 does not exist"),
+        ({"plan": Plan((Guide(mechanism="adversary"),))}, "adversary needs a second pass"),
+        ({"plan": Plan((Guide("conflict", "logit_loss"),))}, "logit_loss needs to know first"),
+    ],
+)
+def test_what_would_train_without_the_plan_is_refused(changes: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer(tmp_path, **changes)
+
+
+def test_model_init_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="model_init"):
+        GuidedTrainer(tiny_model("bert"), arguments(tmp_path), plan=PLAN, model_init=lambda: tiny_model("bert"))
+
+
+def test_a_trainer_that_cannot_be_built_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = tiny_model("bert")
+    with pytest.raises(TypeError):
+        GuidedTrainer(model, arguments(tmp_path), plan=PLAN, nonsense=3)
+    assert model.config._attn_implementation == "sdpa"

@@ -24,8 +24,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from guidance.adapters import adapt
-from guidance.canary import Canary, evaluating, send
+from guidance.adapters import GuidedDebertaAttention, adapt
+from guidance.canary import Canary, evaluating, send, used_parameters
 from guidance.compilation import NOTHING, Work, compile_plan
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.features import FEATURES, TABLES, Tokens, Vocabulary
@@ -35,7 +35,7 @@ from guidance.mechanisms.fixed import Room
 from guidance.mechanisms.logit_loss import Rows, row_losses
 from guidance.mechanisms.masks import joined
 from guidance.mechanisms.projected import ProjectedAttention, add_pending, place_of
-from guidance.patterns import Predicate
+from guidance.patterns import Pairs, Predicate
 from guidance.plan import Plan
 from guidance.sites import Site, find_sites, select
 
@@ -574,15 +574,25 @@ class Handle:
         self.model, self.plan, self.part = model, plan, part
         self.vocabulary, self.tables = vocabulary, dict(tables or {})
         self.sites = find_sites(model)
+        self.added = self._added_sites()
         self._matches: dict[int, Tensor] = {}
         self._undo: list[Any] = []
-        self._compile()
-
-    def _compile(self) -> None:
         every = [site for sites in self.sites.values() for site in sites]
-        self.work = compile_plan(self.plan, every, self.part, self.tables.get("importance"))
+        self.work = compile_plan(plan, [*every, *self.added.values()], part, self.tables.get("importance"))
         self.attacks = [(number, site) for site, work in self.work.items() for number, _ in work.attack]
-        self._modules = {site: module for module, sites in self.sites.items() for site in sites}
+
+    def _added_sites(self) -> dict[nn.Module, Site]:
+        """The heads that the plan adds, by the attention module beside which they stand."""
+        pal = self.plan.pal
+        if pal is None or self.part != "model":
+            return {}
+        mine = {m: sites[0] for m, sites in self.sites.items() if (sites[0].stack, sites[0].attention) == _ENCODER}
+        layers = select(pal.layers, max((site.layer for site in mine.values()), default=-1) + 1, "layer")
+        return {
+            module: Site("encoder", "pal", site.layer, pal.heads, f"{site.name}.{EXTRA}.pal")
+            for module, site in mine.items()
+            if site.layer in layers
+        }
 
     @property
     def num_layers(self) -> int:
@@ -601,7 +611,7 @@ class Handle:
 
     def learns(self, site: Site) -> bool:
         """The module of a site is in training and has parameters that move."""
-        module = self._modules[site]
+        module = next(module for module, sites in self.sites.items() if site in sites)
         return module.training and any(p.requires_grad for p in module.parameters())
 
     def guide(
@@ -644,6 +654,9 @@ class Handle:
         for name in columns:
             if name not in FEATURES:
                 raise InputError(f"there is no feature {name!r}", hint=f"known: {', '.join(sorted(FEATURES))}")
+        if ids_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
+            ids_BT, mask_BT = ids_BT.flatten(0, 1), None if mask_BT is None else mask_BT.flatten(0, 1)
+            columns = {name: column.flatten(0, 1) for name, column in columns.items()}
         valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
         known = self.vocabulary.columns(ids_BT) if self.vocabulary else {}
         return Tokens(ids_BT, valid_BT, {**known, **columns}, self.tables)
@@ -713,13 +726,15 @@ class Handle:
         previous = str(getattr(self.model.config, "_attn_implementation", None) or "sdpa")
         try:
             self._undo.append(adapt(self.model, guided_attention))
-            self.model.set_attn_implementation(NAME)
+            if not all(isinstance(module, GuidedDebertaAttention) for module in self.sites):
+                self.model.set_attn_implementation(NAME)
             self._undo.append(partial(self._restore, previous))
             for module, sites in self.sites.items():
                 module.guide_sites = sites  # type: ignore[assignment]
             send(self.model, self.sites)
             self._add_heads()
             self._add_parameters()
+            self._freeze()
             self._require()
         except Exception:
             self.remove()
@@ -730,32 +745,22 @@ class Handle:
         if previous != NAME:
             for module in self.sites:
                 module.__dict__.pop("guide_sites", None)
-            self.model.set_attn_implementation(previous)
+            if self.model.config._attn_implementation == NAME:
+                self.model.set_attn_implementation(previous)
 
     def _add_heads(self) -> None:
         """Extra heads, as the plan's ``[pal]`` says."""
-        pal = self.plan.pal
-        if pal is None or self.part != "model":
-            return
-        modules = {
-            m: sites[0]
-            for m, sites in self.sites.items()
-            if (sites[0].stack, sites[0].attention) == ("encoder", "self")
-        }
-        layers = select(pal.layers, len(modules), "layer")
-        for module, site in modules.items():
-            if site.layer not in layers:
-                continue
+        for module, site in self.added.items():
+            pal = self.plan.pal
+            assert pal is not None
             normalisation = place_of(self.model, module, pal.placement)
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
-            self.sites[added] = (Site("encoder", "pal", site.layer, pal.heads, f"{site.name}.{EXTRA}.pal"),)
-            added.guide_sites = self.sites[added]
+            self.sites[added] = added.guide_sites = (site,)
             # in a tuple, so that it is no second child, and a copy of the model has its own
             normalisation.__dict__["guide_pal"] = (added,)
             self._undo.append(partial(normalisation.__dict__.pop, "guide_pal", None))
             self._hook(normalisation.register_forward_pre_hook(add_pending))
-        self._compile()
 
     def _add_parameters(self) -> None:
         """The parameters of adversaries and gates; what the plan leaves without use is frozen."""
@@ -767,8 +772,6 @@ class Handle:
                     self._attach(module, _key(self, number), how.module(len(heads), _width(module)))
             if any(work.attack for work in at_work) or isinstance(getattr(module, EXTRA, {}), nn.ModuleDict):
                 self._hook(module.register_forward_pre_hook(_tap, with_kwargs=True))
-            if len(at_work) == len(sites):
-                self._freeze(module, at_work)
 
     def _attach(self, module: nn.Module, key: str, added: nn.Module) -> None:
         like = next(module.parameters())
@@ -783,19 +786,20 @@ class Handle:
         added.train(module.training)
         self._undo.append(partial(extra.pop, key))
 
-    def _freeze(self, module: nn.Module, at_work: list[Work]) -> None:
-        """Data parallelism wants a gradient for whatever can have one."""
-        num_heads = self.sites[module][0].num_heads
-        replaced = all(sum(len(heads) for _, heads in work.replacement) == num_heads for work in at_work)
-        if not replaced:
-            return
-        silent = all(not self.plan.guides[n].how.uses_values for work in at_work for n, _ in work.replacement)
-        for name, child in module.named_children():
-            if name in _QUERY_KEY or (silent and name in _VALUE):
-                for parameter in child.parameters():
-                    if parameter.requires_grad:
-                        parameter.requires_grad_(False)
-                        self._undo.append(partial(parameter.requires_grad_, True))
+    def _freeze(self) -> None:
+        """Freeze what the plan leaves without any use; data parallelism wants a gradient for all that can have one."""
+        whole = any(
+            sum(len(heads) for _, heads in self.work[site].replacement) == site.num_heads
+            for sites in self.sites.values()
+            for site in sites
+            if site in self.work
+        )
+        if whole:
+            own = {module: sites for module, sites in self.sites.items() if sites[0].attention != "pal"}
+            plain = used_parameters(self.model, own)
+            for parameter in plain - used_parameters(self.model, own, partial(_Outline, self)):
+                parameter.requires_grad_(False)
+                self._undo.append(partial(parameter.requires_grad_, True))
 
     def _require(self) -> None:
         """Where the plan shapes outputs, a call without guidance gets its own, and one that cannot is refused."""
@@ -848,11 +852,19 @@ class Handle:
             self._undo.pop()()
 
 
-_QUERY_KEY = {
-    *("query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "q", "k", "query_proj", "key_proj"),
-    *("pos_key_proj", "pos_query_proj"),
-}
-_VALUE = {"value", "v_proj", "v_lin", "v", "value_proj", "Wqkv"}
+_ENCODER = ("encoder", "self")
+
+
+class _Outline(Guidance):
+    """A plan at work on a batch of which every pattern names all: to see which parameters the plan uses."""
+
+    def __init__(self, handle: Handle, batch: Mapping[str, Any]) -> None:
+        nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+        given = {key: value for key, value in batch.items() if key != "use_cache"}
+        super().__init__(handle, handle.guide(**given, mispredicted=nowhere, decoder_mispredicted=nowhere).tokens)
+
+    def predicate(self, number: int, site: Site, room: Room) -> Predicate:
+        return Pairs(room.allowed_BQK, torch.ones_like(room.allowed_BQK[:, 0]))
 
 
 def _key(handle: Handle, number: int) -> str:

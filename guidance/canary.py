@@ -6,7 +6,7 @@ forward pass comes before everything else; whatever does not answer as the table
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,27 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
         if not had_mask and (site.stack, site.attention) != ("decoder", "self"):
             raise UnsupportedModel(f"{who}: padding does not reach the attention function at {site.name}")
     return canary
+
+
+def used_parameters(
+    model: PreTrainedModel,
+    sites: Mapping[nn.Module, tuple[Site, ...]],
+    guide: Callable[[Mapping[str, Tensor]], Any] | None = None,
+) -> set[nn.Parameter]:
+    """The parameters that move on which the outputs depend, found on a tiny batch.
+
+    Args:
+        guide: from the batch to the guidance that goes with it; without, the model is called plainly.
+    """
+    batch = _tiny_batch(model, sites)
+    with evaluating(model), torch.enable_grad():
+        output = model(**batch, **({"guidance": guide(batch)} if guide else {}))
+    total = sum(value.float().sum() for value in output.values() if isinstance(value, Tensor) and value.requires_grad)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not isinstance(total, Tensor) or not parameters:
+        return set()
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    return {parameter for parameter, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
 
 
 def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[str, Any]:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from guidance.errors import PlanError
+from guidance.errors import InputError, PlanError
 from guidance.features import Tokens
-from guidance.mechanisms.attention_loss import GuidedSoftmax, Options, Target, reduce_distances
-from guidance.patterns import PATTERNS, Predicate, find_pattern
-from tests.guidance.models import oracle_loss
+from guidance.mechanisms.attention_loss import AttentionLoss, GuidedSoftmax, Target, reduce_distances
+from guidance.options import read
+from guidance.patterns import PATTERNS, Predicate, read_pattern
+from tests.guidance.pattern_oracle import SPECS, Example, keys, padded, sentence
+from tests.guidance.pattern_oracle import tokens as tokens_of
 
-VALID = [[True] * 5, [True, True, True, False, False], [False, True, True, True, True], [True] + [False] * 4]
-MARKED = [[True, False, True, True, False], [False] * 3 + [True, True], [False, False, True, False, False], [True] * 5]
-TOKENS = Tokens(
-    torch.zeros(4, 5, dtype=torch.long),
-    torch.tensor(VALID),
-    dict.fromkeys(("delimiter", "period"), torch.tensor(MARKED)),
+EXAMPLES = (
+    sentence(101, 5),
+    padded(sentence(32, 3), 0, 2),
+    padded(sentence(44, 4), 1, 0),
+    padded(sentence(34, 1), 0, 4),
 )
+TOKENS = tokens_of(*EXAMPLES)
 Runs = tuple[slice, ...]
 
 
-def target(name: str, options: Options = Options(), tokens: Tokens = TOKENS, reach: int | None = None) -> Target:
-    pattern = find_pattern(name)
+def target(
+    spec: Any, options: AttentionLoss = AttentionLoss(), tokens: Tokens = TOKENS, reach: int | None = None
+) -> Target:
+    pattern = read_pattern(spec)
     predicate: Predicate = pattern.build(tokens)
     sizes_BQ = tokens.lengths_B[:, None] * tokens.valid_BT.float()
     if reach is not None:
@@ -53,7 +58,7 @@ def queries_and_keys(heads: int = 2) -> tuple[Tensor, Tensor]:
 
 
 OPTIONS = [
-    Options(*choice)
+    AttentionLoss(*choice)
     for choice in itertools.product(
         ("group_mean", "head_mean", "frobenius"),
         ("uniform", "zero"),
@@ -63,15 +68,50 @@ OPTIONS = [
 ]
 
 
+def written_out(
+    scores_HQK: Tensor, example: Example, spec: Any, positional: bool, options: AttentionLoss, reach: int | None
+) -> Tensor:
+    """The loss of one example in one layer, entry by entry."""
+    size, length = len(example), len(example.places)
+    total = 0 * scores_HQK.sum()
+    for head, query in itertools.product(range(len(scores_HQK)), example.places):
+        seen = [k for k in example.places if reach is None or abs(k - query) <= reach]
+        exponentials = {k: torch.exp(scores_HQK[head, query, k] - scores_HQK[head, query].max().detach()) for k in seen}
+        denominator = sum(exponentials.values())
+        wanted = {k: w for k, w in keys(spec, example, query).items() if k in seen and w > 0}
+        if wanted:
+            sum_of_row = 1.0 if options.token_rows == "indicator" and not positional else sum(wanted.values())
+            wanted = {k: w / sum_of_row for k, w in wanted.items()}
+        else:
+            fallback = options.boundary if positional else options.empty_rows
+            if fallback == "skip":
+                continue
+            if fallback == "uniform":
+                wanted = dict.fromkeys(seen, 1 / len(seen))
+        for k in range(size):
+            share = exponentials[k] / denominator if k in seen else 0.0
+            total = total + (share - wanted.get(k, 0.0)) ** 2
+    if options.reduction != "frobenius":
+        total = total / max(length, 1) ** 2
+    return total / len(scores_HQK) if options.reduction == "group_mean" else total
+
+
+every_pattern = pytest.mark.parametrize("spec", [*PATTERNS, *SPECS], ids=str)
+
+
+def test_every_pattern_but_none_names_keys_in_what_follows() -> None:
+    assert [spec for spec in (*PATTERNS, *SPECS) if not read_pattern(spec).build(TOKENS).counts().any()] == ["none"]
+
+
 @pytest.mark.parametrize("reach", [None, 1])
-@pytest.mark.parametrize("name", PATTERNS)
-def test_values_and_gradients_equal_the_entries_written_out_in_every_option(name: str, reach: int | None) -> None:
+@every_pattern
+def test_values_and_gradients_equal_the_entries_written_out_in_every_option(spec: Any, reach: int | None) -> None:
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     # float32 targets hold 1/3 to seven digits
     close = {"rtol": 1e-6, "atol": 1e-7}
     oracle: dict[tuple[str, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
+    positional = read_pattern(spec).positional
     for options in OPTIONS:
-        positional = PATTERNS[name].positional
         relevant = (
             options.reduction,
             *((options.boundary,) if positional else (options.token_rows, options.empty_rows)),
@@ -80,13 +120,13 @@ def test_values_and_gradients_equal_the_entries_written_out_in_every_option(name
             q, k = queries_and_keys()
             scores = q @ k.transpose(-1, -2)
             losses = torch.stack(
-                [oracle_loss(scores[b], VALID[b], MARKED[b], name, **vars(options), reach=reach) for b in range(4)]
+                [written_out(scores[b], EXAMPLES[b], spec, positional, options, reach) for b in range(4)]
             )
             oracle[relevant] = losses.detach(), torch.autograd.grad((weights * losses).sum(), (q, k))
         q, k = queries_and_keys()
-        wanted = target(name, options, reach=reach)
+        wanted = target(spec, options, reach=reach)
         _, distances = GuidedSoftmax.apply(masked(q @ k.transpose(-1, -2), reach), (((slice(0, 2),), wanted),))
-        losses = reduce_distances(distances, wanted, options, TOKENS)
+        losses = reduce_distances(distances, wanted, options)
         values, gradients = oracle[relevant]
         torch.testing.assert_close(losses, values, **close, msg=str(options))
         for mine, other in zip(torch.autograd.grad((weights * losses).sum(), (q, k)), gradients, strict=True):
@@ -97,10 +137,10 @@ def test_next_token_on_uniform_attention_by_hand() -> None:
     """Three tokens, p = 1/3 everywhere: rows 0 and 1 cost (2/3)^2 + 2/9 = 2/3 each, the uniform last row nothing."""
     tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
     for boundary, expected in (("uniform", 4 / 3 / 9), ("zero", (4 / 3 + 1 / 3) / 9)):
-        options = Options(boundary=boundary)  # type: ignore[arg-type]
+        options = AttentionLoss(boundary=boundary)  # type: ignore[arg-type]
         wanted = target("next", options, tokens)
         _, distances = GuidedSoftmax.apply(torch.zeros(1, 1, 3, 3), (((slice(0, 1),), wanted),))
-        assert reduce_distances(distances, wanted, options, tokens).item() == pytest.approx(expected, abs=1e-6)
+        assert reduce_distances(distances, wanted, options).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
@@ -108,36 +148,32 @@ def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
     mark = torch.tensor([[True, False, False, True]])
     tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool), {"delimiter": mark})
     for rows, expected in (("normalised", 1 / 4 * 4 / 16), ("indicator", 5 / 4 * 4 / 16)):
-        options = Options(token_rows=rows)  # type: ignore[arg-type]
+        options = AttentionLoss(token_rows=rows)  # type: ignore[arg-type]
         wanted = target("delimiter", options, tokens)
         _, distances = GuidedSoftmax.apply(torch.zeros(1, 2, 4, 4), (((slice(0, 2),), wanted),))
-        assert reduce_distances(distances, wanted, options, tokens).item() == pytest.approx(expected, abs=1e-6)
+        assert reduce_distances(distances, wanted, options).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_paper_and_its_code() -> None:
     tokens = Tokens(torch.zeros(1, 512, dtype=torch.long), torch.ones(1, 512, dtype=torch.bool))
     scores = torch.zeros(1, 6, 512, 512)
     heads = {"next": slice(0, 1), "previous": slice(1, 2), "first": slice(2, 6)}
-    mean, literal = Options(), Options(reduction="frobenius")
+    mean, literal = AttentionLoss(), AttentionLoss(reduction="frobenius")
     targets = {name: target(name, mean, tokens) for name in heads}
     _, *distances = GuidedSoftmax.apply(scores, tuple(((run,), targets[name]) for name, run in heads.items()))
-    per_group = [
-        reduce_distances(d, targets[name], mean, tokens).item() for name, d in zip(heads, distances, strict=True)
-    ]
+    per_group = [reduce_distances(d, targets[name], mean).item() for name, d in zip(heads, distances, strict=True)]
     assert per_group == pytest.approx([0.00195] * 3, abs=1e-5)
     assert 12 * sum(per_group) == pytest.approx(0.070, abs=5e-4)
     assert 100 * 8 * sum(per_group) == pytest.approx(4.7, abs=0.05)
-    per_plan = [
-        reduce_distances(d, targets[name], literal, tokens).item() for name, d in zip(heads, distances, strict=True)
-    ]
+    per_plan = [reduce_distances(d, targets[name], literal).item() for name, d in zip(heads, distances, strict=True)]
     assert per_plan[0] == pytest.approx(510, abs=1)
     assert 12 * sum(per_plan) == pytest.approx(36_700, rel=5e-3)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_autograd_agrees_with_finite_differences(name: str) -> None:
-    tokens = Tokens(TOKENS.ids_BT[:2, :4], TOKENS.valid_BT[1:3, :4], {k: v[1:3, :4] for k, v in TOKENS.columns.items()})
-    wanted, other = target(name, tokens=tokens), target("self", tokens=tokens)
+@every_pattern
+def test_autograd_agrees_with_finite_differences(spec: Any) -> None:
+    tokens = tokens_of(padded(sentence(32, 3), 0, 1), sentence(44, 4))
+    wanted, other = target(spec, tokens=tokens), target("self", tokens=tokens)
     runs: tuple[tuple[Runs, Target], ...] = (((slice(0, 1), slice(2, 3)), wanted), ((slice(1, 3),), other))
     scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: GuidedSoftmax.apply(s, runs), (scores,))
@@ -185,10 +221,10 @@ def test_half_precision_scores_give_single_precision_losses() -> None:
     assert gradient.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_autocast_does_not_round_the_loss(name: str) -> None:
+@every_pattern
+def test_autocast_does_not_round_the_loss(spec: Any) -> None:
     scores = masked(torch.randn(4, 2, 5, 5))
-    runs = (((slice(0, 2),), target(name)),)
+    runs = (((slice(0, 2),), target(spec)),)
     expected = GuidedSoftmax.apply(scores, runs)[1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(GuidedSoftmax.apply(scores, runs)[1], expected)
@@ -197,21 +233,21 @@ def test_autocast_does_not_round_the_loss(name: str) -> None:
 @pytest.mark.parametrize("reduction", ["group_mean", "head_mean", "frobenius"])
 def test_an_example_of_padding_alone_costs_nothing(reduction: str) -> None:
     tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool))
-    options = Options(reduction=reduction)  # type: ignore[arg-type]
+    options = AttentionLoss(reduction=reduction)  # type: ignore[arg-type]
     for name in ("next", "first", "self"):
         wanted = target(name, options, tokens)
         scores = torch.zeros(1, 2, 3, 3, requires_grad=True)
         _, distances = GuidedSoftmax.apply(scores, (((slice(0, 2),), wanted),))
-        loss = reduce_distances(distances, wanted, options, tokens)
+        loss = reduce_distances(distances, wanted, options)
         assert loss.tolist() == [0.0]
         assert not torch.autograd.grad(loss.sum(), scores)[0].any()
 
 
 def test_options_that_do_not_exist_are_named_with_those_that_do() -> None:
-    with pytest.raises(PlanError, match="no option 'reductoin'") as raised:
-        Options.parse({"reductoin": "frobenius"})
+    with pytest.raises(InputError, match="did you mean 'reduction'") as raised:
+        read(AttentionLoss, {"reductoin": "frobenius"}, "attention_loss")
     assert "reduction" in str(raised.value.hint)
     with pytest.raises(PlanError, match="reduction = 'sum'") as raised:
-        Options.parse({"reduction": "sum"})
+        read(AttentionLoss, {"reduction": "sum"}, "attention_loss")
     assert "group_mean" in str(raised.value.hint)
-    assert Options.parse({}) == Options("group_mean", "uniform", "normalised", "uniform")
+    assert AttentionLoss() == AttentionLoss("group_mean", "uniform", "normalised", "uniform")

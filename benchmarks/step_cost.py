@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from guidance.attention import install
+from guidance.installation import install
 from guidance.plan import Guide, Plan
 
 HALF = Plan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from guidance.attention import install
     from guidance.checkpoint import load, save
+    from guidance.installation import install
     from guidance.plan import Guide, Plan
     from guidance.trainer import GuidedTrainer
 
@@ -16,7 +16,7 @@ _HOMES = {
     "Guide": "plan",
     "GuidedTrainer": "trainer",
     "Plan": "plan",
-    "install": "attention",
+    "install": "installation",
     "load": "checkpoint",
     "save": "checkpoint",
 }

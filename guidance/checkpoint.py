@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from guidance.attention import EXTRA, NAME, Handle, install
+from guidance.attention import NAME
 from guidance.errors import InputError, MachineError
+from guidance.forward import EXTRA
+from guidance.installation import Handle, install
 from guidance.plan import Plan
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -83,8 +85,9 @@ def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:
 
 def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
     """The files of a model folder by name: configuration, weights and plan."""
-    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_attn")}
-    config["architectures"] = [type(model).__name__]
+    given = model.config.to_dict().items()
+    config = {key: value for key, value in given if not key.startswith(("_attn", "_name_or_path"))}
+    config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     config.pop(PLAN_KEY, None)
     if plan.shapes_outputs:
         config[PLAN_KEY] = PLAN_FILE
@@ -143,7 +146,10 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = {path.name for path in folder.iterdir()}
-        strangers = {name for name in there if name not in files and not _is_partial(name)}
+        for name in filter(_is_partial, there):
+            (folder / name).unlink()
+        there = {name for name in there if not _is_partial(name)}
+        strangers = there - set(files)
         if strangers and CONFIG_FILE not in there and not among:
             raise InputError(
                 f"{folder}: holds {min(strangers)!r} and is no model folder", hint="name a folder that is empty or new"
@@ -155,8 +161,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
                 os.fsync(file.fileno())
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         for name in there - set(files):
-            if name in (EXTRA_FILE, INDEX_FILE, *_PICKLED) or name.endswith(".safetensors") or _is_partial(name):
-                (folder / name).unlink(missing_ok=True)  # weights of the model that was here
+            if name in (INDEX_FILE, *_PICKLED) or name.endswith(".safetensors"):
+                (folder / name).unlink()  # weights of the model that was here
         for name in sorted(files, key=lambda name: name == CONFIG_FILE):
             os.replace(folder / _partial(name), folder / name)
     except OSError as error:
@@ -221,10 +227,10 @@ def load(
     Args:
         auto_class: for example ``AutoModel``; by default the class that was saved.
         tokenizer: by default the one in the folder, where there is one.
-        options: further arguments of `guidance.attention.install`.
+        options: further arguments of `guidance.installation.install`.
 
     Returns:
-        The model, and the handle that `guidance.attention.install` gives.
+        The model, and the handle that `guidance.installation.install` gives.
 
     Raises:
         InputError: the folder has no plan, or weights, plan and configuration do not fit each other.
@@ -232,7 +238,7 @@ def load(
     folder = Path(folder)
     plan = read_plan(folder)
     model, _ = _open(folder, auto_class, "auto")
-    extra = _read_tensors([folder / EXTRA_FILE]) if (folder / EXTRA_FILE).exists() else {}
+    extra = _read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
     handle = install(model, plan, tokenizer if tokenizer is not None else _read_tokenizer(folder), **options)
     _fill(model, extra, str(folder / EXTRA_FILE))
     model.eval()
@@ -289,13 +295,13 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
         raise InputError(f"{folder}: was written with another plan", hint=f"compare it with {folder / PLAN_FILE}")
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_extra(name) and name not in tied}
-    stored = _read_tensors([folder / WEIGHTS_FILE])
+    stored = _read_tensors(folder / WEIGHTS_FILE)
     stored.pop(MARKER, None)
     _check_names({name: tensor.shape for name, tensor in own.items()}, stored, str(folder / WEIGHTS_FILE))
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])
-    extra = _read_tensors([folder / EXTRA_FILE]) if (folder / EXTRA_FILE).exists() else {}
+    extra = _read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
     _fill(model, extra, str(folder / EXTRA_FILE))
 
 
@@ -322,14 +328,11 @@ def _check_names(wanted: Mapping[str, torch.Size], stored: Mapping[str, Tensor],
             raise InputError(f"{source}: {name} has shape {tuple(tensor.shape)}, the model wants {tuple(wanted[name])}")
 
 
-def _read_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        try:
-            tensors |= safetensors.torch.load_file(path)
-        except (OSError, safetensors.SafetensorError, ValueError) as error:
-            raise InputError(f"{path}: cannot be opened ({_first_line(error)})") from error
-    return tensors
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError, ValueError) as error:
+        raise InputError(f"{path}: cannot be opened ({_first_line(error)})") from error
 
 
 def _read_tokenizer(folder: Path) -> Any:
@@ -379,8 +382,8 @@ def _open(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedModel, b
             if auto_class is not None:
                 with torch.device("meta"):
                     model_class = type(auto_class.from_config(copy.deepcopy(config)))
-            tensors = _read_tensors([folder / WEIGHTS_FILE])
-            del tensors[MARKER]
+            # copies, since where a tensor lies in a file decides which kernels see it, and so the last bit
+            tensors = {n: t.clone() for n, t in _read_tensors(folder / WEIGHTS_FILE).items() if n != MARKER}
             source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
         else:
             source["use_safetensors"] = True

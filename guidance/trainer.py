@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from guidance.attention import Guidance, install
 from guidance.checkpoint import model_files, restore, tokenizer_files, write_folder
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.features import FEATURES, Vocabulary
+from guidance.forward import Guidance
+from guidance.installation import install
 from guidance.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class GuidedTrainer(Trainer):
     weight.  Evaluation measures the task alone.  Checkpoints and saved models are folders that `guidance.load` opens.
 
     Attributes:
-        handle: the installed plan, see `guidance.attention.Handle`.
+        handle: the installed plan, see `guidance.installation.Handle`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class GuidedTrainer(Trainer):
         Args:
             plan: a plan, its file, or ``preset:ag`` and its like.
             tokenizer: for patterns that look for certain tokens; saved with the model.
-            tables: see `guidance.attention.install`.
+            tables: see `guidance.installation.install`.
             options: further arguments of ``Trainer``: datasets, collator, metrics, callbacks.
 
         Raises:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from guidance.attention import install
 from guidance.errors import GuidanceHadNoEffect
+from guidance.installation import install
 from guidance.objectives.masked_lm import Masker, masked_lm_loss, num_chosen
 from guidance.plan import Plan
 from pipelines.batches import Examples, pad

@@ -121,8 +121,8 @@ def guided_attention(
     import torch
     from transformers import AutoModelForMaskedLM
 
-    from guidance.attention import install
     from guidance.checkpoint import load_model
+    from guidance.installation import install
     from guidance.plan import Plan
     from pipelines.batches import Examples
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
-from guidance.attention import install
+from guidance.installation import install
 from guidance.plan import Guide, Plan
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

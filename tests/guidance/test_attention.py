@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
-from guidance.attention import Handle, install
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
+from guidance.installation import Handle, install
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, UNSUPPORTED, batch, dropout, oracle_loss, tiny_config, tiny_model
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
-from guidance.attention import install
-from guidance.checkpoint import PLAN_FILE, load_model, model_files, read_config, weights
-from guidance.errors import InputError
+import guidance
+from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, load_model, model_files, read_config, restore, weights
+from guidance.errors import InputError, MachineError
+from guidance.installation import Handle, install
+from guidance.mechanisms.projected import Pal
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, tiny_model
 
@@ -243,3 +257,356 @@ def test_weights_that_do_not_fit_or_are_not_there_are_refused(folder: Path) -> N
     refused(folder, "and more")
     edit(folder, vocab_size=0)
     refused(folder, "cannot be opened")
+
+
+# guided models
+
+
+def gated_plan() -> Plan:
+    """It adds parameters, and matters at inference."""
+    return Plan((Guide(mechanism="gate"), Guide("window", "mask", heads=(0,), options={"size": 3})))
+
+
+SHAPING = {
+    "mask": Plan((Guide("window", "mask", heads=(0,), options={"size": 3}),)),
+    "fix": Plan((Guide("next", "fix", heads=(1,)),)),
+    "off": Plan((Guide(mechanism="off", heads=(2,)),)),
+    "gate": gated_plan(),
+    "pal": Plan((Guide("previous", "fix", heads=("pal:0",)),), Pal(width=8, heads=2)),
+}
+PLANS = {"attention_loss": PLAN, "adversary": Plan((Guide(mechanism="adversary"),)), **SHAPING}
+every_plan = pytest.mark.parametrize("kind", PLANS)
+
+
+def installed(family: str, plan: Plan, **options: Any) -> Handle:
+    """A model that follows a plan, whose added parameters are no longer what they were at the start."""
+    handle = install(tiny_model(family), plan, **options)
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in handle.model.named_parameters():
+        if ".guided." in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+    return handle
+
+
+def same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
+    first, second = one.state_dict(), other.state_dict()
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]), name
+
+
+@every_plan
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_guided_model_comes_back_as_it_was(kind: str, family: str, tmp_path: Path) -> None:
+    handle = installed(family, PLANS[kind])
+    expected = handle.model(**batch()).logits
+    guidance.save(handle, tmp_path / "model")
+    model, again = guidance.load(tmp_path / "model")
+    assert again.plan == handle.plan and again.model is model and not model.training
+    same_state(handle.model, model)
+    assert torch.equal(model(**batch()).logits, expected)
+    plain = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()(**batch()).logits
+    assert torch.equal(plain, expected) == (kind not in SHAPING)
+
+
+@every_plan
+def test_what_a_plan_adds_stays_out_of_the_ordinary_weights(kind: str, tmp_path: Path) -> None:
+    handle = installed("bert", PLANS[kind])
+    guidance.save(handle, tmp_path)
+    added = {name for name in handle.model.state_dict() if ".guided." in name}
+    assert bool(added) == (kind in ("gate", "pal", "adversary"))
+    assert (tmp_path / EXTRA_FILE).exists() == bool(added)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert set(stored) - {MARKER} == set(weights(tiny_model("bert")))
+    assert (MARKER in stored) == (kind in SHAPING)
+    if added:
+        assert set(safetensors.torch.load_file(tmp_path / EXTRA_FILE)) == added
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision_comes_back_in_it(dtype: torch.dtype, tmp_path: Path) -> None:
+    handle = install(tiny_model("bert").to(dtype), gated_plan())
+    expected = handle.model(**batch()).logits
+    guidance.save(handle, tmp_path)
+    model, _ = guidance.load(tmp_path)
+    same_state(handle.model, model)
+    assert torch.equal(model(**batch()).logits, expected)
+    assert load_model(tmp_path, AutoModelForMaskedLM).dtype == torch.float32
+
+
+def test_saving_what_was_loaded_writes_the_same_bytes(tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path / "one")
+    guidance.save(guidance.load(tmp_path / "one")[1], tmp_path / "two")
+    names = {path.name for path in (tmp_path / "one").iterdir()}
+    assert names == {"config.json", "model.safetensors", PLAN_FILE, EXTRA_FILE}
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_a_model_can_come_back_with_another_head(tmp_path: Path) -> None:
+    handle = installed("bert", gated_plan())
+    guidance.save(handle, tmp_path)
+    model, _ = guidance.load(tmp_path, AutoModelForSequenceClassification)
+    assert type(model).__name__ == "BertForSequenceClassification"
+    for name, tensor in model.state_dict().items():
+        if ".guided." in name:
+            assert torch.equal(tensor, handle.model.state_dict()[name])
+
+
+def test_a_model_that_generates_keeps_how_it_generates(tmp_path: Path) -> None:
+    config = BartConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config).eval()
+    model.generation_config.num_beams = 3
+    guidance.save(install(model, SHAPING["mask"]), tmp_path)
+    assert guidance.load(tmp_path)[0].generation_config.num_beams == 3
+
+
+def test_the_tokenizer_in_the_folder_serves_patterns_that_look_for_tokens(tmp_path: Path) -> None:
+    plan = Plan((Guide("period", "mask", heads=(0,)),))
+    handle = installed("bert", plan, tokenizer=tokenizer())
+    expected = handle.model(**batch()).logits
+    guidance.save(handle, tmp_path / "with", tokenizer=tokenizer())
+    model, _ = guidance.load(tmp_path / "with")
+    assert torch.equal(model(**batch()).logits, expected)
+    guidance.save(handle, tmp_path / "without")
+    with pytest.raises(InputError, match="needs the feature"):
+        guidance.load(tmp_path / "without")
+    model, _ = guidance.load(tmp_path / "without", tokenizer=tokenizer())
+    assert torch.equal(model(**batch()).logits, expected)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = ["<s>", "<pad>", "</s>", ".", *(f"w{number}" for number in range(36))]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, "w0")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model), cls_token="<s>", sep_token="</s>", pad_token="<pad>"
+    )
+
+
+# folders that need us say so
+
+
+OPEN = """
+import sys; sys.modules["guidance"] = None
+from transformers import AutoModel, AutoModelForMaskedLM, pipeline
+for folder in {folders!r}:
+    for opening in (AutoModelForMaskedLM.from_pretrained, AutoModel.from_pretrained,
+                    lambda f: pipeline("fill-mask", model=f), lambda f: pipeline("feature-extraction", model=f)):
+        print("<opened>", file=sys.stderr, flush=True)
+        opening(folder)
+"""
+
+
+def test_whoever_opens_a_model_without_its_plan_is_told(tmp_path: Path) -> None:
+    """With the settings that everybody has: nothing is configured, and the warning is there."""
+    words = tokenizer()
+    words.add_special_tokens({"mask_token": "w1"})
+    folders = [str(tmp_path / name) for name in ("shaped", "ordinary")]
+    for folder, plan in zip(folders, (SHAPING["mask"], PLAN), strict=True):
+        guidance.save(install(tiny_model("bert"), plan, words), folder, tokenizer=words)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TRANSFORMERS_")}
+    script = OPEN.format(folders=folders)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean, check=True)
+    said = done.stderr.split("<opened>")[1:]
+    assert [MARKER in text and "UNEXPECTED" in text for text in said] == [True] * 4 + [False] * 4, done.stderr
+
+
+def test_we_open_it_without_a_complaint_and_without_the_marker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    transformers.utils.logging.set_verbosity_warning()
+    monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING):
+        model, _ = guidance.load(tmp_path)
+    assert not caplog.records and MARKER not in model.state_dict()
+    with caplog.at_level(logging.WARNING):
+        load_model(tmp_path, AutoModelForMaskedLM)
+    assert [record.name for record in caplog.records] == ["guidance.checkpoint"]
+    assert "its plan is not applied" in caplog.text
+
+
+def test_the_configuration_names_the_plan_only_where_it_matters(tmp_path: Path) -> None:
+    for name, plan in (("shaped", SHAPING["fix"]), ("ordinary", PLAN)):
+        guidance.save(install(tiny_model("bert"), plan), tmp_path / name)
+        config = AutoConfig.from_pretrained(tmp_path / name)
+        assert getattr(config, "guide_plan", None) == (PLAN_FILE if name == "shaped" else None)
+
+
+def test_a_model_that_was_saved_again_without_its_plan_is_told_from_an_ordinary_one(tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path / "ours")
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    with pytest.raises(InputError, match="needs the plan that guided it"):
+        guidance.load(tmp_path / "theirs")
+    tiny_model("bert").save_pretrained(tmp_path / "ordinary")
+    with pytest.raises(InputError, match="an ordinary model") as found:
+        guidance.load(tmp_path / "ordinary")
+    assert "install(model, plan)" in str(found.value.hint)
+    with pytest.raises(InputError, match="not a model folder"):
+        guidance.load(tmp_path / "absent")
+
+
+# what does not fit
+
+
+def damaged(folder: Path, message: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """`load` refuses the folder once its added parameters are changed."""
+    path = folder / EXTRA_FILE
+    tensors = safetensors.torch.load_file(path)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(InputError, match=message):
+        guidance.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("lacks (.*)", lambda tensors, name: tensors.pop(name)),
+        ("has bert.surprise.guided.x", lambda tensors, _: tensors.update({"bert.surprise.guided.x": torch.ones(1)})),
+        ("NAME has shape", lambda tensors, name: tensors.update({name: torch.ones(3, 3, 3)})),
+        ("NAME is not finite", lambda tensors, name: tensors[name].view(-1)[:1].fill_(float("nan"))),
+        ("NAME is not finite", lambda tensors, name: tensors[name].view(-1)[:1].fill_(float("inf"))),
+        ("NAME is torch.float64", lambda tensors, name: tensors.update({name: tensors[name].double()})),
+    ],
+)
+def test_added_parameters_that_do_not_fit_are_refused_by_name(
+    message: str, change: Callable[[dict[str, Any], str], Any], tmp_path: Path
+) -> None:
+    handle = installed("bert", gated_plan())
+    guidance.save(handle, tmp_path)
+    name = sorted(name for name in handle.model.state_dict() if ".guided." in name)[-1]
+    damaged(tmp_path, message.replace("NAME", name).replace("(.*)", name), lambda tensors: change(tensors, name))
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", pickle.dumps({"x": 1})])
+def test_added_parameters_that_are_no_safetensors_are_refused(data: bytes, tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    (tmp_path / EXTRA_FILE).write_bytes(data)
+    with pytest.raises(InputError, match="cannot be opened"):
+        guidance.load(tmp_path)
+    (tmp_path / EXTRA_FILE).unlink()
+    with pytest.raises(InputError, match=r"lacks bert\.encoder\.layer\.0"):
+        guidance.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [None, [], "BertModel", ["pipeline"], ["PreTrainedModel"], ["os.system"], [3], ["RobertaModel"], ["A", "B"]],
+)
+def test_only_a_class_of_transformers_that_fits_is_opened(named: Any, tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    edit(tmp_path, architectures=named)
+    with pytest.raises(InputError, match="names no model of transformers"):
+        guidance.load(tmp_path)
+    model, _ = guidance.load(tmp_path, AutoModelForMaskedLM)
+    assert type(model).__name__ == "BertForMaskedLM"
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    (tmp_path / PLAN_FILE).write_text(Plan((Guide("next", "fix", heads=(17,)),)).dumps())
+    with pytest.raises(InputError, match="17 does not exist"):
+        guidance.load(tmp_path)
+    (tmp_path / PLAN_FILE).write_text("[[guide]]\nnonsense = 3\n")
+    with pytest.raises(InputError, match=PLAN_FILE):
+        guidance.load(tmp_path)
+
+
+def test_weights_of_another_model_do_not_restore(tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    other = install(tiny_model("bert", hidden_size=32), gated_plan())
+    with pytest.raises(InputError, match="has shape"):
+        restore(other.model, tmp_path, other.plan)
+    with pytest.raises(InputError, match="another plan"):
+        restore(other.model, tmp_path, PLAN)
+
+
+# saving
+
+
+def test_a_guided_model_is_not_saved_without_its_plan(tmp_path: Path) -> None:
+    handle = installed("bert", gated_plan())
+    with pytest.raises(InputError, match="saved with its plan"):
+        guidance.save(handle.model, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    guidance.save(handle.model, tmp_path / "x", plan=handle.plan)
+    same_state(guidance.load(tmp_path / "x")[0], handle.model)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("twenty years")
+    with pytest.raises(InputError, match=r"holds 'thesis.tex' and is no model folder"):
+        guidance.save(installed("bert", gated_plan()), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(MachineError, match="cannot be written"):
+        guidance.save(installed("bert", gated_plan()), tmp_path / "thesis.tex" / "x")
+
+
+def test_a_model_folder_is_replaced_without_leftovers(tmp_path: Path) -> None:
+    guidance.save(installed("bert", gated_plan()), tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    handle = install(tiny_model("bert", seed=5), PLAN)
+    guidance.save(handle, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors", PLAN_FILE, "notes.txt"}
+    same_state(guidance.load(tmp_path)[0], handle.model)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
+    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every system call that changes the folder: what is there is the old model, the new one, or none."""
+    before, after = install(tiny_model("bert", seed=5), PLAN), installed("bert", gated_plan())
+    calls = 0
+
+    def dying(function: Callable[..., Any], last: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return call
+
+    for last in range(100):
+        folder = tmp_path / str(last)
+        if old:
+            guidance.save(before, folder)
+        calls = 0
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "fsync"), (os, "replace"), (Path, "unlink")):
+                patch.setattr(owner, name, dying(getattr(owner, name), last))
+            try:
+                guidance.save(after, folder)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        if (folder / "config.json").exists():
+            same_state(guidance.load(folder)[0], before.model if old else after.model)
+        guidance.save(after, folder)
+        same_state(guidance.load(folder)[0], after.model)
+    assert last > 8
+
+
+# the package
+
+
+def test_the_package_is_light_until_something_is_asked_of_it() -> None:
+    script = (
+        "import sys, guidance\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "assert set(guidance.__all__) <= set(dir(guidance))\n"
+        "for name in guidance.__all__: assert getattr(guidance, name).__module__.startswith('guidance.'), name\n"
+        "assert 'torch' in sys.modules\n"
+        "try: guidance.nonsense\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "has no attribute 'nonsense'" in done.stdout

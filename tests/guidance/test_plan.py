@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guidance.attention import install
 from guidance.errors import PlanError, UnknownName
+from guidance.installation import install
 from guidance.patterns import PATTERNS
 from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
 from guidance.sites import select

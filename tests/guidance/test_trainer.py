@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import guidance
-from guidance.attention import install
 from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
+from guidance.installation import install
 from guidance.plan import Guide, Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model

@@ -1,0 +1,309 @@
+"""A plan at work on one batch: what travels through a model as ``guidance=``, and gives the losses afterwards.
+
+It holds the features of the batch, works each pattern out once for all layers that see the same, and keeps what the
+attention function found.  Everything that is kept is assigned, never appended, because gradient checkpointing runs the
+forward pass twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
+from guidance.features import Tokens
+from guidance.mechanisms.adversary import Attack, Form, RandomMask, divergence
+from guidance.mechanisms.attention_loss import Target
+from guidance.mechanisms.fixed import Room
+from guidance.mechanisms.logit_loss import Rows
+from guidance.mechanisms.masks import joined
+from guidance.patterns import Predicate
+from guidance.plan import Plan
+from guidance.sites import Site
+
+if TYPE_CHECKING:
+    from guidance.installation import Handle
+
+EXTRA = "guided"
+"""The name under which an attention module holds the parameters that a plan adds to it."""
+
+
+def key_of(plan: Plan, number: int) -> str:
+    """The name of the parameters of a guide."""
+    return f"{plan.guides[number].mechanism}{number}"
+
+
+@dataclass
+class Guidance:
+    """A plan at work on one batch; pass it to the model as ``guidance=``, then ask it for the losses.
+
+    Attributes:
+        tokens: the features of the batch, by stack; a stack that is not told has none.
+        step: optimizer steps so far, for masks that follow a schedule.
+        attacking: this is the second pass, in which the adversary is at work and losses on heads are not.
+        distances: per (guide, site), the loss of each example, (B,); filled by the forward pass.
+        attacks: per (guide, site), what the adversary did; filled by the forward pass.
+        kept: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
+    """
+
+    handle: Handle
+    tokens: Mapping[str, Tokens]
+    step: int = 0
+    attacking: bool = False
+    distances: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
+    attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
+    kept: dict[Site, Tensor] | None = None
+    _cache: dict[Any, Any] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    # losses
+
+    def per_example(self) -> dict[str, Tensor]:
+        """For each loss that is at work, by its guide's label: the loss of each example, (B,), summed over layers.
+
+        Neither weight nor schedule nor `Guide.reference_length` is applied, nor the division by `denominators`.
+
+        Raises:
+            GuidanceHadNoEffect: the forward pass did not reach every site of the plan, or its gradients are cut off.
+        """
+        losses: dict[str, Tensor] = {}
+        for site, work in self.handle.work.items():
+            learns = self.handle.learns(site)
+            for number, _ in (*work.probabilities, *work.scores):
+                if (number, site) not in self.distances:
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1} did not reach {site.name}",
+                        hint="call the model with guidance=..., once, before asking for the losses",
+                    )
+                label = self.handle.plan.labels[number]
+                loss = self.distances[number, site]
+                if learns and torch.is_grad_enabled() and not loss.requires_grad:
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1}: its loss at {site.name} has no gradient",
+                        hint="gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too",
+                    )
+                losses[label] = losses[label] + loss if label in losses else loss
+        return losses
+
+    def weights_B(self, label: str) -> Tensor:
+        """How much each example counts for a guide, (B,): 0 where there is only padding, else 1, or with a
+        `Guide.reference_length` the example's length over it."""
+        guide = self.handle.plan.guides[self.handle.plan.labels.index(label)]
+        lengths_B = self.tokens[guide.stack].lengths_B.float()
+        return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
+
+    def denominators(self) -> dict[str, Tensor]:
+        """By what the sum over the examples of a batch is divided, by label: the number of examples that are not only
+        padding; for ``logit_loss`` the number of mis-predictions."""
+        found: dict[str, Tensor] = {}
+        for label in self.handle.alphas(0, 1):
+            number = self.handle.plan.labels.index(label)
+            guide = self.handle.plan.guides[number]
+            rows = self._cache.get(("rows", number))
+            found[label] = rows.count_B.sum() if rows else (self.tokens[guide.stack].lengths_B > 0).sum()
+        return found
+
+    def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
+        """The weighted sum of all losses on heads, averaged over this batch: a scalar to add to the task's loss after
+        ``step`` of ``total_steps`` optimizer steps."""
+        alphas, each = self.handle.alphas(step, total_steps), self.per_example()
+        terms = [
+            alphas[label] * (self.weights_B(label) * each[label]).sum() / count.clamp(min=1)
+            for label, count in self.denominators().items()
+        ]
+        return torch.stack(terms).sum() if terms else torch.zeros((), device=self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.tokens.values())).ids_BT.device
+
+    # the second pass
+
+    def attack(self) -> Guidance:
+        """The guidance of a second forward pass over the same batch, in which adversaries and random masks attack.
+
+        Raises:
+            PlanError: the plan has none at work.
+        """
+        if not self.handle.attacks:
+            raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
+        return Guidance(self.handle, self.tokens, self.step, attacking=True)
+
+    def adversarial_loss(
+        self,
+        clean: Tensor,
+        attacked: Tensor,
+        form: Form = "classification",
+        selected: Tensor | None = None,
+        *,
+        step: int = 0,
+        total_steps: int = 1,
+    ) -> Tensor:
+        """What the second pass adds to the task's loss: the divergence of its outputs, and the adversary's penalty.
+
+        Args:
+            clean, attacked, form, selected: see `guidance.mechanisms.adversary.divergence`.
+        """
+        alpha = self.handle.attack_alpha(step, total_steps)
+        return alpha * divergence(clean, attacked, form, selected) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """What the adversary pays for the units it leaves on: summed over layers, averaged over the examples.
+
+        Raises:
+            GuidanceHadNoEffect: the second pass has not been made.
+        """
+        total = torch.zeros((), device=self._device)
+        for (number, site), attack in self._made_attacks():
+            how = self.handle.plan.guides[number].how
+            if not isinstance(how, RandomMask):
+                examples = (self.tokens[site.stack].lengths_B > 0).sum().clamp(min=1)
+                total = total + how.penalty * how.penalties_B(attack).sum() / examples
+        return total
+
+    def masking_proportions(self) -> dict[Site, float]:
+        """For each attacked site, the share of units between valid tokens that the attack has switched off."""
+        found: dict[Site, list[float]] = {}
+        for (_, site), attack in self._made_attacks():
+            found.setdefault(site, []).append(
+                1 - float(attack.kept_B.detach().sum() / attack.units_B.sum().clamp(min=1))
+            )
+        return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:
+        for number, site in self.handle.attacks:
+            if (number, site) not in self.attacks:
+                raise GuidanceHadNoEffect(
+                    f"guide {number + 1} did not attack {site.name}",
+                    hint="call the model with guidance=guidance.attack(), once, before asking",
+                )
+        return list(self.attacks.items())
+
+    # inside the forward pass
+
+    def parameters(self, module: nn.Module, number: int) -> nn.Module:
+        """What a guide has added to an attention module."""
+        added: nn.Module = getattr(module, EXTRA)[key_of(self.handle.plan, number)]
+        return added
+
+    def works_at(self, module: nn.Module) -> bool:
+        """Whether there is anything to do in this attention module."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        return self.kept is not None or any(site in self.handle.work for site in sites)
+
+    def boolean(self, mask: Tensor) -> Tensor:
+        """A mask of numbers as booleans; the same object for the same mask, which layers share."""
+        key = ("boolean", id(mask))
+        if key not in self._cache:
+            self._cache[key] = (mask.bool(), mask)
+        return self._cache[key][0]
+
+    def site(self, module: nn.Module) -> Site | None:
+        """The site of this call of a module; layers that share a module are told apart by their order."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        if len(sites) < 2:
+            return sites[0] if sites else None
+        call = self._calls.get(sites[0].name, 0)
+        self._calls[sites[0].name] = call + 1
+        return sites[call % len(sites)]
+
+    def queries(self, site: Site) -> Tokens:
+        """The tokens that ask at a site."""
+        return self._stack(site.stack)
+
+    def keys(self, site: Site) -> Tokens:
+        """The tokens that are looked at."""
+        return self._stack("encoder" if site.attention == "cross" else site.stack)
+
+    def _stack(self, stack: str) -> Tokens:
+        if stack not in self.tokens:
+            name = "decoder_input_ids" if stack == "decoder" else "input_ids"
+            raise InputError(
+                f"the plan guides {stack} tokens, which the guidance has not seen", hint=f"give guide() {name}"
+            )
+        return self.tokens[stack]
+
+    def predicate(self, number: int, site: Site, room: Room) -> Predicate:
+        """The pattern of a guide on this batch, within what queries may see at all."""
+        key = ("predicate", number, id(room))
+        if key not in self._cache:
+            pattern = self.handle.plan.guides[number].wish
+            assert pattern is not None
+            predicate = pattern.build(self.keys(site))
+            if site.attention == "cross":
+                predicate = predicate.across(self.queries(site).valid_BT)
+            elif not room.is_plain:
+                predicate = predicate.restricted(room.allowed_BQK)
+            self._cache[key] = predicate
+            self.handle.count_matches(number, predicate)
+        return self._cache[key]
+
+    def target(self, number: int, site: Site, room: Room) -> Target:
+        """What an ``attention_loss`` wants of the rows of a call."""
+        key = ("target", number, id(room))
+        if key not in self._cache:
+            guide, queries = self.handle.plan.guides[number], self.queries(site)
+            assert guide.wish is not None
+            if room.is_plain:
+                sizes_BQ = self.keys(site).lengths_B[:, None] * queries.valid_BT.float()
+            else:
+                sizes_BQ = (room.allowed_BQK & queries.valid_BT[:, :, None]).sum(-1).float()
+            predicate = self.predicate(number, site, room)
+            self._cache[key] = Target.of(guide.wish, predicate, guide.how, sizes_BQ, queries.valid_BT)
+        return self._cache[key]
+
+    def rows(self, number: int, site: Site, room: Room) -> Rows:
+        """The mis-predicted rows of the batch."""
+        key = ("rows", number)
+        if key not in self._cache:
+            how = self.handle.plan.guides[number].how
+            self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)
+        return self._cache[key]
+
+    def bias(self, number: int, site: Site, room: Room) -> Tensor:
+        """What a bias adds to the scores: (B, Q, K)."""
+        key = ("bias", number, id(room))
+        if key not in self._cache:
+            self._cache[key] = self.handle.plan.guides[number].how.scores(self.predicate(number, site, room))
+        return self._cache[key]
+
+    def room(self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool) -> Room:
+        """What queries may see at all; the same object for all layers that share a mask."""
+        # the mask is kept with what was made of it, so that no other mask can have its id
+        cached = self._cache.get(("room", id(mask_B1QK), key.shape[2]))
+        if cached is None:
+            is_causal = bool(getattr(module, "is_causal", False))
+            shape = (query.shape[0], query.shape[2], key.shape[2])
+            if mask_B1QK is None:
+                allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
+                allowed = allowed.tril() if is_causal else allowed
+            elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+                raise InputError(
+                    f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
+                    hint="give the model the attention mask of its tokenizer, (B, T)",
+                )
+            else:
+                allowed = mask_B1QK[:, 0].expand(shape)
+            room = Room(allowed, is_causal, not (is_causal or windowed))
+            cached = self._cache["room", id(mask_B1QK), key.shape[2]] = (room, mask_B1QK)
+        return cached[0]
+
+    def allowed(self, wishes: tuple[tuple[int, ...], ...], site: Site, room: Room) -> Tensor:
+        """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
+        key = ("allowed", wishes, id(room))
+        if key not in self._cache:
+            each = {numbers: [self.predicate(n, site, room).dense() for n in numbers] for numbers in set(wishes)}
+            masks = {numbers: joined(dense, room.allowed_BQK) for numbers, dense in each.items()}
+            self._cache[key] = torch.stack([masks[numbers] for numbers in wishes], dim=1)
+        return self._cache[key]
+
+    def empty(self, room: Room) -> Tensor:
+        """Queries that may see nothing: (B, 1, Q, 1)."""
+        key = ("empty", id(room))
+        if key not in self._cache:
+            self._cache[key] = ~room.allowed_BQK.any(-1)[:, None, :, None]
+        return self._cache[key]

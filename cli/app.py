@@ -9,10 +9,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cli.output import say
+from cli.output import say, tell
 
 GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
 """Headings of `guide --help`, in order."""
+
+FAMILIES = {
+    "patterns": ("Understand", "List the patterns, and see what each one says about a text."),
+    "plan": ("Understand", "Show plans, check and compare them, and start new ones."),
+}
+"""Commands of two words, ``guide plan check``: under the first word, its heading and what `guide --help` says of it."""
 
 
 class Page(TyperCommand):
@@ -56,17 +62,38 @@ class Group(TyperGroup):
         "guide lineage wiki",
     )
 
+    def title(self, command: Any) -> str:
+        """The heading under which a command stands."""
+        return getattr(command, "group", "Help")
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         visible = [(name, c) for name, c in self.commands.items() if not c.hidden]
         width = formatter.width - 6 - max((len(name) for name, _ in visible), default=0)
-        for title in GROUPS:
-            rows = [(n, c.get_short_help_str(width)) for n, c in visible if getattr(c, "group", "Help") == title]
+        for title in (*GROUPS, "Commands"):
+            rows = [(n, c.get_short_help_str(width)) for n, c in visible if self.title(c) == title]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)
+
+
+class Family(Group):
+    """The commands that share their first word; its examples are theirs."""
+
+    group = "Help"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            tell(ctx.get_help())
+        return super().parse_args(ctx, args)
+
+    def title(self, command: Any) -> str:
+        return "Commands"
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(formatter, tuple(page.examples[0] for page in self.commands.values() if isinstance(page, Page)))
 
 
 def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
@@ -78,14 +105,30 @@ def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
             formatter.write(f"  $ {example}\n")
 
 
-app = typer.Typer(
-    name="guide",
-    cls=Group,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_LOOKS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+app = typer.Typer(name="guide", cls=Group, **_LOOKS)
+
+_families: dict[str, typer.Typer] = {}
+
+
+def home_of(name: str) -> tuple[typer.Typer, str, str]:
+    """Where a command lives: ``build-corpus`` in the app itself, ``plan check`` in the app of its family, which is made
+    when its first command comes.  Gives the app, the word that names the command there, and the family's heading."""
+    first, _, last = name.rpartition(" ")
+    if not first:
+        return app, name, ""
+    heading, summary = FAMILIES[first]
+    if first not in _families:
+        page = type("Page", (Family,), {"group": heading})
+        _families[first] = typer.Typer(cls=page, callback=root, help=summary, **_LOOKS)
+        app.add_typer(_families[first], name=first)
+    return _families[first], last, heading
 
 
 def version_text() -> str:
@@ -122,7 +165,7 @@ def root(
     Every command writes one artifact and prints its reference, which the next command takes.  A setting comes from its
     flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
     """
-    context.obj = {
+    given = {
         "store": store,
         "config": config,
         "json": json,
@@ -131,3 +174,4 @@ def root(
         "debug": debug,
         "no_color": no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb",
     }
+    context.obj = (context.obj or {}) | {key: value for key, value in given.items() if value}

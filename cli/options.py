@@ -27,7 +27,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from cli.app import Page, app
+from cli.app import Page, home_of
 from cli.config import settings_for
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
@@ -117,13 +117,17 @@ def command(
     name: str,
     *,
     examples: Sequence[str],
-    group: str,
+    group: str = "Help",
     config: type[BaseModel] | None = None,
     finish: Callable[[Session, Any], None] | None = None,
     shared: dict[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command.  Its first parameter is ``session``, with ``config`` the second is ``config``;
-    the others are Typer's.  The function comes back unchanged, so that Python code can call it."""
+    the others are Typer's.  The function comes back unchanged, so that Python code can call it.
+
+    Args:
+        name: one word, or two, of which the first is in `cli.app.FAMILIES`, which then says the heading.
+    """
     if not examples:
         raise ValueError(f"{name} has no examples")
 
@@ -155,14 +159,15 @@ def command(
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
         settings = {p.name for p in (*own, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
+        home, word, heading = home_of(name)
         attributes = {
-            "group": group,
+            "group": heading or group,
             "examples": tuple(examples),
             "shared": frozenset(parameter.name for parameter in always),
             "settings": frozenset(settings & {parameter.name for parameter in parameters}),
         }
         page = type("Page", (Page,), attributes)
-        app.command(name, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
+        home.command(word, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
         return function
 
     return register

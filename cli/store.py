@@ -52,6 +52,10 @@ def list_artifacts(
     table += [(f"{u['kind']}/{u['id']}", "-", human_size(u["bytes"]), "-", "unfinished") for u in unfinished]
     if table:
         say_table(("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"), table)
+        return
+    kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})
+    if kind and kinds:
+        session.tell(f"nothing of kind {escape(repr(kind))} in {escape(store.root)}; it has {', '.join(kinds)}")
     else:
         session.tell(f"nothing in {escape(store.root)}")
 

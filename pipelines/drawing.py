@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pipelines.comparison import Curve
+from pipelines.progress import log
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +74,72 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
     return _png(figure)
 
 
+def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
+    """Which keys (columns) each query (row) of a text is pointed at; darker is more, white is nothing.
+
+    One hue from light to dark, so that it reads the same in grey and for every kind of colour vision.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    size = len(tokens)
+    inches = min(19.2, max(1.6, 0.24 * size))
+    font = min(9.0, 50 * inches / size)
+    with _letters_of_all_scripts():
+        figure, axes = _figure(inches, inches)
+        figure.set_layout_engine("none")
+        axes.set_position((0, 0, 1, 1))  # cells of one size; the file is cut to what is drawn
+        shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
+        shades.set_bad("white")
+        nothing = np.ma.masked_equal(weights_QK, 0)
+        image = axes.imshow(nothing, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
+        axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
+        axes.set_yticks(range(size), tokens, fontsize=font)
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set_parse_math(False)  # a token may be a dollar sign
+        axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="#dddddd", linewidth=0.6)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_color("#bbbbbb")
+        axes.set_xlabel("keys: what is looked at", fontsize=9, color="#555555", labelpad=6)
+        axes.set_ylabel("queries: who looks", fontsize=9, color="#555555", labelpad=6)
+        if not np.isin(weights_QK, (0, 1)).all():
+            place = axes.inset_axes((1 + 0.2 / inches, 0, 0.15 / inches, min(1, 3 / inches)))
+            figure.colorbar(image, cax=place).ax.set_title("weight", fontsize=9, color="#555555", pad=6)
+            place.tick_params(labelsize=8)
+        wide = max(40, int(inches * 11))
+        axes.set_title("\n".join(textwrap.wrap(title, wide)), fontsize=12, pad=10, parse_math=False)
+        below = "\n".join(textwrap.wrap(subtitle, wide + wide // 3))
+        axes.annotate(
+            below, (0.5, 0), (0, -8), "axes fraction", "offset points", ha="center", va="top", fontsize=8,
+            color="#555555", parse_math=False,
+        )  # fmt: skip
+        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+
+
+@contextmanager
+def _letters_of_all_scripts() -> Iterator[None]:
+    """Fall back to whatever fonts are installed, and say once where none of them has a letter."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    spare = [
+        name for name in font_manager.get_font_names() if re.match("Noto Sans|Noto Serif CJK|WenQuanYi|Arial U", name)
+    ]
+    with (
+        matplotlib.rc_context({"font.family": ["DejaVu Sans", *sorted(spare)]}),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        yield
+    if any("missing from font" in str(warning.message) for warning in said):
+        log.warning("no installed font has all letters of this text; the missing ones are drawn as boxes")
+
+
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     import matplotlib
 
@@ -78,10 +149,10 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
     return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=rows * columns == 1)
 
 
-def _png(figure: Any) -> bytes:
+def _png(figure: Any, **options: Any) -> bytes:
     from matplotlib import pyplot
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None}, **options)
     pyplot.close(figure)
     return buffer.getvalue()

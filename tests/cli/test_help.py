@@ -10,10 +10,19 @@ import time
 import pytest
 import typer.main
 
-from cli.app import GROUPS
+from cli.app import FAMILIES, GROUPS
 from cli.main import load_app
 
-COMMANDS = typer.main.get_command(load_app()).commands
+
+def _commands(group, before=""):
+    """Every command below a group, families too, by the words that name it."""
+    for word, command in group.commands.items():
+        yield before + word, command
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{word} ")
+
+
+COMMANDS = dict(_commands(typer.main.get_command(load_app())))
 HEAVY = {
     "torch",
     "transformers",
@@ -30,7 +39,7 @@ HEAVY = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_that_ends_with_examples(guide, name):
-    answer = guide(name, "--help")
+    answer = guide(*name.split(), "--help")
     assert (answer.code, answer.err) == (0, "")
     lines = answer.out.rstrip().splitlines()
     examples = lines[lines.index("Examples:") + 1 :]
@@ -91,6 +100,21 @@ def test_no_command_is_a_usage_error_with_a_hint(guide):
     answer = guide()
     assert answer.code == 2
     assert "guide --help" in answer.err
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_without_its_second_word_shows_its_commands_and_is_a_usage_error(guide, name):
+    answer = guide(name)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "Commands:" in answer.err
+    assert f"`guide {name} --help`" in answer.err
+
+
+def test_a_mistyped_second_word_is_guessed(guide):
+    answer = guide("plan", "chekc")
+    assert answer.code == 2
+    assert "Did you mean 'check'" in answer.err
 
 
 def test_a_mistyped_command_is_guessed(guide):

@@ -1,0 +1,198 @@
+"""``guide patterns``: what there is, and what each pattern says about a text."""
+
+from __future__ import annotations
+
+import json as json_text
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.options import Session, command
+from cli.output import escape, say, say_json
+from cli.tables import say_folded
+from guidance.errors import InputError
+
+
+@command("patterns list", examples=["guide patterns list", "guide patterns list --json | jq '.patterns[].name'"])
+def list_patterns(session: Session) -> None:
+    """List every pattern: what it says, what it reads, its options and where it is from."""
+    from guidance.options import declared
+    from guidance.patterns import PATTERNS
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": pattern.name,
+            "needs": [*pattern.needs, *pattern.tables],
+            "options": declared(pattern.build),
+            "weighted": pattern.weighted,
+            "source": pattern.source,
+            "summary": pattern.summary,
+        }
+        for pattern in PATTERNS.values()
+    ]
+    if session.json:
+        say_json({"schema": 1, "patterns": rows})
+        return
+    table = [
+        (
+            row["name"],
+            ", ".join(row["needs"]) or "-",
+            ", ".join(f"{key} = {written(value)}" for key, value in row["options"].items()) or "-",
+            row["source"],
+            row["summary"],
+        )
+        for row in rows
+    ]
+    say_folded(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
+    session.tell(
+        "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... }, { sum = [...] }"
+    )
+
+
+@command(
+    "patterns show",
+    examples=[
+        "guide patterns show next",
+        'guide patterns show window --option size=5 --text "The dog ran. It was late."',
+        'guide patterns show \'{ or = ["next", "previous"] }\' --png neighbours.png',
+        'guide patterns show dependency --text "It rained." --parser spacy:en_core_web_sm',
+        'guide patterns show marked --text "a b c" --feature marked=0,1,0',
+    ],
+)
+def show_pattern(
+    session: Session,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A pattern, or a combination as plans write it: { or = [...] }.", show_default=False
+        ),
+    ],
+    text: Annotated[str | None, typer.Option(help="The text, instead of a sample whose parse is known.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the pattern (repeatable).")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A folder with tokenizer.json, or a tokenizer artifact; else words.")
+    ] = None,
+    parser: Annotated[
+        str | None, typer.Option(help="spacy:NAME_OR_FOLDER: heads, relations, parts of speech, stop words.")
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=V1,V2,…", help="A feature, one value for each word or token (repeatable)."),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it into this file.")] = None,
+    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+) -> None:
+    """Draw which keys each query of a text is pointed at: queries go down, keys across."""
+    from guidance.patterns import read_pattern
+    from pipelines import one_text
+    from pipelines.files import write_file
+    from pipelines.pictures import legend, matrix_lines
+
+    options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
+    pattern = read_pattern(_inline(name), options)
+    if png is not None:
+        check_picture(png)
+    example = one_text.read(
+        text,
+        store=session.store,
+        tokenizer=tokenizer,
+        parser=parser,
+        given=_pairs(feature, "--feature"),
+    )
+    for note in example.notes:
+        session.tell(escape(note))
+    if pattern.tables:
+        session.tell("co-occurrence is counted in this text alone; `guide build-cooccur` counts it in a corpus")
+    weights = one_text.weights_of(pattern, example)
+    title = str(pattern)
+    if png is not None:
+        from pipelines.drawing import pattern_picture
+
+        write_file(png, pattern_picture(weights, example.labels, title=title, subtitle=pattern.summary))
+    if session.json:
+        say_json(
+            {
+                "schema": 1,
+                "pattern": title,
+                "summary": pattern.summary,
+                "source": pattern.source,
+                "tokens": example.labels,
+                "weights": weights.tolist(),
+                "png": png,
+            }
+        )
+        return
+    plain = only_ascii or not speaks_unicode()
+    for line in (title, f"{pattern.summary}  ({pattern.source})", ""):
+        say(escape(line))
+    width = shutil.get_terminal_size().columns
+    for line in matrix_lines(weights.tolist(), example.labels, example.labels, width=width, ascii=plain):
+        say(line)
+    say()
+    say(legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=plain))
+    if png is not None:
+        session.tell(f"drawn: {escape(png)}")
+
+
+def written(value: Any) -> str:
+    """An option's value as a plan writes it."""
+    return "none" if value is None else json_text.dumps(value, ensure_ascii=False)
+
+
+def check_picture(path: Path) -> None:
+    """Raises InputError for a place where no picture can be written."""
+    if path.suffix.lower() != ".png":
+        raise InputError(
+            f"{str(path)!r} is no name of a PNG file", hint=f"for example: --png {path.stem or 'picture'}.png"
+        )
+    if not path.parent.is_dir():
+        raise InputError(f"{str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder")
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can write block characters."""
+    try:
+        "░▒▓█·…".encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _inline(text: str) -> Any:
+    """A name, or the inline table of a combination."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        return tomllib.loads(f"pattern = {text}")["pattern"]
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"not a TOML inline table ({error})", hint="""for example: '{ or = ["next", "previous"] }'"""
+        ) from error
+
+
+def _value(text: str) -> Any:
+    """A value as TOML writes it; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in given or ():
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise InputError(f"{flag} {item!r} is not NAME=VALUE")
+        if key in pairs:
+            raise InputError(f"{flag} {key} is given twice")
+        pairs[key] = value
+    return pairs

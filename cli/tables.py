@@ -1,0 +1,34 @@
+"""Tables for people: columns as wide as they need to be, folded where a terminal is narrower."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from cli.output import escape, say
+
+NARROWEST = 12
+
+
+def say_folded(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout.  In a file or a pipe every row is one line; in a terminal long cells go on below."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in folded(titles, rows, width):
+        say(line)
+
+
+def folded(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """The lines of a table, two spaces between columns; the widest columns give way until ``width`` is kept."""
+    lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    shown = []
+    for line in lines:
+        cells = [textwrap.wrap(cell, wide) or [""] for cell, wide in zip(line, widths, strict=True)]
+        for level in range(max(map(len, cells))):
+            parts = ((cell[level] if level < len(cell) else "").ljust(w) for cell, w in zip(cells, widths, strict=True))
+            shown.append("  ".join(parts).rstrip())
+    return shown

@@ -1,0 +1,110 @@
+"""Pictures made of characters: a matrix over tokens, or over layers and heads, as lines that fit a terminal or a file.
+
+The shades are blocks (``░▒▓█``), or digits and ``#`` where only ASCII will do; neither needs colour.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+LONGEST_ROW_LABEL = 16
+LONGEST_COLUMN_LABEL = 12
+SHADES = "░▒▓█"
+ASCII_SHADES = "0123456789#"
+
+
+def matrix_lines(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], *, width: int, ascii: bool = False
+) -> list[str]:
+    """A matrix of numbers, most of them between 0 and 1, as lines of at most ``width`` cells; labels of columns are read downwards.
+
+    A cell is two characters wide where that fits, so that it looks square, else one.  A matrix that is wider still is
+    cut into blocks of columns, one below the other.
+    """
+    shown_rows = [_cut(label, LONGEST_ROW_LABEL, ascii) for label in rows]
+    shown_columns = [list(_clusters(_cut(label, LONGEST_COLUMN_LABEL, ascii))) for label in columns]
+    margin = max(map(cells, shown_rows), default=0) + 1
+    wide = any(cells(cluster) > 1 for column in shown_columns for cluster in column)
+    cell = 2 if wide or margin + 2 * len(columns) <= width else 1
+    most = max(1, (width - margin) // cell)
+    lines: list[str] = []
+    for start in range(0, len(columns), most):
+        block = slice(start, start + most)
+        if len(columns) > most:
+            lines += [""] * bool(lines)
+            lines.append(f"columns {start + 1} to {min(start + most, len(columns))} of {len(columns)}")
+        depth = max(map(len, shown_columns[block]))
+        for level in range(depth):
+            letters = (_at(column, level - depth + len(column)) for column in shown_columns[block])
+            lines.append((" " * margin + "".join(_pad(letter, cell) for letter in letters)).rstrip())
+        for label, row in zip(shown_rows, values, strict=True):
+            drawn = "".join(shade(value, cell, ascii=ascii) for value in row[block])
+            lines.append((_pad(label, margin) + drawn).rstrip())
+    return lines
+
+
+def shade(value: float, cell: int = 1, *, ascii: bool = False) -> str:
+    """A number as a cell; only 0 looks empty, and only 1 and more looks full."""
+    if value <= 0:
+        return _pad("." if ascii else "·", cell)
+    shades = ASCII_SHADES if ascii else SHADES
+    index = len(shades) - 1 if value >= 1 else int(value * (len(shades) - 1))
+    return _pad(shades[index], cell) if ascii else shades[index] * cell
+
+
+def legend(*, weighted: bool, ascii: bool = False) -> str:
+    """What the shades mean, in one line."""
+    if not weighted:
+        return f"{shade(1, 2, ascii=ascii).strip()} looked at   {shade(0, 1, ascii=ascii)} not"
+    if ascii:
+        return "weights: . nothing   0 to 9 tenths   # 1 and more"
+    thirds = len(SHADES) - 1
+    steps = (f"{shades * 2} below {(i + 1) / thirds:.2f}" for i, shades in enumerate(SHADES[:-1]))
+    return f"weights: · nothing   {'   '.join(steps)}   {SHADES[-1] * 2} 1 and more"
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal a text takes."""
+    return sum(_cells_of(character) for character in text)
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _clusters(text: str) -> Iterator[str]:
+    """Characters, each with the marks that stand on it."""
+    cluster = ""
+    for character in text:
+        if cluster and _cells_of(character):
+            yield cluster
+            cluster = ""
+        cluster += character
+    if cluster:
+        yield cluster
+
+
+def _cut(text: str, most: int, ascii: bool) -> str:
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if ascii:
+        text = text.encode("ascii", "backslashreplace").decode()
+    if cells(text) <= most:
+        return text
+    mark = "~" if ascii else "…"
+    kept = ""
+    for cluster in _clusters(text):
+        if cells(kept + cluster) >= most:
+            break
+        kept += cluster
+    return kept + mark
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def _at(column: Sequence[str], index: int) -> str:
+    return column[index] if index >= 0 else ""

@@ -61,6 +61,9 @@ class Probe:
     def works_at(self, module: nn.Module) -> bool:
         return self.working
 
+    def boolean(self, mask: Tensor) -> Tensor:
+        return mask.bool()
+
 
 def keeping(
     module: nn.Module,

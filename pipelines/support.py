@@ -1,0 +1,86 @@
+"""Which architectures can be guided with the transformers that is installed: proved each time, on a tiny model of each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from guidance.errors import GuideError
+from guidance.installation import install
+from guidance.plan import Plan
+from guidance.sites import FAMILIES, Family
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 16,
+    "hidden_size": 8,
+    "embedding_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": 16,
+    **dict.fromkeys(("hidden_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers", "decoder_attention_heads"), 2),
+    "d_kv": 4,
+    **dict.fromkeys(("bos_token_id", "cls_token_id", "decoder_start_token_id"), 0),
+    "pad_token_id": 1,
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+}
+"""Two layers of two heads, under every name that an architecture has for them."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """One row of the table.
+
+    Attributes:
+        family: what people call it.
+        model: the class of the model on which it was proved, or of the configuration where there is none.
+        attention: the class of its attention modules.
+        heads: where heads can be guided, as ``encoder self``, ``decoder self`` and ``decoder cross``.
+        reason: why not, or None.
+    """
+
+    family: str
+    model: str
+    attention: str
+    heads: tuple[str, ...]
+    reason: str | None = None
+
+    @property
+    def supported(self) -> bool:
+        """Whether guidance was seen to reach every head."""
+        return self.reason is None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "supported": self.supported}
+
+
+def examine() -> list[Support]:
+    """A row for each architecture that we know, in the order of `FAMILIES`."""
+    with torch.random.fork_rng(devices=[]):
+        return [_examine(name, family) for name, family in FAMILIES.items()]
+
+
+def _examine(name: str, family: Family) -> Support:
+    what = name
+    try:
+        model = tiny_model(name)
+        what = type(model).__name__
+        handle = install(model, Plan())
+        kinds = {f"{site.stack} {site.attention}": None for sites in handle.sites.values() for site in sites}
+        handle.remove()
+    except Exception as error:  # another version of transformers may fail in any way, and the others still count
+        reason = error.message if isinstance(error, GuideError) else f"{type(error).__name__}: {error}"
+        return Support(family.label, what, family.attention, (), reason.splitlines()[0])
+    return Support(family.label, what, family.attention, tuple(kinds))
+
+
+def tiny_model(name: str) -> PreTrainedModel:
+    """A random model of two layers, by the name of its folder in transformers."""
+    config = AutoConfig.for_model(name.replace("_", "-"), **_TINY)
+    auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForMaskedLM
+    model: PreTrainedModel = auto.from_config(config)
+    return model.eval()

@@ -119,6 +119,8 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
     """The heads that a guide selects, by site, and its weight."""
     mine = {s.layer: s for s in sites if (s.stack, s.attention) == (guide.stack, guide.attention)}
     if not mine:
+        if guide.optional:
+            return {}, 1.0
         raise PlanError(f"the model has no {guide.stack} {guide.attention}-attention")
     layers = select(guide.layers, len(mine), "layer")
     weight = guide.weight_for(len(mine))

@@ -118,6 +118,10 @@ class Guidance:
         return torch.stack(terms).sum() if terms else torch.zeros((), device=self._device)
 
     @property
+    def _num_examples(self) -> Tensor:
+        return (next(iter(self.tokens.values())).lengths_B > 0).sum()
+
+    @property
     def _device(self) -> torch.device:
         return next(iter(self.tokens.values())).ids_BT.device
 
@@ -157,12 +161,15 @@ class Guidance:
         Raises:
             GuidanceHadNoEffect: the second pass has not been made.
         """
-        total = torch.zeros((), device=self._device)
-        for (number, site), attack in self._made_attacks():
+        return self.penalties_B().sum() / self._num_examples.clamp(min=1)
+
+    def penalties_B(self) -> Tensor:
+        """The penalty of each example, (B,), with its weight."""
+        total = torch.zeros(len(next(iter(self.tokens.values())).ids_BT), device=self._device)
+        for (number, _), attack in self._made_attacks():
             how = self.handle.plan.guides[number].how
             if not isinstance(how, RandomMask):
-                examples = (self.tokens[site.stack].lengths_B > 0).sum().clamp(min=1)
-                total = total + how.penalty * how.penalties_B(attack).sum() / examples
+                total = total + how.penalty * how.penalties_B(attack)
         return total
 
     def masking_proportions(self) -> dict[Site, float]:

@@ -305,7 +305,7 @@ class Handle:
             and kwargs.get("labels") is not None
             and self._guides("decoder")
         ):
-            decoder_ids = self.model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
+            decoder_ids = self.model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])  # type: ignore[operator]
         if ids is None and decoder_ids is None:
             raise InputError(
                 "this model's plan shapes its outputs, and there are no input_ids to make its guidance from",

@@ -69,7 +69,7 @@ class Guide:
         reference_length: the sequence length to which the weight belongs.  The default reduction of ``attention_loss``
             is a mean over n x n entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
         schedule, hold_steps: how the weight moves during training; see `SCHEDULES`.
-        optional: the row may select no head (small models have fewer).
+        optional: the row may select no head (small models have fewer, encoders have no decoder).
         enabled: false leaves the row out, as a weight of 0 does.
         name: how logs call it; the pattern's name by default.
         options: further keys, for the pattern and the mechanism.
@@ -208,6 +208,14 @@ class Plan:
     def shapes_outputs(self) -> bool:
         """It matters at inference: a model that was trained with it is another one without it."""
         return self.pal is not None or any(g.enabled and not g.acts.is_loss for g in self.guides)
+
+    def needs(self) -> dict[str, str]:
+        """The features that its guides read besides ids and padding, each with the label of a guide that does."""
+        return {
+            need: label
+            for label, guide in zip(self.labels, self.guides, strict=True)
+            for need in (guide.wish.needs if guide.wish and guide.enabled else ())
+        }
 
     @classmethod
     def parse(cls, text: str, *, source: str = "plan") -> Plan:

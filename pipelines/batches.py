@@ -20,15 +20,20 @@ from pipelines.manifest import ArtifactDamaged
 class Examples:
     """The sequences of one split: all ids in one array, with the bounds of each sequence.
 
-    Two bytes a token for vocabularies below 65,536, else four.
+    Two bytes a token for vocabularies below 65,536, else four; eight more with ``places``, (tokens, 2): document and
+    sentence, negative at special tokens.
     """
 
     ids: np.ndarray
     bounds: np.ndarray
+    places: np.ndarray | None = None
 
     @classmethod
-    def read(cls, artifact: Artifact, split: str, vocab_size: int) -> Examples:
+    def read(cls, artifact: Artifact, split: str, vocab_size: int, *, places: bool = False) -> Examples:
         """The ``id`` column of a split of a sequences artifact; no sequences if the split has no file.
+
+        Args:
+            places: read document and sentence of each token too, for `segments`.
 
         Raises:
             ArtifactDamaged: the file is no table; or the column is missing, of another type, has nulls or empty lists, or an id outside the
@@ -38,7 +43,8 @@ class Examples:
         name = f"{split}.parquet"
         if name not in artifact.files:
             return cls(np.zeros(0, dtype), np.zeros(1, np.int64))
-        ids, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.int64)]
+        ids, lengths, found_places = [np.zeros(0, dtype)], [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int32)]
+        wanted = ["id", "document", "sentence"] if places else ["id"]
         with artifact.open(name) as file:
             try:
                 table = open_parquet(file)
@@ -47,8 +53,8 @@ class Examples:
                     raise ArtifactDamaged(
                         f"{artifact.path / name}: column id is {' and '.join(map(str, found)) or 'missing'}, not list<int32>"
                     )
-                for batch in table.iter_batches(columns=["id"]):
-                    column = batch.column(0)
+                for batch in table.iter_batches(columns=wanted):
+                    column = batch.column("id")
                     values = column.flatten()
                     sizes = np.diff(column.offsets.to_numpy())
                     if column.null_count or values.null_count or (sizes == 0).any():
@@ -60,15 +66,29 @@ class Examples:
                         )
                     ids.append(row_ids.astype(dtype))
                     lengths.append(sizes)
-            except pa.ArrowException as error:
+                    if places:
+                        pair = [batch.column(n).flatten().to_numpy() for n in wanted[1:]]
+                        found_places.append(np.stack(pair, axis=1).astype(np.int32))
+            except (pa.ArrowException, KeyError, ValueError) as error:
                 raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
-        return cls(np.concatenate(ids), np.concatenate([[0], np.cumsum(np.concatenate(lengths))]))
+        bounds = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        return cls(np.concatenate(ids), bounds, np.concatenate(found_places) if places else None)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.ids[self.bounds[index] : self.bounds[index + 1]].astype(np.int64)
+
+    def segments(self, index: int) -> np.ndarray:
+        """The number of its sentence, from 0, for each token of a sequence; special tokens go with the sentence before
+        them, the first one with the one after it."""
+        assert self.places is not None
+        places = self.places[self.bounds[index] : self.bounds[index + 1]]
+        ordinary = places[:, 0] >= 0
+        before = np.maximum.accumulate(np.where(ordinary, np.arange(len(places)), 0))
+        filled = places[np.maximum(before, ordinary.argmax())]
+        return np.concatenate([[0], np.cumsum((filled[1:] != filled[:-1]).any(1))])
 
 
 class Order:

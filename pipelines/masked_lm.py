@@ -10,8 +10,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from guidance.errors import GuidanceHadNoEffect
+from guidance.forward import Guidance
 from guidance.installation import install
-from guidance.objectives.masked_lm import Masker, masked_lm_loss, num_chosen
+from guidance.mechanisms.adversary import divergence
+from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
 from guidance.plan import Plan
 from pipelines.batches import Examples, pad
 
@@ -27,6 +29,7 @@ class MaskedBatch:
 
     seen: list[np.ndarray]
     labels: list[np.ndarray]
+    segments: list[np.ndarray] | None = None
 
     @property
     def length(self) -> int:
@@ -47,6 +50,7 @@ class MaskedLM:
         seed: int,
         probability: float,
         valid_limit: int,
+        tables: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.train_split, self.valid_split, self.seed = model, train, valid, seed
         self.pad_id = tokenizer.pad_token_id
@@ -54,7 +58,8 @@ class MaskedLM:
         self.num_valid = min(len(valid), valid_limit) if valid_limit else len(valid)
         self.num_examples = len(train)
         self.total_steps = 1
-        self.handle = install(model, plan, tokenizer)
+        self.handle = install(model, plan, tokenizer, tables=tables)
+        self.wants_segments = "segment" in plan.needs()
         self._earlier: dict[str, float] = {}
 
     def prepare(self, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
@@ -62,30 +67,40 @@ class MaskedLM:
 
     def _masked(self, split: Examples, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
         pairs = [self.masker(split[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
-        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs])
+        segments = [split.segments(i) for _, i in examples] if self.wants_segments else None
+        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], segments)
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
-        examples = float(sum(len(row) > 0 for row in batch.seen))
+        examples, chosen = float(sum(len(row) > 0 for row in batch.seen)), float(num_chosen(batch.labels))
+        attacks = {"adversary/tokens": chosen, "adversary/sentence": examples, "adversary/penalty": examples}
         return {
-            "mlm": float(num_chosen(batch.labels)),
+            "mlm": chosen,
             **dict.fromkeys(self._guides(), examples),
+            **(attacks if self.handle.attacks else {}),
             "tokens": float(sum(len(row) for row in batch.seen)),
         }
 
     def losses(self, model: nn.Module, batch: MaskedBatch) -> dict[str, Tensor]:
-        ids_BT, mask_BT, labels_BT = self._tensors(batch)
-        guidance = self.handle.guide(ids_BT, mask_BT) if self.handle.work else None
-        extra = {"guidance": guidance} if guidance else {}
-        logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT, **extra).logits
-        losses = {"mlm": masked_lm_loss(logits_BTV, labels_BT)}
-        if guidance:
-            for label, loss_B in guidance.per_example().items():
-                losses[f"guidance/{label}"] = (guidance.weights_B(label) * loss_B).sum()
+        inputs, labels_BT, guidance = self._tensors(batch)
+        attacked = bool(self.handle.attacks)
+        extra: dict[str, Any] = {"guidance": guidance} if self.handle.work else {}
+        clean = model(**inputs, **extra, output_hidden_states=attacked)
+        losses = {"mlm": masked_lm_loss(clean.logits, labels_BT)}
+        for label, loss_B in guidance.per_example().items():
+            losses[f"guidance/{label}"] = (guidance.weights_B(label) * loss_B).sum()
+        if attacked:
+            attack = guidance.attack()
+            other = model(**inputs, guidance=attack, output_hidden_states=True)
+            losses |= attack_losses(clean, other, labels_BT) | {"adversary/penalty": attack.penalties_B().sum()}
         return losses
 
     def weights(self, step: int) -> dict[str, float]:
         alphas = self.handle.alphas(step, self.total_steps)
-        return {"mlm": 1.0, **{f"guidance/{label}": alpha for label, alpha in alphas.items()}}
+        weights = {"mlm": 1.0, **{f"guidance/{label}": alpha for label, alpha in alphas.items()}}
+        if self.handle.attacks:
+            alpha = self.handle.attack_alpha(step, self.total_steps)
+            weights |= {"adversary/tokens": alpha, "adversary/sentence": alpha, "adversary/penalty": 1.0}
+        return weights
 
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         if not self.num_valid:
@@ -94,8 +109,9 @@ class MaskedLM:
         mine = range(rank, self.num_valid, world)
         for start in range(0, len(mine), VALID_BATCH):
             batch = self._masked(self.valid_split, [(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]])
-            ids_BT, mask_BT, labels_BT = self._tensors(batch)
-            total += masked_lm_loss(model(input_ids=ids_BT, attention_mask=mask_BT).logits, labels_BT).item()
+            inputs, labels_BT, guidance = self._tensors(batch)
+            extra: dict[str, Any] = {"guidance": guidance} if self.handle.plan.shapes_outputs else {}
+            total += masked_lm_loss(model(**inputs, **extra).logits, labels_BT).item()
             count += num_chosen(batch.labels)
         return {"mlm": (total, count)}
 
@@ -113,11 +129,31 @@ class MaskedLM:
     def _guides(self) -> list[str]:
         return [f"guidance/{label}" for label in self.handle.alphas(0, self.total_steps)]
 
-    def _tensors(self, batch: MaskedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _tensors(self, batch: MaskedBatch) -> tuple[dict[str, Tensor], Tensor, Guidance]:
+        """What the model reads, the labels, and the guidance."""
         device = next(self.model.parameters()).device
         ids_BT = pad(batch.seen, self.pad_id, batch.length, device)
         mask_BT = pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device)
-        return ids_BT, mask_BT, pad(batch.labels, -100, batch.length, device)
+        columns: dict[str, Any] = {"segment": pad(batch.segments, -1, batch.length, device)} if batch.segments else {}
+        labels_BT = pad(batch.labels, IGNORED, batch.length, device)
+        return (
+            {"input_ids": ids_BT, "attention_mask": mask_BT},
+            labels_BT,
+            self.handle.guide(ids_BT, mask_BT, **columns),
+        )
+
+
+def attack_losses(clean: Any, attacked: Any, labels_BT: Tensor) -> dict[str, Tensor]:
+    """How far an attack moves the model: summed over the tokens that are predicted, and over the first states of the
+    examples, read as distributions over hidden units (Wu et al. 2023, equation 10)."""
+    chosen_BT = labels_BT != IGNORED
+    tokens = divergence(clean.logits[chosen_BT], attacked.logits[chosen_BT])
+    first, other = (output.hidden_states[-1][:, 0] for output in (clean, attacked))
+    sentence = divergence(first, other)
+    return {
+        "adversary/tokens": tokens * chosen_BT.sum() if chosen_BT.any() else attacked.logits.sum() * 0,
+        "adversary/sentence": sentence * len(first),
+    }
 
 
 def check_matches(tallies: Mapping[str, float]) -> None:

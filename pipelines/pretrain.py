@@ -115,8 +115,8 @@ def run(
     if resume and force:
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     plan = Plan.load(config.plan) if config.plan else Plan()
-    if config.plan and not plan.guides:
-        raise PlanError(f"{config.plan}: there is no guide in this plan", hint="leave --plan out for a plain model")
+    if config.plan:
+        _check_plan(plan, config.plan)
     with store.load(sequences, kind="sequences") as data:
         inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps())}
         if config.init:
@@ -144,6 +144,29 @@ def run(
             told.send(go=False)
         _remove_unfinished(store, recipe, partial)
         return result
+
+
+def _check_plan(plan: Plan, source: str) -> None:
+    """Raises PlanError when something in a plan cannot work in this objective."""
+    from guidance.features import FEATURES, Vocabulary
+
+    if not plan.guides and plan.pal is None:
+        raise PlanError(f"{source}: there is no guide in this plan", hint="leave --plan out for a plain model")
+    for number, guide in enumerate(plan.guides, 1):
+        where = f"{source}, guide {number} ({guide.label})"
+        if guide.part != "model":
+            raise PlanError(f"{where} is for a {guide.part}, and masked language modelling trains one model")
+        if guide.acts.place == "scores":
+            raise PlanError(
+                f"{where}: {guide.mechanism} acts where a generator mis-predicts, and masked language modelling has none"
+            )
+    missing = {need: label for need, label in plan.needs().items() if need not in (*Vocabulary.FEATURES, "segment")}
+    if missing:
+        need, label = next(iter(missing.items()))
+        raise PlanError(
+            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})",
+            hint=FEATURES[need].source,
+        )
 
 
 def _remove_unfinished(store: Store, recipe: str, partial: Path) -> None:
@@ -281,9 +304,10 @@ class _Prepared:
 
         data = inputs["sequences"]
         tokenizer = read_tokenizer(data)
-        train_split = Examples.read(data, "train", len(tokenizer))
-        valid = Examples.read(data, "valid", len(tokenizer))
         plan = Plan.parse(inputs["plan"].text)
+        places = "segment" in plan.needs()
+        train_split = Examples.read(data, "train", len(tokenizer), places=places)
+        valid = Examples.read(data, "valid", len(tokenizer), places=places)
         model = build_model(
             config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"), seed=config.seed
         )
@@ -325,13 +349,16 @@ def _init_input(reference: str, store: Store) -> Any:
 
 def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     import pyarrow as pa
+    import safetensors.torch
 
-    from guidance.checkpoint import model_files
+    from guidance.checkpoint import model_files, weight_files
     from pipelines.checkpoints import Checkpoints
 
     data, out = run.inputs["sequences"], run.out
+    model = prepared.objective.model
+    files = model_files(model, prepared.plan)
+    parameters = sum(p.numel() for p in model.parameters())
     prepared.objective.handle.remove()
-    files = model_files(prepared.objective.model, prepared.plan)
     tokenizer = {
         name.removeprefix("tokenizer/"): data.read(name) for name in data.files if name.startswith("tokenizer/")
     }
@@ -342,7 +369,9 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     if (best := checkpoints.newest("best")) is not None:
         kept["best"] = best
     for folder, artifact in kept.items():
-        out.write(f"{folder}/model.safetensors", artifact.read("model.safetensors"))
+        tensors = safetensors.torch.load(artifact.read("model.safetensors"))
+        for name, content in weight_files(tensors, prepared.plan).items():
+            out.write(f"{folder}/{name}", content)
         for name in ("config.json", "plan.toml", *tokenizer):
             out.write(f"{folder}/{name}", {**tokenizer, **files}[name])
     out.write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in outcome.rows).encode())
@@ -355,7 +384,7 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     last = outcome.rows[-1]
     out.counts |= {
         "steps": prepared.steps,
-        "parameters": sum(p.numel() for p in prepared.objective.model.parameters()),
+        "parameters": parameters,
         "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/"))},
         "best_step": outcome.best_step,
         "best_valid_loss": outcome.best_loss,

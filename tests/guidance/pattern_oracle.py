@@ -316,6 +316,7 @@ SPECS: tuple[Any, ...] = (
     {"name": "conflict", "constant": 0.875},
     {"or": ["next", "previous"]},
     {"or": ["first", "delimiter", "marked"]},
+    {"or": ["first", "self"]},
     {"and": ["same_segment", {"name": "window", "size": 5}]},
     {"and": ["delimiter", {"not": "first"}]},
     {"not": "same_segment"},

@@ -418,6 +418,9 @@ def test_rare_words_are_chosen_in_each_segment() -> None:
     both = Tokens(batch.ids_BT, batch.valid_BT, {**batch.columns, "segment": segment})
     # "man" comes after "old", which is as rare
     assert seen("rare", both)[0] == [3, 4, 7, 8]
+    # words of no segment are not ranked
+    outside = Tokens(both.ids_BT, both.valid_BT, {**both.columns, "segment": segment.where(segment == 1, -1)})
+    assert seen("rare", outside)[0] == [7, 8]
 
 
 def test_words_near_each_other_count_words_not_pieces() -> None:
@@ -429,6 +432,15 @@ def test_words_near_each_other_count_words_not_pieces() -> None:
         6: [5, 6, 7],
         7: [6, 7],
     }
+
+
+def test_an_only_delimiter_stands_before_or_after_the_words_as_it_does_in_the_text() -> None:
+    batch = parsed(*CAKE[:3])
+    for place, expected in ((0, {0: [0, 1], 3: [2, 3], 4: [4]}), (4, {0: [0], 1: [1, 2], 4: [3, 4]})):
+        delimiter = torch.arange(5)[None] == place
+        only = Tokens(batch.ids_BT, batch.valid_BT, {**batch.columns, "delimiter": delimiter})
+        rows = seen({"name": "window", "words": True}, only)
+        assert {query: rows[query] for query in expected} == expected
 
 
 @pytest.mark.parametrize(

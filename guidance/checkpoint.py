@@ -17,6 +17,7 @@ import copy
 import json
 import logging
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -366,7 +367,7 @@ def _open(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedModel, b
     config, given = _read_configuration(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = next((name for name in _PICKLED if (folder / name).exists()), None)
-        convert = f"guide convert {folder} {folder.resolve().name}-safetensors"
+        convert = shlex.join(["guide", "convert", str(folder), f"{folder.resolve().name}-safetensors"])
         raise InputError(
             f"{folder}: no safetensors" + (f", only {pickled}, which could run code" if pickled else ""),
             hint=convert if pickled and pickled.startswith("pytorch") else "save it from transformers as safetensors",

@@ -295,8 +295,9 @@ def same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
         assert tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]), name
 
 
-@every_plan
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    ("kind", "family"), [*((kind, "bert") for kind in PLANS), ("pal", "roberta"), ("gate", "modernbert")]
+)
 def test_a_guided_model_comes_back_as_it_was(kind: str, family: str, tmp_path: Path) -> None:
     handle = installed(family, PLANS[kind])
     expected = handle.model(**batch()).logits

@@ -1,0 +1,37 @@
+"""``guide convert``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.options import Session, command
+from cli.output import escape, say, say_json
+
+
+@command(
+    "convert",
+    group="Train",
+    examples=["guide convert ./old-bert ./old-bert-safetensors", "M=$(guide convert ./old-bert ./new-bert)"],
+)
+def convert_command(
+    session: Session,
+    folder: Annotated[Path, typer.Argument(help="A model folder with pytorch_model.bin.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.", show_default=False)],
+) -> None:
+    """Copy a model folder, with safetensors in the place of pickled weights.
+
+    The pickle is read by a process of its own that takes tensors and refuses everything else.
+    """
+    from pipelines.convert import convert
+
+    done = convert(folder, out)
+    if session.json:
+        say_json({"schema": 1, "path": os.fspath(done.path), "tensors": done.tensors, "numbers": done.numbers})
+        return
+    session.tell(f"done: {done.tensors:,} tensors, {done.numbers:,} numbers")
+    session.tell(f"next: guide pretrain SEQUENCES --init {escape(done.path)}")
+    say(escape(done.path))

@@ -24,9 +24,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, architecture: str) -> str:
     last = outcome.rows[-1]
     losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in last.items() if k.startswith(("loss/", "valid/")))
     guided = (
-        f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
-        if plan.guides
-        else "No head was guided."
+        f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```" if plan else "No head was guided."
     )
     return f"""---
 library_name: transformers
@@ -58,6 +56,10 @@ Every step is in `metrics.parquet`. `best/` holds the weights of the lowest vali
 
 ## How to open it
 
+{_opening(plan)}"""
+
+
+_ORDINARY = """\
 ```python
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -65,8 +67,30 @@ model = AutoModelForMaskedLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
-Attention guidance works through the loss alone: the model needs no further code.
 """
+_GUIDED = """\
+**This model needs its plan.** The plan shapes what heads compute, at inference too; opened without it, this is another model
+than the one that was trained and measured (transformers then reports a tensor named `open_with.guidance_load…`). With the
+package `attention-guide`:
+
+```python
+import guidance
+
+model, handle = guidance.load("FOLDER")
+```
+
+The model makes its own guidance from `input_ids`; features that do not follow from them go to `handle.guide(...)`, whose
+answer the model takes as `guidance=`.
+"""
+
+
+def _opening(plan: Plan) -> str:
+    """How to open a model that was trained with a plan, and what happens without it."""
+    if plan.shapes_outputs:
+        return _GUIDED
+    if plan:
+        return _ORDINARY + "The plan worked through the loss alone: the model needs no further code.\n"
+    return _ORDINARY
 
 
 def _line(text: object) -> str:

@@ -212,8 +212,11 @@ def _parse(text: str, parser: str) -> _Words:
 
 
 def _word_at(start: int, end: int, text: str, words: Sequence[tuple[int, int]]) -> int:
-    """The word of a piece: the first that reaches beyond the piece's first letter; -1 where it has none."""
+    """The word of a piece: the first that reaches beyond the piece's first letter, or, where the piece is white space
+    alone, as the mark of a word's beginning may be, the one that begins there; -1 for none."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
+    if start == end:
+        return next((place for place, (first, _) in enumerate(words) if first == end), -1)
     return next((place for place, (first, last) in enumerate(words) if first < end and last > start), -1)
 
 

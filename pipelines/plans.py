@@ -24,7 +24,7 @@ Reach = dict[int, dict["Site", tuple[int, ...]]]
 """For each guide, by its number from 0: the heads that it acts on, by site."""
 
 _SIZE_LIMIT = 16 << 20
-_SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,4})x(\d{1,4})")
+_SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,3})x(\d{1,3})")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
 _WIDTHS = ("hidden_size", "dim", "d_model")

@@ -49,13 +49,15 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("make ")])
-def test_command_of_the_readme_runs_and_prints_one_reference(command: str, place: Path) -> None:
+def test_command_of_the_readme_runs_and_prints_its_result(command: str, place: Path) -> None:
     done = run(command, place, GUIDE_STEPS="3", GUIDE_BATCH_SIZE="4")
     assert done.returncode == 0, done.stderr
     if "build-" in command or "pretrain" in command:
         assert re.fullmatch(r"[a-z]+/[0-9a-f]{16}\n", done.stdout), done.stdout
-    else:
+    elif re.match("guide (ls|lineage)", command):
         assert "model" in done.stdout
+    elif ">" not in command:
+        assert done.stdout
 
 
 def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(place: Path) -> None:

@@ -94,10 +94,21 @@ def table(rows: list[list[int] | None]) -> pa.Table:
     return pa.table({"id": pa.array(rows, IDS)})
 
 
+def with_places(rows: list[list[int]]) -> pa.Table:
+    """Ids with document and sentence: each row is a document, each four tokens of it a sentence."""
+    documents = [[-1, *[n] * (len(row) - 2), -1] for n, row in enumerate(rows)]
+    sentences = [[-1, *(place // 4 for place in range(len(row) - 2)), -1] for row in rows]
+    return (
+        table(rows)
+        .append_column("document", pa.array(documents, IDS))
+        .append_column("sentence", pa.array(sentences, IDS))
+    )
+
+
 def sequences(store: Store, *, train: int = 40, valid: int = 8, length: int = 16, **options: Any) -> Artifact:
     """A sequences artifact with the columns that training reads."""
     numbers = {"train": train, "valid": valid}
-    tables = {s: table(rows_of_ids(n, length, s == "valid")) for s, n in numbers.items() if n}
+    tables = {s: with_places(rows_of_ids(n, length, s == "valid")) for s, n in numbers.items() if n}
     return write_sequences(store, tables, max_length=length, **options)
 
 

@@ -1,0 +1,121 @@
+"""Which plans pre-training takes, and what comes out of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import guidance
+from guidance.errors import InputError, PlanError
+from pipelines.batches import Examples
+from pipelines.store import Store
+from tests import trainings
+from tests.trainings import one_thread  # noqa: F401
+
+PLANS = {
+    "mask": '[[guide]]\npattern = "window"\nmechanism = "mask"\nheads = [0]',
+    "segments": '[[guide]]\npattern = "same_segment"\nmechanism = "mask"\nheads = [0]',
+    "bias": '[[guide]]\npattern = "matching_token"\nmechanism = "bias"\nheads = [1]',
+    "fix": '[[guide]]\npattern = "previous"\nmechanism = "fix"',
+    "gaussian": '[[guide]]\nmechanism = "gaussian"\nheads = [0]',
+    "off": '[[guide]]\nmechanism = "off"\nheads = [1]\nlayers = [0]',
+    "gate": '[[guide]]\nmechanism = "gate"',
+    "pal": '[pal]\nwidth = 8\nheads = 2\n\n[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]',
+    "adversary": '[[guide]]\nmechanism = "adversary"\ntau = 0.1',
+    "random": '[[guide]]\nmechanism = "random_mask"',
+    "loss": '[[guide]]\npattern = { or = ["next", "previous"] }\nmechanism = "attention_loss"\nheads = [0]',
+}
+SHAPING = {"mask", "segments", "bias", "fix", "gaussian", "off", "gate", "pal"}
+EXTRA = {"gate", "pal", "adversary"}
+
+
+def write(tmp_path: Path, text: str) -> str:
+    (tmp_path / "plan.toml").write_text(text + "\n")
+    return str(tmp_path / "plan.toml")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_trains_and_its_model_comes_back_as_it_was(name: str, store: Store, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    data = trainings.sequences(store)
+    result = trainings.train(store, data, plan=write(tmp_path, PLANS[name]), steps=4)
+    folder = result.artifact.path
+    rows = [json.loads(line) for line in result.artifact.read("metrics.jsonl").splitlines()]
+    parts = {key.removeprefix("loss/") for key in rows[0] if key.startswith("loss/")} - {"total", "mlm"}
+    if name in ("adversary", "random"):
+        assert parts == {"adversary/tokens", "adversary/sentence", "adversary/penalty"}
+        assert all(row["loss/adversary/tokens"] > 0 for row in rows)
+        assert (rows[0]["loss/adversary/penalty"] > 0) == (name == "adversary")
+    else:
+        assert parts == ({"guidance/next or previous"} if name == "loss" else set())
+    assert ("guidance.safetensors" in result.artifact.files) == (name in EXTRA)
+    model, handle = guidance.load(folder)
+    assert handle.plan.shapes_outputs == (name in SHAPING)
+    plain = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    ids = torch.tensor([[0, 7, 8, 9, 20, 21, 7, 2]])
+    segments = {"segment": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])} if name == "segments" else {}
+    with torch.no_grad():
+        ours = model.eval()(ids, guidance=handle.guide(ids, **segments)).logits
+        assert torch.equal(ours, plain(ids).logits) == (name not in SHAPING)
+
+
+def test_validation_sees_the_plan_too(store: Store, tmp_path: Path) -> None:
+    data = trainings.sequences(store)
+    losses = [
+        trainings.train(store, data, plan=plan, steps=1).artifact.counts["final"]["valid/mlm"]
+        for plan in (write(tmp_path, PLANS["segments"]), "")
+    ]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("preset:mcmisp", r"preset:mcmisp, guide 1 \(conflict\) is for a discriminator"),
+        ("preset:mcmisp-bert", r"guide 1 \(conflict\): logit_loss acts where a generator mis-predicts"),
+        ("preset:roles", r"it needs the features word, idf, head, relation \(guide 'rare' needs word\)"),
+        ('[[guide]]\npattern = "first"\nmechanism = "bias"\nstack = "decoder"', "has no decoder self-attention"),
+        ('[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]', "about added heads"),
+        ('[[guide]]\nmechanism = "random_mask"\nkind = "scheduled"', "needs the table masking_proportion"),
+    ],
+)
+def test_what_makes_no_sense_there_is_refused_with_the_reason(
+    plan: str, message: str, store: Store, tmp_path: Path
+) -> None:
+    data = trainings.sequences(store)
+    with pytest.raises(InputError, match=message):
+        trainings.train(store, data, plan=plan if plan.startswith("preset:") else write(tmp_path, plan))
+    assert not list(store.unfinished())
+
+
+def test_a_missing_feature_names_the_command_that_builds_it(store: Store) -> None:
+    with pytest.raises(PlanError) as raised:
+        trainings.train(store, trainings.sequences(store), plan="preset:roles")
+    assert "guide build-masks" in str(raised.value.hint)
+
+
+def test_an_adversary_weakens_the_model_and_resumes_bit_for_bit(store: Store, tmp_path: Path) -> None:
+    data = trainings.sequences(store)
+    whole = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6).artifact
+    again = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6, force=True).artifact
+    for name in ("model.safetensors", "guidance.safetensors"):
+        assert whole.read(name) == again.read(name)
+
+
+def test_segments_are_numbered_within_a_sequence_and_special_tokens_go_with_the_text_before_them() -> None:
+    places = np.array(
+        # [CLS] a a [SEP] b b [SEP] | [CLS] b c [SEP]: documents and sentences, -1 at special tokens
+        [(-1, -1), (0, 0), (0, 0), (-1, -1), (1, 0), (1, 0), (-1, -1), (-1, -1), (1, 0), (1, 1), (-1, -1)],
+        np.int32,
+    )
+    examples = Examples(np.zeros(11, np.uint16), np.array([0, 7, 11]), places)
+    assert examples.segments(0).tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert examples.segments(1).tolist() == [0, 0, 1, 1]
+    alone = Examples(np.zeros(2, np.uint16), np.array([0, 2]), np.full((2, 2), -1, np.int32))
+    assert alone.segments(0).tolist() == [0, 0]

@@ -103,7 +103,7 @@ class Guidance:
         for label in self.handle.alphas(0, 1):
             number = self.handle.plan.labels.index(label)
             guide = self.handle.plan.guides[number]
-            rows = self._cache.get(("rows", number))
+            rows = next((rows for key, rows in self._cache.items() if key[:2] == ("rows", number)), None)
             found[label] = rows.count_B.sum() if rows else (self.tokens[guide.stack].lengths_B > 0).sum()
         return found
 
@@ -265,7 +265,7 @@ class Guidance:
 
     def rows(self, number: int, site: Site, room: Room) -> Rows:
         """The mis-predicted rows of the batch."""
-        key = ("rows", number)
+        key = ("rows", number, id(room))
         if key not in self._cache:
             how = self.handle.plan.guides[number].how
             self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.adapters import GuidedDebertaAttention, adapt
+from guidance.adapters import adapt, switch
 from guidance.attention import NAME, guided_attention
 from guidance.canary import evaluating, send, used_parameters
 from guidance.compilation import compile_plan
@@ -200,30 +200,28 @@ class Handle:
 
     def install(self) -> None:
         """Make the model follow the plan; see `install`."""
-        previous = str(getattr(self.model.config, "_attn_implementation", None) or "sdpa")
         try:
             self._undo.append(adapt(self.model, guided_attention))
-            if not all(isinstance(module, GuidedDebertaAttention) for module in self.sites):
-                self.model.set_attn_implementation(NAME)
-            self._undo.append(partial(self._restore, previous))
+            self._undo.append(switch(self.model, NAME))
             for module, sites in self.sites.items():
-                module.guide_sites = sites  # type: ignore[assignment]
+                self._mark(module, sites)
             send(self.model, self.sites)
             self._add_heads()
             self._add_parameters()
             self._freeze()
             self._require()
+            installed = self.model.__dict__.setdefault("guide_handles", [])
+            installed.append(self)
+            self._undo.append(installed.pop)
         except Exception:
             self.remove()
             raise
 
-    def _restore(self, previous: str) -> None:
+    def _mark(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
         # another plan that was installed before this one still needs its sites
-        if previous != NAME:
-            for module in self.sites:
-                module.__dict__.pop("guide_sites", None)
-            if self.model.config._attn_implementation == NAME:
-                self.model.set_attn_implementation(previous)
+        if "guide_sites" not in module.__dict__:
+            module.guide_sites = sites  # type: ignore[assignment]
+            self._undo.append(partial(module.__dict__.pop, "guide_sites", None))
 
     def _add_heads(self) -> None:
         """Extra heads, as the plan's ``[pal]`` says."""
@@ -324,7 +322,14 @@ class Handle:
         self._undo.append(hook.remove)
 
     def remove(self) -> None:
-        """Give the model its own attention back, and take away what the plan added."""
+        """Give the model its own attention back, and take away what the plan added.
+
+        Raises:
+            InputError: another plan was installed after this one.
+        """
+        installed = self.model.__dict__.get("guide_handles", [])
+        if self in installed and installed[-1] is not self:
+            raise InputError("another plan was installed after this one", hint="remove that one first")
         while self._undo:
             self._undo.pop()()
 

@@ -211,11 +211,11 @@ class Plan:
 
     def needs(self) -> dict[str, str]:
         """The features that its guides read besides ids and padding, each with the label of a guide that does."""
-        return {
-            need: label
-            for label, guide in zip(self.labels, self.guides, strict=True)
-            for need in (guide.wish.needs if guide.wish and guide.enabled else ())
-        }
+        found: dict[str, str] = {}
+        for label, guide in zip(self.labels, self.guides, strict=True):
+            for need in guide.wish.needs if guide.wish and guide.enabled else ():
+                found.setdefault(need, label)
+        return found
 
     @classmethod
     def parse(cls, text: str, *, source: str = "plan") -> Plan:

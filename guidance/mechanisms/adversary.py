@@ -15,6 +15,7 @@ there would be no gradient at all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -100,7 +101,8 @@ class AdversaryWeights(nn.Module):
     def __init__(self, options: Adversary, num_heads: int, width: int) -> None:
         super().__init__()
         self.num_maps = num_heads if options.per_head else 1
-        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.head_size = max(1, width // self.num_maps)  # of 3 heads of 16 each has 5
+        self.query, self.key = (nn.Linear(width, self.num_maps * self.head_size) for _ in range(2))
         for linear in (self.query, self.key):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.constant_(linear.bias, options.init_bias)
@@ -108,9 +110,10 @@ class AdversaryWeights(nn.Module):
     def forward(self, states_BTd: Tensor) -> Tensor:
         """The units before the threshold, (B, 1 or heads, Q, K)."""
         query, key = (
-            linear(states_BTd).unflatten(-1, (self.num_maps, -1)).transpose(1, 2) for linear in (self.query, self.key)
+            linear(states_BTd).unflatten(-1, (self.num_maps, self.head_size)).transpose(1, 2)
+            for linear in (self.query, self.key)
         )
-        return (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        return (query * self.head_size**-0.5) @ key.transpose(-1, -2)
 
 
 class ReversedThreshold(torch.autograd.Function):
@@ -150,8 +153,9 @@ class RandomMask:
         order = order.masked_fill(~allowed_B1QK, -torch.inf)
         if self.kind == "magnitude":
             rank = order.argsort(-1, descending=True).argsort(-1)
-            sizes = allowed_B1QK.sum(-1, keepdim=True)
-            off = rank < (proportion * sizes).floor().clamp(max=sizes - 1)
+            # of rows of 0, 1, 2 ... keys; the sum keeps 0.29 of 100 at 29
+            shares = [min(math.floor(proportion * n + 1e-9), max(n - 1, 0)) for n in range(order.shape[-1] + 1)]
+            off = rank < torch.tensor(shares, device=order.device)[allowed_B1QK.sum(-1, keepdim=True)]
         else:
             # uniform numbers, so the highest of a row is as good a unit to keep as any
             off = (order < proportion) & (order < order.amax(-1, keepdim=True))
@@ -182,10 +186,11 @@ def divergence(
     places = clean.shape if form == "regression" else clean.shape[:-1]
     if selected is not None and selected.shape != places:
         raise InputError(f"selected is {tuple(selected.shape)}, the outputs are {tuple(clean.shape)}")
+    clean, attacked = (logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in (clean, attacked))
     if form == "regression":
-        distances = (attacked.float() - clean.float()).square()
+        distances = (attacked - clean).square()
     else:
-        left, right = (torch.log_softmax(logits.float(), -1) for logits in (clean, attacked))
+        left, right = (torch.log_softmax(logits, -1) for logits in (clean, attacked))
         distances = 0.5 * ((right.exp() - left.exp()) * (right - left)).sum(-1)
     if selected is None:
         return distances.mean()

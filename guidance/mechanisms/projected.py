@@ -45,6 +45,8 @@ class Pal:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise PlanError(f"pal: the width {self.width} cannot be shared by {self.heads} heads")
+        if not self.layers:
+            raise PlanError("pal: an empty list of layers", hint="leave the key out to mean all of them")
 
 
 class ProjectedAttention(nn.Module):
@@ -59,10 +61,9 @@ class ProjectedAttention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(options.width, options.width) for _ in range(3))
         self.up = nn.Linear(options.width, hidden_size)
         for linear in (self.down, self.query, self.key, self.value, self.up):
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-            if options.start == "zero" or linear is self.up:
-                nn.init.zeros_(linear.weight)
+            std = 0.0 if options.start == "zero" or linear is self.up else 0.02
+            for parameter in linear.parameters():
+                nn.init.normal_(parameter, std=std)
         self.pending: Tensor | None = None
         self.guide_sites: tuple[Site, ...] = ()
 
@@ -107,8 +108,9 @@ def place_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Modul
             if base.__name__ in PLACES and any(module is attention for module in layer.modules()):
                 return layer.get_submodule(PLACES[base.__name__][placement == "layer"])
     raise PlanError(
-        f"{type(model).__name__}: there is no place for extra heads in its layers",
-        hint=f"they go into the normalisations of {', '.join(sorted(PLACES))}",
+        f"{type(model).__name__}: its layers normalise before their parts, and extra heads go into the input of a"
+        " normalisation that follows them",
+        hint=f"layers with a place for them: {', '.join(sorted(PLACES))}",
     )
 
 

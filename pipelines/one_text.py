@@ -103,6 +103,9 @@ def read(
 
     sample = text is None
     text = SAMPLE if text is None else text
+    for written in (text, *(given or {}).values()):
+        if any("\ud800" <= letter <= "\udfff" for letter in written):
+            raise InputError("the text is not UTF-8")
     words = _parse(text, parser) if parser else _split(text)
     if not words.spans:
         raise InputError("the text is empty", hint='for example: --text "The dog ran. It was late."')
@@ -187,7 +190,10 @@ def _parse(text: str, parser: str) -> _Words:
     kind, _, name = parser.partition(":")
     if kind != "spacy" or not name:
         raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
-    model_files(parser)  # says what to install
+    if not Path(name).is_dir():
+        model_files(parser)  # says what to install
+    elif not (Path(name) / "meta.json").is_file():
+        raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
     try:
         doc = require("spacy", "spacy").load(name)(text)
     except (OSError, ValueError, ImportError) as error:
@@ -284,6 +290,8 @@ def _reader(name: str) -> Callable[[str], Any]:
                     raise KeyError(value)
                 return labels[name](value)
             kind = FEATURES[name].kind
+            if kind == "int" and abs(int(value)) >= 1 << 31:
+                raise ValueError(value)
             return truth[value.lower()] if kind == "bool" else int(value) if kind == "int" else float(value)
         except (KeyError, ValueError) as error:
             what = {"bool": "0 or 1", "int": "a whole number", "float": "a number"}[FEATURES[name].kind]

@@ -36,7 +36,8 @@ class Bias:
     """A soft mask: attention to a key is multiplied by a factor before it is normalised.
 
     Attributes:
-        inside, outside: the factors of keys that the pattern names, and of the others; a weighted pattern lies between.
+        inside, outside: the factors of keys that the pattern names, and of the others; a weighted pattern lies between,
+            where weights above 1 count as 1.
     """
 
     inside: Annotated[float, Within(1e-30, 1e30)] = 1.0
@@ -51,7 +52,9 @@ class Bias:
         dense = predicate.dense()
         if dense.dtype == torch.bool:
             return torch.where(dense, math.log(self.inside), math.log(self.outside))
-        return (self.outside + (self.inside - self.outside) * dense.float()).log()
+        # exact at both ends, so that the smaller factor, however small, never becomes 0 and its logarithm infinite
+        ends = dense.new_tensor([self.outside, self.inside])
+        return torch.lerp(ends[0], ends[1], dense.clamp(max=1)).log()
 
 
 def joined(wishes_BQK: list[Tensor], allowed_BQK: Tensor) -> Tensor:

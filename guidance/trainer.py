@@ -87,8 +87,7 @@ class GuidedTrainer(Trainer):
 
     def _columns_of_the_data(self) -> set[str]:
         """The features that patterns of the plan need and that do not follow from the ids."""
-        wishes = [guide.wish for guide in self.handle.plan.guides if guide.enabled]
-        return {need for wish in wishes if wish for need in wish.needs} - set(Vocabulary.FEATURES)
+        return set(self.handle.plan.needs()) - set(Vocabulary.FEATURES)
 
     # one step
 

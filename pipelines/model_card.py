@@ -24,7 +24,9 @@ def card(run: Run, plan: Plan, outcome: Outcome, architecture: str) -> str:
     last = outcome.rows[-1]
     losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in last.items() if k.startswith(("loss/", "valid/")))
     guided = (
-        f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```" if plan else "No head was guided."
+        f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
+        if plan.guides or plan.pal
+        else "No head was guided."
     )
     return f"""---
 library_name: transformers
@@ -88,7 +90,7 @@ def _opening(plan: Plan) -> str:
     """How to open a model that was trained with a plan, and what happens without it."""
     if plan.shapes_outputs:
         return _GUIDED
-    if plan:
+    if plan.guides:
         return _ORDINARY + "The plan worked through the loss alone: the model needs no further code.\n"
     return _ORDINARY
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from guidance.plan import Guide, Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model
 
+ROOT = Path(__file__).resolve().parents[2]
 four_families = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
 PLAN = Plan(
     (
@@ -131,6 +135,38 @@ def test_a_step_has_the_gradients_of_a_loop_of_ones_own(family: str, tmp_path: P
     (model(**batch, guidance=guidance_).loss + guidance_.loss(0, 1)).backward()
     own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert largest_difference(found, own) < 1e-6
+
+
+TWO = """
+import os, sys, torch
+from pathlib import Path
+from tests.guidance.test_trainer import Gradients, trainer
+torch.set_num_threads(1)
+family, out, size, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+kept = Gradients()
+done = trainer(Path(out), family, callbacks=[kept], per_device_train_batch_size=size, gradient_accumulation_steps=parts,
+               max_steps=1, max_grad_norm=0.0)
+done.train()
+done.save_model()
+if os.environ.get("RANK", "0") == "0":
+    torch.save((kept.found, done.state.log_history[0]), Path(out) / "found.pt")
+"""
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_two_processes_make_the_step_of_one(family: str, tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
+    out = str(tmp_path / "two")
+    subprocess.run([*launch, family, out, "4", "4"], env=environment, capture_output=True, check=True, timeout=300)
+    found, row = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
+    whole, first = gradients(lambda **c: trainer(tmp_path / "one", family, **c), size=32, parts=1)
+    assert largest_difference(whole, {name.removeprefix("module."): grad for name, grad in found.items()}) < 1e-6
+    for key in ("loss", "loss/task", "guidance/next", "guidance/first"):
+        assert row[key] == pytest.approx(first.state.log_history[0][key], abs=1e-5)
+    guidance.load(tmp_path / "two")
 
 
 def test_the_plain_trainer_multiplies_gradients_by_the_micro_batches(tmp_path: Path) -> None:

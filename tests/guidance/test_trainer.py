@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import BartConfig, BartForConditionalGeneration, Trainer, TrainerCallback, TrainingArguments
 
 import guidance
 from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
@@ -181,6 +181,28 @@ def test_the_plain_trainer_multiplies_gradients_by_the_micro_batches(tmp_path: P
     cut, _ = gradients(make, size=8, parts=4)
     ratios = [float(cut[name].norm() / whole[name].norm()) for name in whole if whole[name].norm() > 1e-4]
     assert sum(ratios) / len(ratios) == pytest.approx(4, rel=0.02)
+
+
+def test_decoders_are_guided_by_what_their_labels_become(tmp_path: Path) -> None:
+    def make(**changes: Any) -> Trainer:
+        torch.manual_seed(0)
+        config = BartConfig(
+            vocab_size=40, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40, dropout=0.0,
+        )  # fmt: skip
+        return trainer(tmp_path, model=BartForConditionalGeneration(config), plan=plan, **changes)
+
+    plan = Plan(
+        (
+            Guide("next", "attention_loss", heads=(0,)),
+            Guide("previous", "attention_loss", stack="decoder", heads=(0,), weight=3.0),
+            Guide("previous", "mask", stack="decoder", heads=(1,)),
+        )
+    )
+    whole, done = gradients(make, size=32, parts=1)
+    cut, _ = gradients(make, size=8, parts=4)
+    assert done.state.log_history[0]["guidance/previous"] > 0
+    assert largest_difference(whole, cut) < 1e-6
 
 
 def test_a_micro_batch_without_labels_is_no_number_of_its_own(tmp_path: Path) -> None:

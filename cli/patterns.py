@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import shutil
 import sys
 import tomllib
@@ -22,6 +21,7 @@ def list_patterns(session: Session) -> None:
     """List every pattern: what it says, what it reads, its options and where it is from."""
     from guidance.options import declared
     from guidance.patterns import PATTERNS
+    from pipelines.plans import as_toml
 
     rows: list[dict[str, Any]] = [
         {
@@ -41,7 +41,7 @@ def list_patterns(session: Session) -> None:
         (
             row["name"],
             ", ".join(row["needs"]) or "-",
-            ", ".join(f"{key} = {written(value)}" for key, value in row["options"].items()) or "-",
+            ", ".join(f"{key} = {as_toml(value)}" for key, value in row["options"].items()) or "-",
             row["source"],
             row["summary"],
         )
@@ -138,11 +138,6 @@ def show_pattern(
     say(legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=plain))
     if png is not None:
         session.tell(f"drawn: {escape(png)}")
-
-
-def written(value: Any) -> str:
-    """An option's value as a plan writes it."""
-    return "none" if value is None else json_text.dumps(value, ensure_ascii=False)
 
 
 def check_picture(path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from cli.options import Session, command
 from cli.output import escape, say, say_json
 from cli.tables import say_folded
-from guidance.errors import GateFailed, InputError
+from guidance.errors import GateFailed, InputError, PlanError
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="preset:NAME or a TOML file.", show_default=False)]
 Model = Annotated[
@@ -98,7 +98,10 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
     from pipelines import plans
 
     plan, shape, reach = _read(session, reference, model, scores)
-    plans.check(plan, reference)
+    if not plan.guides and plan.pal is None:
+        raise PlanError(
+            f"{reference}: there is no guide in this plan", hint="`guide plan new` writes one to start from"
+        )
     needs = plans.needs_of(plan)
     heads = {(site, head) for found in reach.values() for site, heads in found.items() for head in heads}
     silent = [row.label for row in plans.rows_of(plan) if shape and not reach[row.number - 1]]
@@ -175,10 +178,10 @@ def new_plan(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented plan to start from: every key, pattern and mechanism is explained in it."""
-    from pipelines import plans
     from pipelines.files import write_file
+    from pipelines.plan_template import template
 
-    text = plans.template(preset.removeprefix("preset:") if preset else None)
+    text = template(preset.removeprefix("preset:") if preset else None)
     if output is None:
         if session.json:
             say_json({"schema": 1, "plan": text, "path": None})

@@ -111,11 +111,14 @@ def read(
         raise InputError("the text is empty", hint='for example: --text "The dog ran. It was late."')
     if sample and not parser:
         words.known |= _sample_features()
-    backend, names = _load(tokenizer, store) if tokenizer else _word_level([text[a:b] for a, b in words.spans])
-    encoding = backend.encode(text, add_special_tokens=False)
-    ids, spans = list(encoding.ids), list(encoding.offsets)
-    if not tokenizer:
-        ids, spans = [backend.token_to_id(text[a:b]) for a, b in words.spans], words.spans
+    if tokenizer:
+        backend, names = _load(tokenizer, store)
+        encoding = backend.encode(text, add_special_tokens=False)
+        ids, spans = encoding.ids, encoding.offsets
+    else:
+        spans = words.spans
+        backend, names = _word_level([text[start:end] for start, end in spans])
+        ids = [backend.token_to_id(text[start:end]) for start, end in spans]
     if len(ids) + 2 > MOST_TOKENS:
         raise InputError(
             f"the text has {len(ids)} tokens; a picture holds {MOST_TOKENS - 2}", hint="take a shorter text"
@@ -123,9 +126,8 @@ def read(
     ids = [backend.token_to_id(names["cls_token"]), *ids, backend.token_to_id(names["sep_token"])]
     word_of = [-1, *(_word_at(start, end, text, words.spans) for start, end in spans), -1]
 
-    wrapped = _wrap(backend, names)
     ids_BT = torch.tensor([ids])
-    columns = Vocabulary.from_tokenizer(wrapped).columns(ids_BT)
+    columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT)
     known = {"word": list(range(len(words.spans))), **words.known}
     for name, written in (given or {}).items():
         known[name] = _values(name, written, len(words.spans), word_of, backend)
@@ -151,9 +153,8 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
         if set(missing) <= {"head", "relation", "pos", "negation", "stop_word"}:
             hints.append("here: --parser spacy:en_core_web_sm, or any other spaCy model")
-        hints.append(
-            f"here: --feature {missing[0]}=..., one value for each word; or no --text, for a sample that has it"
-        )
+        has_it = " (the sample that is drawn without --text has it)" if missing[0] in _sample_features() else ""
+        hints.append(f"here: --feature {missing[0]}=..., one value for each word{has_it}")
         raise InputError(f"{pattern} reads {', '.join(missing)}, which this text does not have", hint="\n".join(hints))
     return pattern.build(example.tokens).dense()[0].float().numpy()
 

@@ -14,6 +14,7 @@ from guidance.patterns import PATTERNS
 from guidance.plan import Guide, Plan, presets
 from guidance.sites import FAMILIES
 from pipelines import plans
+from pipelines.plan_template import KEYS
 
 MIXED = """
 [pal]
@@ -327,8 +328,8 @@ def test_a_difference_is_a_failure_only_where_asked_for(guide):
 def test_a_new_plan_is_valid_and_explains_every_key_pattern_and_mechanism(guide):
     text = guide("plan", "new").out
     assert [guide.label for guide in Plan.parse(text).guides] == ["next", "previous"]
-    assert plans.KEYS.keys() == {item.name for item in dataclasses.fields(Guide)}
-    for name in (*PATTERNS, *MECHANISMS, *(key for key, words in plans.KEYS.items() if words)):
+    assert KEYS.keys() == {item.name for item in dataclasses.fields(Guide)}
+    for name in (*PATTERNS, *MECHANISMS, *(key for key, words in KEYS.items() if words)):
         assert re.search(rf"^#   {name}\*?( |$)", text, re.M), name
     Path("new.toml").write_text(text)
     assert guide("plan", "check", "new.toml", "--model", "roberta:4x4").code == 0

@@ -225,3 +225,9 @@ def test_names_of_files_cannot_write_to_the_terminal(guide, tmp_path):
     (tmp_path / name).write_bytes(b"A \x00 word.")
     result = guide("build-corpus", name, "--sentences", "line")
     assert result.code == 0 and not set("\x1b\u202e") & set(result.err + result.out)
+
+
+def test_ls_of_a_kind_that_is_not_there_says_which_are(guide, here):
+    answer = guide("ls", "--kind", "corpsu")
+    assert (answer.code, answer.out) == (0, "")
+    assert "nothing of kind 'corpsu' in artifacts; it has other, tiny" in answer.err

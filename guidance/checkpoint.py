@@ -52,7 +52,7 @@ _PICKLED = (
     "flax_model.msgpack",
 )
 _NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("guide.checkpoint")  # below the logger that the command line shows
 
 
 # writing

@@ -26,7 +26,7 @@ from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.plan import Plan
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("guide.trainer")  # below the logger that the command line shows
 
 TASK = "loss/task"
 

@@ -421,12 +421,13 @@ def test_we_open_it_without_a_complaint_and_without_the_marker(
     guidance.save(installed("bert", gated_plan()), tmp_path)
     transformers.utils.logging.set_verbosity_warning()
     monkeypatch.setattr(transformers.utils.logging.get_logger("transformers"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         model, _ = guidance.load(tmp_path)
     assert not caplog.records and MARKER not in model.state_dict()
     with caplog.at_level(logging.WARNING):
         load_model(tmp_path, AutoModelForMaskedLM)
-    assert [record.name for record in caplog.records] == ["guidance.checkpoint"]
+    assert [record.name for record in caplog.records] == ["guide.checkpoint"]
     assert "its plan is not applied" in caplog.text
 
 

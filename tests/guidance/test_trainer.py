@@ -78,6 +78,11 @@ def trainer(folder: Path, family: str = "bert", plan: Any = PLAN, rows: Any = No
     )
 
 
+@pytest.fixture(autouse=True)
+def _messages_reach_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
+
+
 class Gradients(TrainerCallback):
     """Keeps the gradients of the first step."""
 
@@ -242,7 +247,7 @@ def test_gradient_checkpointing_keeps_the_gradients_of_guides(tmp_path: Path, ca
         return trainer(tmp_path, **changes)
 
     plain, _ = gradients(make, size=8, parts=1)
-    with caplog.at_level(logging.WARNING, "guidance"):
+    with caplog.at_level(logging.WARNING, "guide"):
         again, done = gradients(
             make,
             size=8,
@@ -306,7 +311,7 @@ MARKED = Plan((Guide("marked", "attention_loss", heads=(0,)),))
 @pytest.mark.parametrize("parts", [1, 4])
 def test_columns_of_the_data_reach_the_patterns(parts: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [row | {"marked": row["input_ids"] % 5 == 0} for row in examples()]
-    with caplog.at_level(logging.WARNING, "guidance"):
+    with caplog.at_level(logging.WARNING, "guide"):
         done = trainer(
             tmp_path,
             plan=MARKED,

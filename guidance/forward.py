@@ -263,6 +263,15 @@ class Guidance:
             self._cache[key] = Target.of(guide.wish, predicate, guide.how, sizes_BQ, queries.valid_BT)
         return self._cache[key]
 
+    def padding(self, stack: str) -> Tensor:
+        """Which keys added heads may see, (B, 1, Q, K); the same object for all layers."""
+        key = ("padding", stack)
+        if key not in self._cache:
+            valid_BT = self._stack(stack).valid_BT
+            self._cache[key] = valid_BT[:, None, None].expand(-1, 1, valid_BT.shape[1], -1)
+        mask: Tensor = self._cache[key]
+        return mask
+
     def rows(self, number: int, site: Site, room: Room) -> Rows:
         """The mis-predicted rows of the batch."""
         key = ("rows", number, id(room))
@@ -280,11 +289,12 @@ class Guidance:
 
     def room(self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool) -> Room:
         """What queries may see at all; the same object for all layers that share a mask."""
-        # the mask is kept with what was made of it, so that no other mask can have its id
-        cached = self._cache.get(("room", id(mask_B1QK), key.shape[2]))
+        # the mask is kept with what was made of it, so that no other mask can have its id; several have none at all
+        is_causal = bool(getattr(module, "is_causal", False))
+        shape = (query.shape[0], query.shape[2], key.shape[2])
+        name = ("room", id(mask_B1QK), shape, is_causal, windowed)
+        cached = self._cache.get(name)
         if cached is None:
-            is_causal = bool(getattr(module, "is_causal", False))
-            shape = (query.shape[0], query.shape[2], key.shape[2])
             if mask_B1QK is None:
                 allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
                 allowed = allowed.tril() if is_causal else allowed
@@ -296,7 +306,7 @@ class Guidance:
             else:
                 allowed = mask_B1QK[:, 0].expand(shape)
             room = Room(allowed, is_causal, not (is_causal or windowed))
-            cached = self._cache["room", id(mask_B1QK), key.shape[2]] = (room, mask_B1QK)
+            cached = self._cache[name] = (room, mask_B1QK)
         return cached[0]
 
     def allowed(self, wishes: tuple[tuple[int, ...], ...], site: Site, room: Room) -> Tensor:

@@ -1,12 +1,21 @@
-"""What a guided training step costs over a plain one, side by side.
+"""What a training step costs with each preset, over the same model without it, side by side.
 
-    python -m benchmarks.step_cost [--device cuda] [--rounds 12] [--json FILE]
+    python -m benchmarks.step_cost [--device cuda] [--rounds 9] [--only ag,asa] [--json FILE]
 
-One small RoBERTa (4 layers x 256, 4 heads) per row of the table, the same batch, forward and backward and update in
-turn: `plain` with scaled_dot_product_attention, `guided` with half of the heads pulled to next and previous, `explicit`
-with all heads computed explicitly and the loss taken on `output_attentions` with written-out targets.  Times are medians over rounds in
-which the three alternate; ratios are medians of the ratios within a round.  Memory is the peak of one step above what
-was allocated before it (CUDA), or the bytes that autograd keeps for the backward pass (CPU).
+A small RoBERTa (4 layers x 256, 8 heads), the same batch, forward, backward and update in turn:
+
+    ag         half of the heads pulled to next, previous and first
+    roles      five heads of eight masked, with made-up syntax and rarity
+    patterns   two masked and two fixed heads of eight; sentences of 16 tokens
+    pal        the same patterns in extra heads beside the layer's own
+    asa        all heads attacked in a second pass, with divergence at 15 % of the tokens and penalty
+    fix        all heads fixed: what attention that is written down costs
+    explicit   no guide; all heads computed explicitly with `output_attentions` and a written-out loss, as one would by hand
+    mcmisp     an ELECTRA of that size with a generator of a third: with conflicts at mis-predictions, over without
+
+Times are medians over rounds in which all alternate; ratios are medians of the ratios within a round.  Memory is the peak
+of one step above what was allocated before it (CUDA), or the bytes that autograd keeps for the backward pass (CPU).  The
+parts of a step (first forward pass, second, losses, backward, update) are medians too.
 """
 
 from __future__ import annotations
@@ -20,75 +29,196 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import RobertaConfig, RobertaForMaskedLM
-
-from guidance.installation import install
-from guidance.plan import Guide, Plan
-
-HALF = Plan(
-    (
-        Guide("next", "attention_loss", heads=(0,), weight=12.0),
-        Guide("previous", "attention_loss", heads=(1,), weight=12.0),
-    )
+from transformers import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
+from guidance.features import Cooccurrence
+from guidance.installation import Handle, install
+from guidance.plan import Guide, Plan
 
-def build(length: int, dropout: float, attention: str) -> RobertaForMaskedLM:
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=4000,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        max_position_embeddings=length + 2,
-        attention_probs_dropout_prob=dropout,
-        hidden_dropout_prob=dropout,
-    )
-    return RobertaForMaskedLM._from_config(config, attn_implementation=attention)
+VOCABULARY, LAYERS, WIDTH, HEADS, SENTENCE = 4000, 4, 256, 8, 16
+FIX = Plan((Guide("next", "fix", heads=("first 4",)), Guide("previous", "fix", heads=("last 4",))))
+Clock = Callable[[str], None]
 
 
-def stepper(kind: str, length: int, batch: int, dropout: float, device: str) -> Callable[[], None]:
-    """A function that makes one training step."""
-    model = build(length, dropout, "eager" if kind == "explicit" else "sdpa").to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ids = torch.randint(5, 4000, (batch, length), device=device)
-    handle = install(model, HALF) if kind == "guided" else None
-    model.train()
-    whole = torch.eye(length, device=device)
-    targets = [torch.cat((whole[1:], whole[:1] * 0 + 1 / length)), torch.cat((whole[:1] * 0 + 1 / length, whole[:-1]))]
+class Words:
+    """As much of a tokenizer as the features of a vocabulary need."""
 
-    def loss() -> torch.Tensor:
-        guidance = handle.guide(ids) if handle else None
+    cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, None
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def get_vocab(self) -> dict[str, int]:
+        return {".": 5, ",": 6, **{f"w{n}": n for n in range(7, VOCABULARY)}}
+
+
+def sizes(length: int, dropout: float, width: int = WIDTH, heads: int = HEADS) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": width,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        "max_position_embeddings": length + 2,
+        "attention_probs_dropout_prob": dropout,
+        "hidden_dropout_prob": dropout,
+    }
+
+
+def made_up_features(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A word a token, a sentence every `SENTENCE` tokens, every word's head its neighbour, a few relations."""
+    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return {
+        "word": place,
+        "segment": place // SENTENCE,
+        "idf": (ids % 97).float() / 10,
+        "head": (place - 1).clamp(min=0),
+        "relation": ids % 60,
+    }
+
+
+class Step:
+    """One training step; calling it gives the seconds of its parts."""
+
+    def __init__(self, kind: str, length: int, batch: int, dropout: float, device: str) -> None:
+        torch.manual_seed(0)
+        self.kind, self.device = kind, device
+        attention = "eager" if kind == "explicit" else "sdpa"
+        config = RobertaConfig(**sizes(length, dropout))
+        self.model: PreTrainedModel = RobertaForMaskedLM._from_config(config, attn_implementation=attention).to(device)
+        self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
+        self.chosen = torch.rand(self.ids.shape, device=device) < 0.15
+        plan = plan_of(kind)
+        self.handle: Handle | None = install(self.model, plan, Words()) if plan else None
+        self.columns = made_up_features(self.ids)
+        self.finish()
+
+    def finish(self) -> None:
+        self.model.train()
+        moving = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(moving, lr=1e-4)
+
+    def loss(self, clock: Clock) -> torch.Tensor:
+        handle, ids = self.handle, self.ids
+        guidance = handle.guide(ids, **self.columns) if handle else None
         extra: dict[str, Any] = {"guidance": guidance} if guidance else {}
-        if kind == "explicit":
-            extra["output_attentions"] = True
-        output = model(input_ids=ids, labels=ids, **extra)
+        output = self.model(input_ids=ids, labels=ids, output_attentions=self.kind == "explicit", **extra)
+        loss = output.loss
+        clock("forward")
+        if guidance and handle and handle.attacks:
+            attack = guidance.attack()
+            attacked = self.model(input_ids=ids, guidance=attack)
+            clock("second pass")
+            loss = loss + attack.adversarial_loss(output.logits[self.chosen], attacked.logits[self.chosen])
         if guidance:
-            return output.loss + guidance.loss()
-        if kind == "explicit":
-            square = torch.nn.functional.mse_loss
-            distances = [
-                square(attention[:, head], target.expand_as(attention[:, head]))
-                for attention in output.attentions
-                for head, target in enumerate(targets)
-            ]
-            return output.loss + 12 * torch.stack(distances).sum()
-        return output.loss
+            loss = loss + guidance.loss()
+        if self.kind == "explicit":
+            loss = loss + by_hand(output.attentions)
+        clock("losses")
+        return loss  # type: ignore[no-any-return]
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss().backward()
-        optimizer.step()
+    def __call__(self) -> dict[str, float]:
+        parts: dict[str, float] = {}
+        last = self._now()
 
-    step.loss = loss  # type: ignore[attr-defined]
-    return step
+        def clock(part: str) -> None:
+            nonlocal last
+            now = self._now()
+            parts[part] = now - last
+            last = now
+
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(clock)
+        loss.backward()
+        clock("backward")
+        self.optimizer.step()
+        clock("update")
+        return parts
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
-def kept_bytes(step: Callable[[], None], device: str) -> int:
+class ElectraStep(Step):
+    """Generator and discriminator; ``mcmisp`` guides the discriminator at mis-predictions."""
+
+    def __init__(self, kind: str, length: int, batch: int, dropout: float, device: str) -> None:
+        torch.manual_seed(0)
+        self.kind, self.device = kind, device
+        own, small = sizes(length, dropout), sizes(length, dropout, WIDTH // 4, HEADS // 4)
+        self.model = torch.nn.ModuleDict(  # type: ignore[assignment]
+            {
+                "generator": ElectraForMaskedLM(ElectraConfig(**small, embedding_size=WIDTH)),
+                "discriminator": ElectraForPreTraining(ElectraConfig(**own, embedding_size=WIDTH)),
+            }
+        ).to(device)
+        self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
+        self.chosen = torch.rand(self.ids.shape, device=device) < 0.15
+        rows = torch.arange(VOCABULARY).where(torch.arange(VOCABULARY) >= 7, -1)
+        table = Cooccurrence(rows, torch.rand(VOCABULARY, VOCABULARY).half())
+        plan = Plan((Guide("conflict", "logit_loss", heads=("first 5",)),))
+        given = {"tokenizer": Words(), "tables": {"cooccurrence": table}}
+        self.handle = install(self.model["discriminator"], plan, **given) if kind == "mcmisp" else None  # type: ignore[index, arg-type]
+        self.finish()
+
+    def loss(self, clock: Clock) -> torch.Tensor:
+        model: Any = self.model
+        ids, chosen = self.ids, self.chosen
+        logits = model["generator"](input_ids=ids.masked_fill(chosen, 4)).logits[chosen]
+        generator_loss = torch.nn.functional.cross_entropy(logits, ids[chosen])
+        with torch.no_grad():
+            seen = ids.clone()
+            seen[chosen] = torch.multinomial(logits.softmax(-1), 1)[:, 0]
+        wrong = seen != ids
+        clock("generator")
+        guidance = self.handle.guide(seen, mispredicted=wrong) if self.handle else None
+        extra: dict[str, Any] = {"guidance": guidance} if guidance else {}
+        loss = generator_loss + 50 * model["discriminator"](input_ids=seen, labels=wrong.long(), **extra).loss
+        clock("forward")
+        loss = loss + guidance.loss() if guidance else loss
+        clock("losses")
+        return loss  # type: ignore[no-any-return]
+
+
+def plan_of(kind: str) -> Plan | None:
+    """The plan of a row of the table; none for the baselines."""
+    presets = {"ag": "ag", "roles": "roles", "patterns": "patterns", "pal": "pal-patterns", "asa": "asa"}
+    return Plan.load(f"preset:{presets[kind]}") if kind in presets else FIX if kind == "fix" else None
+
+
+def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The loss of `ag` as one would write it: mean squared error against whole matrices."""
+    length = attentions[0].shape[-1]
+    whole = torch.eye(length, device=attentions[0].device)
+    flat, first = torch.full_like(whole[:1], 1 / length), torch.zeros_like(whole)
+    first[:, 0] = 1
+    targets = [(0, torch.cat((whole[1:], flat))), (1, torch.cat((flat, whole[:-1]))), (2, first), (3, first)]
+    square = torch.nn.functional.mse_loss
+    losses = [square(layer[:, h], target.expand_as(layer[:, h])) for layer in attentions for h, target in targets]
+    return 25 * torch.stack(losses).sum()
+
+
+BASELINES = {"mcmisp": "electra"}
+KINDS = ("ag", "roles", "patterns", "pal", "asa", "fix", "explicit", "mcmisp")
+
+
+def make(kind: str, *shape: Any) -> Step:
+    return (ElectraStep if kind in ("electra", "mcmisp") else Step)(kind, *shape)
+
+
+def kept_bytes(step: Step) -> int:
     """Peak memory of a step (CUDA), or what autograd keeps between forward and backward (CPU)."""
     step()
-    if device == "cuda":
+    if step.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()
@@ -101,54 +231,54 @@ def kept_bytes(step: Callable[[], None], device: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        held = step.loss()  # type: ignore[attr-defined]
+        held = step.loss(lambda part: None)
     del held
     return sum(kept.values())
 
 
-def timed(step: Callable[[], None], device: str) -> float:
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def measure(kinds: tuple[str, ...], rounds: int, *shape: Any) -> dict[str, dict[str, Any]]:
+    """By kind: seconds, ratio and memory ratio to its baseline, and the seconds of its parts."""
+    names = tuple(dict.fromkeys([*(BASELINES.get(kind, "plain") for kind in kinds), *kinds]))
+    steps = {name: make(name, *shape) for name in names}
+    memory = {name: kept_bytes(step) for name, step in steps.items()}
+    timings = [{name: step() for name, step in steps.items()} for _ in range(rounds)]
+    totals = [{name: sum(parts.values()) for name, parts in one.items()} for one in timings]
+    rows = {}
+    for name in names:
+        base = BASELINES.get(name, name if name in BASELINES.values() else "plain")
+        rows[name] = {
+            "seconds": statistics.median(one[name] for one in totals),
+            "ratio": statistics.median(one[name] / one[base] for one in totals),
+            "mib": memory[name] / 2**20,
+            "memory_ratio": memory[name] / memory[base],
+            "parts": {part: statistics.median(one[name][part] for one in timings) for part in timings[0][name]},
+        }
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default=",".join(KINDS), help="rows of the table, parted by commas")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    device, rows = arguments.device, []
+    device, results = arguments.device, []
     print(f"device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
-    print(
-        f"{'length':>6} {'dropout':>7} {'plain s':>8} {'guided':>7} {'explicit':>8}   memory: plain MiB, guided, explicit"
-    )
     for length, batch in ((128, 32), (512, 8)):
         for dropout in (0.1, 0.0):
-            steps = {k: stepper(k, length, batch, dropout, device) for k in ("plain", "guided", "explicit")}
-            memory = {kind: kept_bytes(step, device) for kind, step in steps.items()}
-            rounds = [{kind: timed(step, device) for kind, step in steps.items()} for _ in range(arguments.rounds)]
-            row = {
-                "length": length,
-                "batch": batch,
-                "dropout": dropout,
-                "plain_s": statistics.median(r["plain"] for r in rounds),
-                "guided_ratio": statistics.median(r["guided"] / r["plain"] for r in rounds),
-                "explicit_ratio": statistics.median(r["explicit"] / r["plain"] for r in rounds),
-                "plain_mib": memory["plain"] / 2**20,
-                "guided_memory_ratio": memory["guided"] / memory["plain"],
-                "explicit_memory_ratio": memory["explicit"] / memory["plain"],
-            }
-            rows.append(row)
-            print(
-                f"{length:6d} {dropout:7.1f} {row['plain_s']:8.3f} {row['guided_ratio']:7.2f} {row['explicit_ratio']:8.2f}"
-                f"   {row['plain_mib']:17.0f} {row['guided_memory_ratio']:7.2f} {row['explicit_memory_ratio']:9.2f}"
-            )
+            rows = measure(tuple(arguments.only.split(",")), arguments.rounds, length, batch, dropout, device)
+            print(f"\nlength {length}, batch {batch}, dropout {dropout}")
+            for name, row in rows.items():
+                parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in row["parts"].items())
+                print(
+                    f"{name:>9} {row['seconds']:7.3f} s {row['ratio']:6.2f}   {row['mib']:6.0f} MiB"
+                    f" {row['memory_ratio']:5.2f}   {parts}"
+                )
+            results.append({"length": length, "batch": batch, "dropout": dropout, "rows": rows})
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"device": device, "torch": torch.__version__, "rows": rows}, file, indent=2)
+            json.dump({"device": device, "torch": torch.__version__, "results": results}, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class UnknownName(InputError):
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=1)
         guess = f"; did you mean {near[0]!r}?" if near else "."
-        super().__init__(f"unknown {what} {name!r}{guess}", hint=f"known: {', '.join(known)}")
+        super().__init__(f"unknown {what} {name!r}{guess}", hint=f"known: {', '.join(known)}" if known else None)
 
 
 class UnsupportedModel(InputError):

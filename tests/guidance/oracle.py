@@ -120,6 +120,8 @@ class Oracle:
             if position_bias is not None:
                 bias = position_bias[b % len(position_bias), head, place]
             call = _Query(self, kind, layer, b, head, place, rows)
+            if call.named("off"):
+                continue
             weights = call.distribution(products, bias)
             found[b, head, place] = weights.detach()
             output[b, place, head] = call.factor(self._names[module]) * (weights @ value[b, head])
@@ -197,7 +199,7 @@ class _Query:
         """How much each key counts, (K,)."""
         for number in self.rows:
             row = self.oracle.rows[number]
-            if row.mechanism in ("fix", "gaussian", "off"):
+            if row.mechanism in ("fix", "gaussian"):
                 written = getattr(self, row.mechanism)(number, row.options)
                 return torch.tensor([written.get(k, 0.0) for k in range(len(products))], dtype=products.dtype)
         masks = self.named("mask")
@@ -232,9 +234,6 @@ class _Query:
             k: math.exp(-((k - self.place - offset) ** 2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
             for k in self.allowed
         }
-
-    def off(self, number: int, options: Mapping[str, Any]) -> dict[int, float]:
-        return {}
 
     def factor(self, name: str) -> Tensor | float:
         """By what the head's output is multiplied."""

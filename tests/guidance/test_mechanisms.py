@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from guidance.errors import InputError, PlanError
 from guidance.features import FEATURES, Cooccurrence
 from guidance.installation import Handle, install
-from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
+from guidance.mechanisms.logit_loss import LogitLoss, Rows, row_losses
+from guidance.plan import Guide, Plan
+from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, tiny_model
+from tests.guidance.models import inputs_of as inputs_of_family
 from tests.guidance.oracle import Kind, Oracle, Row, plan_of
 from tests.guidance.pattern_oracle import CHARACTERS, DTYPES, ROWS, SCORES, Example, holed, padded, sentence
 
@@ -128,10 +132,10 @@ def check(
         assert list(each) == labels
         for number, label in zip(numbers, labels, strict=True):
             close(each[label], torch.stack(oracle.losses[number]), label, tolerance)
-            assert int(counts[label]) == sum(oracle.counts[number]) > 0, label
-            losses.append(torch.stack(oracle.losses[number]).sum() / sum(oracle.counts[number]))
+            assert int(counts[label]) == sum(oracle.counts[number]), label
+            losses.append(torch.stack(oracle.losses[number]).sum() / max(1, sum(oracle.counts[number])))
+            assert losses[-1] > 0 or not sum(oracle.counts[number])
         close(guidance.loss(), torch.stack(losses).sum(), "loss", tolerance)
-        assert guidance.loss().item() > 0
 
     direction = torch.randn(output.logits[valid].shape, dtype=torch.float64)
     ((output.logits[valid] * direction).sum() + guidance.loss()).backward()
@@ -266,3 +270,370 @@ LOSSES = [
 def test_the_loss_on_scores_is_that_of_the_equations(family: str) -> None:
     check(family, LOSSES)
     check(family, [Row("logit_loss", pattern="conflict"), Row("mask", (1,), "window"), Row("gate", (2,))])
+
+
+def test_a_score_is_pulled_to_zero_by_twice_its_size_times_the_weight() -> None:
+    """By hand: scores 1 and -2, weights 0.5 and 1.  The loss is 0.25 + 4; the negative score is pushed up."""
+    query = torch.tensor([[[[1.0]]]], requires_grad=True)
+    key = torch.tensor([[[[1.0], [-2.0]]]], requires_grad=True)
+    rows = Rows(torch.tensor([[0]]), torch.tensor([[[0.5, 1.0]]]), torch.tensor([1]))
+    loss_B = row_losses(query, key, 1.0, rows, LogitLoss(), torch.tensor([[True, True]]))
+    assert loss_B.tolist() == [4.25]
+    loss_B.sum().backward()
+    assert key.grad is not None and key.grad.flatten().tolist() == [2 * 1.0 * 0.5, 2 * -2.0 * 1.0]
+
+
+def test_without_a_wrong_prediction_there_is_no_loss_on_scores() -> None:
+    inputs, columns = inputs_of({"encoder": SOURCES})
+    columns["mispredicted"] = torch.zeros_like(columns["mispredicted"])
+    model = tiny_model("bert")
+    guidance = install(model, plan_of(LOSSES), _Tokenizer(), tables=TABLES).guide(**inputs, **columns)
+    logits = model(**inputs, guidance=guidance).logits
+    assert guidance.loss().item() == 0
+    (logits.square().mean() + guidance.loss()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_wrong_predictions_have_to_be_given() -> None:
+    inputs, columns = inputs_of({"encoder": SOURCES})
+    del columns["mispredicted"]
+    model = tiny_model("bert")
+    handle = install(model, plan_of(LOSSES), _Tokenizer(), tables=TABLES)
+    with pytest.raises(InputError, match="no feature 'mispredicted'"):
+        model(**inputs, guidance=handle.guide(**inputs, **columns))
+
+
+# batches of every shape
+
+MIXED = [
+    Row("mask", (0,), "window", (0,)),
+    Row("bias", (1,), "first"),
+    Row("fix", (2,), "previous"),
+    Row("gaussian", (3,), layers=(0,)),
+    Row("off", (0,), layers=(1,)),
+    Row("gate", (3,), layers=(1,)),
+    Row("logit_loss", (1,), "conflict"),
+]
+MIXED_FOR_CROSS = [
+    Row("mask", (0,), "marked"),
+    Row("bias", (1,), "first"),
+    Row("fix", (2,), "first"),
+    Row("gate", (3,)),
+]
+
+
+def mixed(family: str) -> list[Row]:
+    if family not in SEQ2SEQ:
+        return MIXED
+    return on(ENCODER, *MIXED[:-1]) + on(DECODER, *MIXED) + on(CROSS, *MIXED_FOR_CROSS)
+
+
+@every_family
+@pytest.mark.parametrize("target", [5, 3])
+def test_batches_without_padding_need_no_mask(family: str, target: int) -> None:
+    """A decoder of the encoder's length is no encoder, though neither has a mask."""
+    if family not in SEQ2SEQ and target != 5:
+        return
+    both = {"encoder": (sentence(1, 5), sentence(5, 5)), "decoder": (sentence(11, target), sentence(12, target))}
+    examples = both if family in SEQ2SEQ else {"encoder": both["encoder"]}
+    check(family, mixed(family), examples)
+    inputs, columns = inputs_of(examples)
+    model = tiny_model(family)
+    handle = install(model, plan_of(mixed(family)), _Tokenizer(), tables=TABLES)
+    expected = model(**inputs, guidance=handle.guide(**inputs, **columns)).logits
+    bare = {name: value for name, value in inputs.items() if "mask" not in name}
+    found = model(**bare, guidance=handle.guide(**bare, **columns)).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@every_family
+def test_a_batch_of_single_tokens_is_guided(family: str) -> None:
+    examples = {"encoder": (sentence(1, 1), sentence(5, 1)), "decoder": (sentence(11, 1), sentence(12, 1))}
+    rows = [row for row in mixed(family) if row.mechanism != "logit_loss"]
+    check(family, rows, examples if family in SEQ2SEQ else {"encoder": examples["encoder"]})
+
+
+# decoders
+
+
+LOOKING_BACK: dict[str, list[Row]] = {
+    "mask": [Row("mask", (0, 1), _window(5)), Row("mask", (1,), {"not": "first"}), Row("mask", (2,), "next")],
+    "mask by equal tokens": [Row("mask", (0, 1), {"name": "matching_token", "unique": "self"})],
+    "bias": [Row("bias", (0, 1), "next"), Row("bias", (2,), "conflict", options={"inside": 9.0, "outside": 1.0})],
+    "fix": [
+        Row("fix", (0,), "next"),
+        Row("fix", (1,), "none", options={"boundary": "all"}),
+        Row("fix", (2,), {"not": "none"}),
+        Row("fix", (3,), "all", (0,), options={"boundary": "self"}),
+    ],
+    "gaussian": [Row("gaussian", options={"offsets": [1, 2, 0, -1], "sigma": 2.0})],
+    "off and gate": [Row("off", (0,)), Row("gate", (1, 2))],
+    "logit_loss": [Row("logit_loss", pattern="conflict")],
+}
+
+
+@every_seq2seq
+@pytest.mark.parametrize("case", LOOKING_BACK)
+def test_no_query_of_a_decoder_sees_a_later_key(family: str, case: str) -> None:
+    examples = {
+        "encoder": (sentence(1, 5), sentence(5, 5)),
+        "decoder": (sentence(11, 5), padded(sentence(12, 4), 0, 1)),
+    }
+    inputs, columns = inputs_of(examples)
+    model = tiny_model(family).double()
+    handle = install(model, plan_of(on(DECODER, *LOOKING_BACK[case])), _Tokenizer(), tables=TABLES)
+    logits = []
+    for token in (2, 7):
+        ids = inputs["decoder_input_ids"].clone()
+        ids[:, 3] = token
+        for given in ({**inputs, "decoder_input_ids": ids}, {k: v[:1] for k, v in inputs.items() if "mask" not in k}):
+            if len(given) < len(inputs):
+                given["decoder_input_ids"] = ids[:1]
+            features = {name: column[: len(given["input_ids"])] for name, column in columns.items()}
+            logits.append(model(**given, guidance=handle.guide(**given, **features), use_cache=False).logits)
+    for one, two in (logits[::2], logits[1::2]):
+        torch.testing.assert_close(one[:, :3], two[:, :3], rtol=0, atol=1e-12)
+        assert (one[:, 3] - two[:, 3]).abs().max() > 1e-3
+
+
+@every_seq2seq
+def test_an_encoder_with_masks_generates_with_them(family: str) -> None:
+    """Greedy generation, with its cache, gives what the whole model gives, called with guidance again and again."""
+    model = tiny_model(family)
+    handle = install(model, Plan((Guide("window", "mask", heads=(0, 1)), Guide("first", "fix", heads=(2,)))))
+    given = batch()
+    settings: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 1}
+    settings |= {"output_logits": True, "return_dict_in_generate": True}
+    found = model.generate(**given, **settings)
+    for step in range(4):
+        ids = found.sequences[:, : step + 1]
+        expected = model(**given, decoder_input_ids=ids, guidance=handle.guide(**given)).logits[:, -1]
+        torch.testing.assert_close(found.logits[step], expected, rtol=0, atol=1e-4)
+    handle.remove()
+    plain = model.generate(**given, **settings)
+    assert (plain.logits[0] - found.logits[0]).abs().max() > 1e-2
+
+
+@every_seq2seq
+def test_cross_attention_takes_patterns_that_need_no_query(family: str) -> None:
+    examples = {"encoder": SOURCES, "decoder": TARGETS}
+    inputs, columns = inputs_of(examples)
+    for pattern in ("next", "window", "matching_token", "dependency", {"or": ["first", "self"]}):
+        with pytest.raises(PlanError, match="cross-attention has two"):
+            guide_once(tiny_model(family), [Row("mask", pattern=pattern, kind=CROSS)], inputs, columns)
+
+
+def guide_once(model: PreTrainedModel, rows: list[Row], inputs: dict[str, Tensor], columns: dict[str, Tensor]) -> None:
+    handle = install(model, plan_of(rows), _Tokenizer(), tables=TABLES)
+    model(**inputs, guidance=handle.guide(**inputs, **columns))
+
+
+# fixed heads
+
+
+@every_family
+@pytest.mark.parametrize("mechanism", ["fix", "gaussian", "off"])
+def test_what_fixed_heads_leave_without_use_is_frozen_until_they_are_removed(family: str, mechanism: str) -> None:
+    rows = [Row(mechanism, pattern="previous" if mechanism == "fix" else "")]
+    plain, model = tiny_model(family), tiny_model(family)
+    slow = copy.deepcopy(plain)
+    examples = {"encoder": SOURCES[:2], **({"decoder": TARGETS[:2]} if family in SEQ2SEQ else {})}
+    inputs, columns = inputs_of(examples)
+    oracle = Oracle(rows, examples, reach={1: 2} if family == "modernbert" else {})
+    for other, more in ((plain, {}), (slow, oracle.enter(slow))):
+        other(**inputs, **more).logits.square().sum().backward()
+    used, still = ({n for n, p in m.named_parameters() if p.grad is not None} for m in (plain, slow))
+    before = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    handle = install(model, plan_of(rows), _Tokenizer(), tables=TABLES)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen - before == used - still
+    # ModernBERT projects queries, keys and values at once
+    assert bool(used - still) == (family != "modernbert" or mechanism == "off")
+    model.train()(**inputs, guidance=handle.guide(**inputs, **columns)).logits.square().sum().backward()
+    assert {n for n, p in model.named_parameters() if p.grad is not None} == used - frozen
+    handle.remove()
+    assert {name for name, parameter in model.named_parameters() if not parameter.requires_grad} == before
+
+
+def test_only_layers_whose_heads_are_all_fixed_lose_queries_and_keys() -> None:
+    model = tiny_model("bert")
+    handle = install(
+        model, Plan((Guide("next", "fix", layers=(0,)), Guide("next", "fix", layers=(1,), heads=(0, 1, 2))))
+    )
+    frozen = {name.removeprefix("bert.encoder.layer.") for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {f"0.attention.self.{part}.{what}" for part in ("query", "key") for what in ("weight", "bias")}
+    handle.remove()
+
+
+def test_what_was_frozen_before_stays_frozen_afterwards() -> None:
+    model = tiny_model("bert")
+    model.bert.encoder.layer[0].attention.self.query.weight.requires_grad_(False)
+    install(model, Plan((Guide("next", "fix"),))).remove()
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == [
+        "bert.encoder.layer.0.attention.self.query.weight"
+    ]
+
+
+FIXED = [
+    Row("fix", (0,), "next"),
+    Row("fix", (1,), "marked"),
+    Row("fix", (2,), "window"),
+    Row("gaussian", (3,)),
+]
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_dropout_changes_fixed_heads_in_training_and_is_right_on_average(family: str) -> None:
+    example = sentence(2, 5)
+    inputs, columns = inputs_of({"encoder": [example] * 4000})
+    model = tiny_model(family, attention_probs_dropout_prob=0.5)
+    handle = install(model, plan_of(FIXED), _Tokenizer())
+    found: list[Tensor] = []
+    attention = next(module for module in model.modules() if hasattr(module, "guide_sites"))
+    attention.register_forward_hook(lambda module, given, output: found.append(output[0].detach().double()))
+    with torch.no_grad():
+        for training, size in ((False, 1), (True, 4000)):
+            model.train(training)
+            some = {name: value[:size] for name, value in inputs.items()}
+            model(**some, guidance=handle.guide(**some, **{name: value[:size] for name, value in columns.items()}))
+    expected, drawn = found[0][0], found[1]
+    heads = drawn.std(0).unflatten(-1, (4, -1))
+    assert (heads.amax((0, 2)) > 0.1).all()
+    assert ((drawn.mean(0) - expected).abs() <= 5 * drawn.std(0) / 4000**0.5 + 1e-6).all()
+
+
+# at inference
+
+
+def test_marks_move_attention_to_the_marked_tokens() -> None:
+    model = tiny_model("roberta")
+    inputs = batch()
+    marked = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
+    marked[:, 2] = marked[0, 4] = True
+    steered = Plan((Guide("marked", "bias", layers=(0,), heads=(0, 1), options={"inside": 1.0, "outside": 0.01}),))
+    plain = next(iter(install(model, Plan()).probabilities(**inputs).values()))
+    handle = install(model, steered)
+    found = next(iter(handle.probabilities(**inputs, marked=marked).values()))
+    real = inputs["attention_mask"].bool()
+    before, after = ((p * marked[:, None, None]).sum(-1).transpose(1, 2)[real] for p in (plain, found))
+    assert (after[:, :2] > before[:, :2]).all()
+    # odds against the others are a hundred times better
+    odds = [share / (1 - share) for share in (before.double(), after.double())]
+    certain = before[:, :2] > 0.99
+    torch.testing.assert_close(
+        odds[1][:, :2].where(~certain, 0.0), 100 * odds[0][:, :2].where(~certain, 0.0), rtol=2e-2, atol=0
+    )
+    torch.testing.assert_close(after[:, 2:], before[:, 2:])
+    assert (found.transpose(1, 2)[real] * ~real.repeat_interleave(real.sum(-1), 0)[:, None]).abs().max() == 0
+
+
+def test_a_sliding_window_stays_under_every_mechanism() -> None:
+    inputs, columns = inputs_of({"encoder": (sentence(1, 9), padded(sentence(4, 6), 0, 3))})
+    model = tiny_model("modernbert")
+    rows = [Row("mask", (0,), "first"), Row("bias", (1,), "first"), Row("fix", (2,), "all"), Row("gaussian", (3,))]
+    handle = install(model, plan_of(rows), _Tokenizer())
+    kept = {site.layer: found for site, found in handle.probabilities(**inputs, **columns).items()}
+    far_QK = (torch.arange(9)[:, None] - torch.arange(9)).abs() > 2
+    real_B1Q1 = inputs["attention_mask"].bool()[:, None, :, None]
+    assert ((kept[0] * real_B1Q1)[..., far_QK] > 0).any()
+    assert not (kept[1] * real_B1Q1)[..., far_QK].any()
+    assert (kept[1][0, 0, 8, 6:] > 0).all()  # the first token is out of sight, and all that is in sight comes back
+
+
+@every_family
+def test_gates_begin_as_the_plain_model(family: str) -> None:
+    inputs = {name: value for name, value in inputs_of_family(family).items() if name != "labels"}
+    plain = tiny_model(family)
+    model = copy.deepcopy(plain)
+    handle = install(model, Plan((Guide(mechanism="gate"),)))
+    found, expected = model(**inputs, guidance=handle.guide(**inputs)).logits, plain(**inputs).logits
+    valid = inputs["decoder_attention_mask" if family in SEQ2SEQ else "attention_mask"].bool()
+    torch.testing.assert_close(found[valid], expected[valid], rtol=0, atol=1e-5)
+
+
+SHAPING = {
+    "mask": Guide("window", "mask", heads=(0,)),
+    "bias": Guide("first", "bias", heads=(1,)),
+    "fix": Guide("previous", "fix", heads=(2,)),
+    "gaussian": Guide(mechanism="gaussian", heads=(3,)),
+    "off": Guide(mechanism="off", heads=(0, 1)),
+    "gate": Guide(mechanism="gate"),
+}
+
+
+@every_family
+def test_a_model_that_shapes_its_outputs_makes_its_own_guidance(family: str) -> None:
+    inputs = inputs_of_family(family)
+    plan = Plan(tuple(guide for name, guide in SHAPING.items() if name not in ("off", "gate")))
+    plain = tiny_model(family)(**inputs)
+    model = tiny_model(family)
+    handle = install(model, plan)
+    given = {name: value for name, value in inputs.items() if name != "labels"}
+    explicit = model(**inputs, guidance=handle.guide(**given))
+    assert torch.equal(model(**inputs).logits, explicit.logits)
+    if family not in SEQ2SEQ:
+        assert torch.equal(model(inputs["input_ids"], inputs["attention_mask"]).logits, explicit.logits)
+    valid = inputs["decoder_attention_mask" if family in SEQ2SEQ else "attention_mask"].bool()
+    assert (explicit.logits - plain.logits)[valid].abs().max() > 1e-3
+    handle.remove()
+    assert torch.equal(model(**inputs).logits, plain.logits)
+
+
+@every_family
+@pytest.mark.parametrize("mechanism", SHAPING)
+def test_embeddings_tell_nothing_from_which_guidance_could_be_made(family: str, mechanism: str) -> None:
+    inputs = inputs_of_family(family)
+    model = tiny_model(family)
+    handle = install(model, Plan((SHAPING[mechanism],)))
+    given = {name: value for name, value in inputs.items() if name not in ("input_ids", "labels")}
+    embeddings = model.get_input_embeddings()(inputs["input_ids"])
+    with pytest.raises(InputError, match="shapes its outputs") as raised:
+        model(inputs_embeds=embeddings, **given)
+    assert "guidance=handle.guide" in str(raised.value.hint)
+    guidance = handle.guide(input_ids=inputs["input_ids"], **given)
+    logits = model(inputs_embeds=embeddings, **given, guidance=guidance).logits
+    if family not in ("roberta", "xlm-roberta", "camembert"):  # these read places off the ids
+        valid = inputs["decoder_attention_mask" if family in SEQ2SEQ else "attention_mask"].bool()
+        given["input_ids"] = inputs["input_ids"]
+        torch.testing.assert_close(logits[valid], model(**given).logits[valid], rtol=0, atol=2e-4)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [Row("fix", (0,), "next"), Row("mask", (0,), "window")],
+            "takes the place of the attention of layer 0, head 0",
+        ),
+        ([Row("off", (0,)), Row("gate", (0,))], "takes the place of the attention"),
+        ([Row("gaussian", (1,)), Row("fix", (1,), "next")], "takes the place of the attention"),
+        ([Row("gate", (1,)), Row("gate", (1, 2))], "are both gate"),
+        ([Row("off", (0,)), Row("logit_loss", (0,), "conflict")], "takes the place of the attention"),
+    ],
+)
+def test_mechanisms_that_contradict_each_other_on_a_head_are_refused(rows: list[Row], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        install(tiny_model("bert"), plan_of(rows), _Tokenizer(), tables=TABLES)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "pattern", "options"),
+    [
+        ("bias", "first", {"inside": 0.5, "outside": 0.5}),
+        ("bias", "first", {"outside": 0.0}),
+        ("mask", "conflict", {}),
+        ("mask", "", {}),
+        ("mask", "next", {"scale": "d_q"}),
+        ("gaussian", "next", {}),
+        ("gaussian", "", {"sigma": 0.0}),
+        ("gaussian", "", {"offsets": []}),
+        ("fix", "next", {"boundary": "none"}),
+        ("gate", "", {"start": 1.0}),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(mechanism: str, pattern: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Guide(pattern, mechanism, options=options)

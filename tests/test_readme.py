@@ -92,3 +92,21 @@ def test_every_command_is_in_the_table() -> None:
     table = README.split("## Commands")[1].split("Flags come")[0]
     for name in names(typer.main.get_command(load_app())):
         assert f"`{name}`" in table or f"`guide {name}`" in table, name
+
+
+def test_the_lines_for_your_own_code_train_save_and_come_back(tmp_path: Path) -> None:
+    import torch
+
+    import guidance
+    from tests.guidance.models import batch, tiny_model
+
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "guidance.install" in block]
+    model = tiny_model("bert")
+    places = {"model": model, "tokenizer": None, "batch": {**batch(), "labels": batch()["input_ids"]}}
+    places |= {"step": 3, "total_steps": 10, "folder": tmp_path / "saved"}
+    exec(compile(code, "README.md", "exec"), places)
+    assert places["loss"].item() > places["output"].loss.item()
+    places["loss"].backward()
+    again, handle = guidance.load(tmp_path / "saved")
+    assert handle.plan == guidance.Plan.load("preset:ag")
+    assert torch.equal(again(**batch()).logits, model(**batch()).logits)

@@ -55,20 +55,37 @@ class Handle:
         self._matches: dict[int, Tensor] = {}
         self._undo: list[Any] = []
         every = [site for sites in self.sites.values() for site in sites]
-        self.work = compile_plan(plan, [*every, *self.added.values()], part, self.tables.get("importance"))
+        added = [site for sites in self.added.values() for site in sites]
+        self.work = compile_plan(plan, [*every, *added], part, self.tables.get("importance"))
         self.attacks = [(number, site) for site, work in self.work.items() for number, _ in work.attack]
 
-    def _added_sites(self) -> dict[nn.Module, Site]:
-        """The heads that the plan adds, by the attention module beside which they stand."""
+    def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:
+        """The heads that the plan adds, by the attention module beside which they stand; a site for each of its calls.
+
+        Raises:
+            PlanError: some layers are to have them, and others that share their module are not.
+        """
         pal = self.plan.pal
         if pal is None or self.part != "model":
             return {}
-        mine = {m: sites[0] for m, sites in self.sites.items() if (sites[0].stack, sites[0].attention) == _ENCODER}
-        layers = select(pal.layers, max((site.layer for site in mine.values()), default=-1) + 1, "layer")
+        mine = {m: sites for m, sites in self.sites.items() if (sites[0].stack, sites[0].attention) == _ENCODER}
+        count = 1 + max((site.layer for sites in mine.values() for site in sites), default=-1)
+        try:
+            layers = set(select(pal.layers, count, "layer"))
+        except PlanError as error:
+            raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
+        if not layers:
+            raise PlanError("[pal]: its layers select none", hint="leave the key out to mean all of them")
+        for sites in mine.values():
+            if 0 < len(shared := layers & {site.layer for site in sites}) < len(sites):
+                raise PlanError(
+                    f"[pal]: layer {min(shared)} shares its module with layers that are to have no added heads",
+                    hint=f"select layers {sites[0].layer} to {sites[-1].layer} together, or none of them",
+                )
         return {
-            module: Site("encoder", "pal", site.layer, pal.heads, f"{site.name}.{EXTRA}.pal")
-            for module, site in mine.items()
-            if site.layer in layers
+            module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in sites)
+            for module, sites in mine.items()
+            if sites[0].layer in layers
         }
 
     @property
@@ -86,10 +103,11 @@ class Handle:
         """How many heads a guide is at work on, in all layers."""
         return sum(len(heads) for work in self.work.values() for n, heads in work.shares() if n == number)
 
-    def learns(self, site: Site) -> bool:
-        """The module of a site is in training and has parameters that move."""
+    def learns(self, site: Site, number: int | None = None) -> bool:
+        """The module of a site is in training and has parameters that move; those that a guide has added, if it is given."""
         module = next(module for module, sites in self.sites.items() if site in sites)
-        return module.training and any(p.requires_grad for p in module.parameters())
+        owner = module if number is None else getattr(module, EXTRA)[key_of(self.plan, number)]
+        return module.training and any(p.requires_grad for p in owner.parameters())
 
     def guide(
         self,
@@ -200,6 +218,11 @@ class Handle:
 
     def install(self) -> None:
         """Make the model follow the plan; see `install`."""
+        if self._shaping() and any("guide_required" in module.__dict__ for module in self.model.modules()):
+            raise PlanError(
+                "another plan shapes the outputs of this model already",
+                hint="remove that plan first, or put the rows of both into one plan",
+            )
         try:
             self._undo.append(adapt(self.model, guided_attention))
             self._undo.append(switch(self.model, NAME))
@@ -210,12 +233,17 @@ class Handle:
             self._add_parameters()
             self._freeze()
             self._require()
-            installed = self.model.__dict__.setdefault("guide_handles", [])
-            installed.append(self)
-            self._undo.append(installed.pop)
+            self.model.__dict__.setdefault("guide_handles", []).append(self)
+            self._undo.append(self._forget)
         except Exception:
             self.remove()
             raise
+
+    def _forget(self) -> None:
+        installed: list[Handle] = self.model.__dict__["guide_handles"]
+        installed.pop()
+        if not installed:
+            del self.model.__dict__["guide_handles"]
 
     def _mark(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
         # another plan that was installed before this one still needs its sites
@@ -225,13 +253,13 @@ class Handle:
 
     def _add_heads(self) -> None:
         """Extra heads, as the plan's ``[pal]`` says."""
-        for module, site in self.added.items():
+        for module, sites in self.added.items():
             pal = self.plan.pal
             assert pal is not None
             normalisation = place_of(self.model, module, pal.placement)
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
-            self.sites[added] = added.guide_sites = (site,)
+            self.sites[added] = added.guide_sites = sites
             # in a tuple, so that it is no second child, and a copy of the model has its own
             normalisation.__dict__["guide_pal"] = (added,)
             self._undo.append(partial(normalisation.__dict__.pop, "guide_pal", None))
@@ -241,11 +269,11 @@ class Handle:
         """The parameters of adversaries and gates; what the plan leaves without use is frozen."""
         for module, sites in list(self.sites.items()):
             at_work = [self.work[site] for site in sites if site in self.work]
-            for number, heads in {share for work in at_work for share in (*work.attack, *work.output)}:
+            for number, heads in dict.fromkeys(share for work in at_work for share in (*work.attack, *work.output)):
                 how = self.plan.guides[number].how
                 if hasattr(how, "module"):
                     self._attach(module, key_of(self.plan, number), how.module(len(heads), _width(module)))
-            if any(work.attack for work in at_work) or isinstance(getattr(module, EXTRA, {}), nn.ModuleDict):
+            if any(work.attack for work in at_work) or module in self.added:
                 self._hook(module.register_forward_pre_hook(_tap, with_kwargs=True))
 
     def _attach(self, module: nn.Module, key: str, added: nn.Module) -> None:
@@ -278,12 +306,7 @@ class Handle:
 
     def _require(self) -> None:
         """Where the plan shapes outputs, a call without guidance gets its own, and one that cannot is refused."""
-        shaping = [
-            module
-            for module, sites in self.sites.items()
-            if any(site in self.work and self.work[site].shapes_output for site in sites)
-            or (isinstance(extra := getattr(module, EXTRA, None), nn.ModuleDict) and "pal" in extra)
-        ]
+        shaping = self._shaping()
         for module in shaping:
             module.guide_required = True  # type: ignore[assignment]
             self._undo.append(partial(module.__dict__.pop, "guide_required", None))
@@ -292,8 +315,21 @@ class Handle:
             for entry in entries:
                 self._hook(entry.register_forward_pre_hook(self._supply, with_kwargs=True, prepend=True))
 
+    def _shaping(self) -> list[nn.Module]:
+        """The modules whose outputs the plan shapes."""
+        return [
+            module
+            for module, sites in self.sites.items()
+            if any(site in self.work and self.work[site].shapes_output for site in sites) or module in self.added
+        ]
+
     def _supply(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if kwargs.get("guidance") is not None:
+        if (guidance := kwargs.get("guidance")) is not None:
+            if isinstance(guidance, Guidance) and guidance.handle.plan != self.plan:
+                raise InputError(
+                    "the guidance is of another plan than the one that shapes this model's outputs",
+                    hint="make it by the handle of that plan, or remove that plan",
+                )
             return None
         ids = kwargs.get("input_ids", args[0] if args else None)
         decoder_ids = kwargs.get("decoder_input_ids")
@@ -362,8 +398,7 @@ def _tap(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dic
     states = args[0] if args else kwargs["hidden_states"]
     extra: Mapping[str, Any] = getattr(module, EXTRA, {})
     if "pal" in extra:
-        room = guidance.tokens["encoder"].valid_BT
-        mask = room[:, None, None].expand(-1, 1, room.shape[1], -1)
+        mask = guidance.padding("encoder")
 
         def attend(site: nn.Module, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
             return guided_attention(site, query, key, value, mask, dropout, guidance=guidance)[0]

@@ -237,7 +237,7 @@ def check_against_the_method_written_out(
     noisy = any(guide.how.noise == "gumbel" for guide in guides)  # which is drawn in single precision
     loose = {"rtol": 1e-3, "atol": 1e-4} if family == "deberta-v2" else {"rtol": 1e-6, "atol": 1e-6 if noisy else 1e-8}
     grads = torch.autograd.grad(task + far, list(parameters.values()), retain_graph=True, allow_unused=True)
-    for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+    for name, grad in zip(parameters, grads, strict=True):
         if grad is not None:
             mine_grad = model.get_parameter(name).grad
             assert mine_grad is not None, name
@@ -284,3 +284,660 @@ def test_so_they_are_with_every_option(case: str, family: str) -> None:
 
 def test_so_they_are_on_some_layers() -> None:
     check_against_the_method_written_out("bert", "encoder", (adversary(layers=(1,)),), [(0, 1, 2, 3)], layers=(1,))
+
+
+def test_the_adversary_reads_what_the_layer_reads() -> None:
+    inputs = batch()
+    model, handle = prepared("bert", (adversary(),))
+    _, _, attack = both_passes(model, handle, inputs)
+    states = model(**inputs, guidance=handle.guide(**inputs).attack(), output_hidden_states=True).hidden_states
+    for (_, site), made in attack.attacks.items():
+        u = model.get_submodule(f"{site.name}.guided.adversary0")(states[site.layer])
+        valid = inputs["attention_mask"].bool()
+        units = valid[:, None, None, :] & valid[:, None, :, None]
+        torch.testing.assert_close(made.kept_B, ((u > 0) & units).sum((1, 2, 3)).double())
+        assert torch.equal(made.units_B, units.sum((1, 2, 3)))
+
+
+# the divergence, by loops
+
+
+def kullback_leibler(p: list[float], q: list[float]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def test_the_divergence_is_half_of_both_directions_averaged_over_examples() -> None:
+    left, right = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    p, q = left.softmax(-1).tolist(), right.softmax(-1).tolist()
+    expected = sum(0.5 * kullback_leibler(a, b) + 0.5 * kullback_leibler(b, a) for a, b in zip(p, q, strict=True)) / 5
+    assert float(divergence(left, right)) == pytest.approx(expected, rel=1e-12)
+    assert float(divergence(right, left)) == pytest.approx(expected, rel=1e-12)
+    # torch's own, whose batchmean divides by the first dimension, and whose first argument is log q
+    there = nn.functional.kl_div(left.log_softmax(-1), right.softmax(-1), reduction="batchmean")
+    back = nn.functional.kl_div(right.log_softmax(-1), left.softmax(-1), reduction="batchmean")
+    assert float(divergence(left, right)) == pytest.approx(float(there + back) / 2, rel=1e-12)
+
+
+def test_for_tokens_it_is_a_mean_over_the_selected_ones() -> None:
+    left, right = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    selected = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1]]).bool()
+    expected = written_divergence(left, right, selected)
+    torch.testing.assert_close(divergence(left, right, "token", selected), expected, rtol=1e-12, atol=0.0)
+    everywhere = written_divergence(left, right, torch.ones(2, 4, dtype=torch.bool))
+    torch.testing.assert_close(divergence(left, right, "token"), everywhere, rtol=1e-12, atol=0.0)
+    assert float(divergence(left, right, "token", torch.zeros(2, 4, dtype=torch.bool))) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_for_regression_it_is_the_mean_squared_difference(shape: tuple[int, ...]) -> None:
+    left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(shape), torch.tensor([1.0, 4.0, 3.0, 1.0]).view(shape)
+    assert float(divergence(left, right, "regression")) == pytest.approx((4 + 9) / 4)
+    selected = torch.tensor([True, True, False, False]).view(shape)
+    assert float(divergence(left, right, "regression", selected)) == pytest.approx(2.0)
+
+
+def test_both_outputs_get_gradients_and_half_precision_is_computed_in_single() -> None:
+    left, right = (torch.randn(3, 4, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
+    far = divergence(left, right)
+    assert far.dtype == torch.float32
+    far.backward()
+    assert left.grad is not None and right.grad is not None
+    assert left.grad.abs().sum() > 0 and right.grad.abs().sum() > 0
+    torch.testing.assert_close(far, divergence(left.float(), right.float()))
+
+
+@pytest.mark.parametrize(
+    ("clean", "attacked", "form", "selected"),
+    [
+        ((2, 3), (2, 4), "classification", None),
+        ((2, 5, 3), (2, 5, 3), "classification", None),
+        ((2, 3), (2, 3), "token", None),
+        ((2, 5, 3), (2, 5, 3), "token", (2, 3)),
+        ((4, 1), (4, 1), "regression", (4,)),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(clean: Any, attacked: Any, form: Form, selected: Any) -> None:
+    with pytest.raises(InputError, match=r"\(\d"):
+        divergence(
+            torch.zeros(clean),
+            torch.zeros(attacked),
+            form,
+            None if selected is None else torch.ones(selected, dtype=torch.bool),
+        )
+
+
+# facts about gradients
+
+
+@dataclass
+class Pass:
+    """One attacked pass of one layer: units before the threshold and the added scores, with their gradients."""
+
+    units: Tensor
+    scores: Tensor
+    off: Tensor
+    alone: Tensor
+
+
+def one_attack(objective: Callable[[Tensor, Tensor, Guidance], Tensor], shift: float = 0.0, **options: Any) -> Pass:
+    """The gradients of an objective at an adversary in the last layer; the batch is padded."""
+    inputs = batch()
+    model, handle = prepared("bert", (adversary(layers=(1,), **options),))
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, units: Tensor) -> None:
+        units.retain_grad()
+        seen.append(units)
+
+    ((_, site),) = handle.attacks
+    weights = model.get_submodule(f"{site.name}.guided.adversary0")
+    weights.query.bias.data += shift
+    weights.register_forward_hook(keep)
+    clean, attacked, attack = both_passes(model, handle, inputs)
+    (made,) = attack.attacks.values()
+    made.scores.retain_grad()
+    objective(clean, attacked, attack).backward()
+    valid = inputs["attention_mask"].bool()
+    pairs = (valid[:, None, None, :] & valid[:, None, :, None]).expand_as(seen[0])
+    kept = (seen[0] > 0) & valid[:, None, None, :]
+    alone = ~kept.any(-1, keepdim=True).expand_as(kept)
+    assert seen[0].grad is not None and made.scores.grad is not None
+    return Pass(seen[0].grad, made.scores.grad, pairs & ~kept & ~alone, pairs & alone)
+
+
+def far(clean: Tensor, attacked: Tensor, attack: Guidance) -> Tensor:
+    return divergence(clean, attacked, "token", batch()["attention_mask"].bool())
+
+
+def test_the_gradient_at_a_unit_is_ten_thousand_times_that_of_a_score_turned_round() -> None:
+    seen: list[Tensor] = []
+
+    def objective(clean: Tensor, attacked: Tensor, attack: Guidance) -> Tensor:
+        (made,) = attack.attacks.values()
+        made.scores.register_hook(seen.append)
+        return far(clean, attacked, attack)
+
+    result = one_attack(objective)
+    assert torch.equal(result.scores, seen[0])
+    ratio = (result.units / result.scores)[result.scores.abs() > 1e-12]
+    assert (ratio < 0).all()
+    assert ratio.min() >= -10_000 / 4 - 1e-6, "the slope of a sigmoid is at most a quarter"
+    assert ratio.min() < -2_000
+
+
+def test_units_that_are_off_get_no_gradient_from_the_divergence_unless_their_row_is_empty() -> None:
+    result = one_attack(far, shift=1.5)
+    assert result.off.any() and result.alone.any()
+    assert (result.units[result.off] == 0).all()
+    assert (result.units[result.alone] != 0).all()
+    assert result.units[~result.off].abs().max() > 1e-3
+
+
+def test_the_penalty_alone_pulls_units_on_and_padding_pays_nothing() -> None:
+    result = one_attack(lambda clean, attacked, attack: attack.penalty() + 0 * far(clean, attacked, attack), tau=0.5)
+    valid = batch()["attention_mask"].bool()
+    pairs = valid[:, None, None, :] & valid[:, None, :, None]
+    assert (result.units[pairs] < 0).all(), "a step of descent raises u: the adversary is paid for what it keeps"
+    assert (result.units[~pairs] == 0).all()
+    assert result.units.min() >= -0.25 * 0.25 / 3 - 1e-9  # tau^2 sigma' / B
+
+
+def test_model_parameters_never_hear_of_the_penalty_nor_lower_layers_of_the_adversarys_input() -> None:
+    model, handle = prepared("bert", (adversary(penalty_weight=1e6),))
+    _, _, attack = both_passes(model, handle, batch())
+    attack.penalty().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) != (".guided." in name), name
+
+
+def test_about_half_of_all_units_are_off_at_the_start() -> None:
+    shares = []
+    for seed in range(5):  # measured: 0.28 to 0.74 in one layer, 0.51 on average
+        model = tiny_model("bert", seed=seed, hidden_size=64)
+        handle = install(model, Plan((adversary(),)))
+        shares += both_passes(model, handle, batch((30, 20, 25)))[2].masking_proportions().values()
+    assert len(shares) == 10
+    assert 0.4 < sum(shares) / 10 < 0.6
+    assert 0.1 < min(shares) < 0.5 < max(shares) < 0.9
+
+
+def test_an_initial_bias_makes_it_begin_with_all_units_on() -> None:
+    model, handle = prepared("bert", (adversary(init_bias=2.0, tau=0.3),), spread=0.0)
+    clean, attacked, attack = both_passes(model, handle, batch((7, 4, 5)))
+    torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
+    assert set(attack.masking_proportions().values()) == {0.0}
+    assert float(attack.penalty()) == pytest.approx(0.09 * 2 * (49 + 16 + 25) / 3, rel=1e-6)
+
+
+def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask() -> None:
+    model, handle = prepared("bert", (adversary(),), spread=0.0)
+    for name, parameter in model.named_parameters():
+        if ".guided." in name:  # u = -16 / sqrt(16) everywhere
+            parameter.data.fill_(0.0 if "weight" in name else 1.0 if "query" in name else -1.0)
+    clean, attacked, attack = both_passes(model, handle, batch())
+    torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
+    assert set(attack.masking_proportions().values()) == {1.0}
+    assert float(attack.penalty()) == 0.0
+    (attacked.square().mean() + attack.penalty()).backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_gumbel_noise_is_logistic() -> None:
+    """Two independent Gumbel draws differ by a logistic number: a unit is on with probability sigma(u)."""
+    torch.manual_seed(0)
+    how = Adversary(noise="gumbel")
+    allowed, queries = torch.ones(1, 1, 200, 200, dtype=torch.bool), torch.ones(1, 200, dtype=torch.bool)
+    for u in (-2.0, 0.0, 1.0):
+        made = how.attack(_Constant(u), torch.zeros(1, 200, 8), allowed, queries)
+        share = float(made.kept_B / made.units_B)
+        assert share == pytest.approx(float(torch.sigmoid(torch.tensor(u))), abs=0.01)  # 4 standard errors
+
+
+class _Constant(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.full((len(states), 1, states.shape[1], states.shape[1]), self.value)
+
+
+# the laws of the second pass
+
+
+@pytest.mark.parametrize("kind", ["adversary", "gumbel", "bernoulli", "magnitude"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_an_attack_the_model_is_the_plain_one_bit_for_bit(family: str, kind: str) -> None:
+    rows = {
+        "adversary": adversary(),
+        "gumbel": adversary(noise="gumbel", per_head=True),
+        "bernoulli": random_mask(),
+        "magnitude": random_mask(kind="magnitude"),
+    }
+    model = tiny_model(family, **dropout(family))
+    plain = copy.deepcopy(model)
+    handle = install(model, Plan((rows[kind],)))
+    inputs = batch()
+    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
+    if family == "deberta-v2":  # where a row of its plan is there, another function computes what its own code would
+        selected = inputs["attention_mask"].bool()
+        first = model(**inputs, guidance=handle.guide(**inputs)).logits[selected]
+        torch.testing.assert_close(first, plain(**inputs).logits[selected], rtol=1e-5, atol=1e-5)
+        return
+    assert torch.equal(model(**inputs, guidance=handle.guide(**inputs)).logits, plain(**inputs).logits)
+    model.train(), plain.train()
+    torch.manual_seed(2)
+    mine = model(**inputs, guidance=handle.guide(**inputs)).logits
+    torch.manual_seed(2)
+    assert torch.equal(mine, plain(**inputs).logits)
+
+
+def test_both_passes_have_dropout_of_their_own() -> None:
+    model, handle = prepared("bert", (adversary(init_bias=3.0),), spread=0.0, **dropout("bert"))
+    clean, attacked, attack = both_passes(model, handle, batch())
+    assert set(attack.masking_proportions().values()) == {0.0}
+    assert not torch.allclose(clean, attacked)
+
+
+@pytest.mark.parametrize("row", [adversary(weight=0.0), random_mask(weight=0.0)], ids=["adversary", "random_mask"])
+def test_a_weight_of_zero_adds_nothing_and_has_no_second_pass(row: Guide) -> None:
+    model = tiny_model("bert")
+    names = list(model.state_dict())
+    handle = install(model, Plan((row,)))
+    assert list(model.state_dict()) == names
+    assert handle.attacks == []
+    with pytest.raises(PlanError, match="no guide of this plan attacks"):
+        handle.guide(**batch()).attack()
+
+
+def test_names_of_its_parameters_and_of_all_others_after_removing() -> None:
+    model = tiny_model("roberta")
+    names = list(model.state_dict())
+    handle = install(model, Plan((random_mask(heads=(3,)), adversary(heads=(0, 1)))))
+    added = [name for name in model.state_dict() if name not in names]
+    assert [name for name in model.state_dict() if name in names] == names
+    assert added == [
+        f"roberta.encoder.layer.{layer}.attention.self.guided.adversary1.{linear}.{kind}"
+        for layer in (0, 1)
+        for linear in ("query", "key")
+        for kind in ("weight", "bias")
+    ]
+    handle.remove()
+    assert list(model.state_dict()) == names
+    assert not any(hasattr(module, "guided") for module in model.modules())
+
+
+@pytest.mark.parametrize("noise", ["none", "gumbel"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "albert"])
+def test_gradient_checkpointing_replays_the_same_attack(family: str, noise: str) -> None:
+    inputs, results = batch(), []
+    for checkpointing in (False, True):
+        model, handle = prepared(family, (adversary(noise=noise),), **dropout(family))
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        torch.manual_seed(4)
+        clean, attacked, attack = both_passes(model, handle, inputs)
+        loss = clean.square().mean() + attack.adversarial_loss(clean, attacked, "token")
+        loss.backward()
+        grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+        assert all(grad is not None for name, grad in grads.items() if ".guided." in name)
+        results.append((loss.detach(), grads))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_example_is_attacked_alone_as_in_a_padded_batch(family: str) -> None:
+    lengths = (9, 4, 6)
+    inputs = batch(lengths)
+    model, handle = prepared(family, (adversary(),))
+    _, together, attack = both_passes(model, handle, inputs)
+    paid = []
+    for b, length in enumerate(lengths):
+        one = {key: value[b : b + 1, :length] for key, value in inputs.items()}
+        _, alone, mine = both_passes(model, handle, one)
+        torch.testing.assert_close(alone[0], together[b, :length], rtol=1e-5, atol=1e-6)
+        paid.append(mine.penalty())
+    torch.testing.assert_close(attack.penalty(), sum(paid) / 3)
+
+
+def test_examples_of_padding_alone_neither_pay_nor_count() -> None:
+    inputs = batch((6, 4))
+    model, handle = prepared("bert", (adversary(),))
+    _, _, attack = both_passes(model, handle, inputs)
+    longer = {
+        "input_ids": torch.cat([inputs["input_ids"], torch.ones(2, 6, dtype=torch.long)]),
+        "attention_mask": torch.cat([inputs["attention_mask"], torch.zeros(2, 6, dtype=torch.long)]),
+    }
+    clean, attacked, other = both_passes(model, handle, longer)
+    torch.testing.assert_close(other.penalty(), attack.penalty())
+    assert list(other.masking_proportions().values()) == pytest.approx(list(attack.masking_proportions().values()))
+    other.adversarial_loss(clean, attacked, "token", longer["attention_mask"].bool()).backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["autocast", "parameters"])
+def test_in_bfloat16_everything_is_finite(family: str, kind: str) -> None:
+    inputs = batch()
+    model = tiny_model(family).train()
+    handle = install(model, Plan((adversary(noise="gumbel", heads=(0, 1)), random_mask(heads=(3,)))))
+    if kind == "parameters":
+        model.to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+        clean, attacked, attack = both_passes(model, handle, inputs)
+    selected = inputs["attention_mask"].bool()
+    loss = clean[selected].float().square().mean() + attack.adversarial_loss(clean, attacked, "token", selected)
+    loss.backward()
+    assert loss.dtype == torch.float32 and loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+        assert parameter.grad is not None or ".guided." not in name, name
+
+
+def test_the_divergence_follows_weight_and_schedule_and_the_penalty_does_not() -> None:
+    row = Guide(mechanism="adversary", weight=2.0, schedule="linear")
+    model = tiny_model("bert").train()
+    handle = install(model, Plan((row,)))
+    clean, attacked, attack = both_passes(model, handle, batch())
+    far, paid = divergence(clean, attacked, "token"), attack.penalty()
+    for step, factor in ((0, 2.0), (5, 1.0), (10, 0.0)):
+        total = attack.adversarial_loss(clean, attacked, "token", step=step, total_steps=10)
+        torch.testing.assert_close(total, factor * far + paid)
+
+
+def test_asking_before_the_second_pass_is_refused() -> None:
+    model = tiny_model("bert")
+    handle = install(model, Plan((adversary(),)))
+    guidance = handle.guide(**batch())
+    model(**batch(), guidance=guidance)
+    for asked in (guidance, guidance.attack()):
+        with pytest.raises(GuidanceHadNoEffect, match="did not attack"):
+            asked.penalty()
+        with pytest.raises(GuidanceHadNoEffect, match="did not attack"):
+            asked.masking_proportions()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tau": -0.1}, "tau = -0.1 is not between 0 and 100"),
+        ({"tau": math.nan}, "not a finite number"),
+        ({"penalty_weight": -1.0}, "not between"),
+        ({"noise": "gauss"}, "noise = 'gauss'"),
+        ({"per_head": 1}, "not a bool"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        adversary(**options)
+
+
+def test_rows_that_contradict_each_other_are_refused() -> None:
+    model = tiny_model("bert")
+    with pytest.raises(UnknownName, match="teu"):
+        adversary(teu=0.3)
+    with pytest.raises(PlanError, match="both adversary"):
+        install(model, Plan((adversary(), adversary(heads=(0,)))))
+    with pytest.raises(PlanError, match="one weight"):
+        install(model, Plan((adversary(heads=(0,)), random_mask(heads=(1,), weight=2.0))))
+    with pytest.raises(PlanError, match="cross-attention"):
+        Guide(mechanism="adversary", attention="cross")
+
+
+# random masks
+
+
+def made_masks(attack: Guidance) -> dict[str, Tensor]:
+    """By module, the units that are off: bool (B, Q, K)."""
+    found = {}
+    for (_, site), made in attack.attacks.items():
+        assert made.scores.shape[1] == 1, "one mask for all heads"
+        queries = attack.queries(site).valid_BT
+        assert set(made.scores[:, 0][queries].unique().tolist()) <= {0.0, -10_000.0}
+        found[site.name] = made.scores[:, 0] < 0
+    return found
+
+
+@every_stack
+@pytest.mark.parametrize("kind", ["bernoulli", "magnitude"])
+def test_an_attack_by_random_masks_is_the_plain_model_with_those_masks(kind: str, family: str, stack: str) -> None:
+    if family == "albert":
+        pytest.skip("its layers share one module, and masks are looked up by module")
+    inputs = without_labels(family)
+    model, handle = prepared(family, (random_mask(stack=stack, kind=kind, proportion=0.4),))
+    clean, attacked, attack = both_passes(model, handle, inputs)
+    off, selected = made_masks(attack), valid_outputs(inputs)
+    other = tiny_model(family, "eager").double()
+    seen: dict[str, Tensor] = {}
+
+    def masking(name: str, states: Tensor, scores: Tensor) -> Tensor:
+        seen[name] = scores.detach()
+        return (off[name][:, None] * -10_000.0).expand_as(scores)
+
+    with masked_softmax(other, set(off), masking):
+        expected = other(**inputs).logits
+    torch.testing.assert_close(attacked[selected], expected[selected], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(attacked[selected], clean[selected], atol=1e-3)
+    assert set(seen) == set(off)
+    valid = inputs["decoder_attention_mask" if stack == "decoder" else "attention_mask"].bool()
+    for name, scores in seen.items():
+        for b, q in valid.nonzero().tolist():
+            row = scores[b, :, q].mean(0)
+            keys = [k for k in range(len(row)) if row[k] > -math.inf]
+            gone = [k for k in keys if off[name][b, q, k]]
+            assert len(gone) < len(keys), "every row keeps a key"
+            if kind == "magnitude":
+                number = min(2 * len(keys) // 5, len(keys) - 1)
+                assert set(gone) == set(sorted(keys, key=lambda k: -row[k])[:number])
+
+
+@pytest.mark.parametrize("proportion", [0.05, 0.3])
+def test_a_bernoulli_mask_switches_off_its_share_of_valid_units(proportion: float) -> None:
+    model = tiny_model("bert", max_position_embeddings=128)
+    handle = install(model, Plan((random_mask(proportion=proportion),)))
+    inputs = batch((100, 60, 80))
+    _, _, attack = both_passes(model, handle, inputs)
+    units = 100**2 + 60**2 + 80**2
+    for share in attack.masking_proportions().values():
+        error = math.sqrt(proportion * (1 - proportion) / units)
+        assert abs(share - proportion) < 5 * error
+    first, second = made_masks(attack).values()
+    assert not torch.equal(first, second)
+    again = made_masks(both_passes(model, handle, inputs)[2])
+    assert not any(torch.equal(off, again[name]) for name, off in made_masks(attack).items())
+    assert all(made.units_B.tolist() == [10_000, 3_600, 6_400] for made in attack.attacks.values())
+
+
+def test_units_of_a_bernoulli_mask_are_as_likely_in_every_place() -> None:
+    """Where a row of two keys would be empty each of them stays with probability 1/2: 1 - p^2 / 2 ... not the first."""
+    model = tiny_model("bert")
+    handle = install(model, Plan((random_mask(proportion=0.9, layers=(0,)),)))
+    ids = torch.full((4000, 2), 7)
+    (off,) = made_masks(
+        both_passes(model, handle, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[2]
+    ).values()
+    assert not off.all(-1).any()
+    shares = off.float().mean(0).flatten().tolist()
+    # off: this one alone, p (1 - p); or both, p^2, of which half stay
+    assert shares == pytest.approx([0.9 * 0.1 + 0.81 / 2] * 4, abs=0.04)
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "magnitude"])
+def test_a_proportion_of_one_keeps_one_key_and_of_none_keeps_all(kind: str) -> None:
+    inputs = batch()
+    lengths = inputs["attention_mask"].sum(1)
+    for proportion, kept in ((1.0, lengths), (0.0, lengths**2)):
+        model, handle = prepared("bert", (random_mask(kind=kind, proportion=proportion),))
+        clean, attacked, attack = both_passes(model, handle, inputs)
+        for made in attack.attacks.values():
+            assert torch.equal(made.kept_B.long(), kept)
+        if proportion == 0:
+            torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
+
+
+def test_magnitude_takes_whole_units_as_written_in_decimals() -> None:
+    """0.13 of 900 keys are 117, though in single precision the product is a little less."""
+    how = random_mask(kind="magnitude").how
+    for proportion, size, expected in ((0.13, 900, 117), (0.29, 100, 29), (0.1, 9, 0), (0.1, 10, 1), (0.99, 3, 2)):
+        scores = torch.randn(1, 2, 1, size)
+        seen = torch.ones(1, 1, 1, size, dtype=torch.bool)
+        made = how.attack(scores, seen, torch.ones(1, 1, dtype=torch.bool), proportion)
+        assert int((made.scores < 0).sum()) == expected
+
+
+def test_a_scheduled_mask_reads_its_share_from_the_table() -> None:
+    table = torch.tensor([[0.0, 0.5], [1.0, 0.0], [0.2, 0.7]])
+    model = tiny_model("bert", max_position_embeddings=128)
+    handle = install(model, Plan((random_mask(kind="scheduled"),)), tables={"masking_proportion": table})
+    for step, row in ((0, 0), (1, 1), (2, 2), (7, 2)):
+        attack = both_passes(model, handle, batch((100, 90)), step)[2]
+        for site, share in attack.masking_proportions().items():
+            wanted = float(table[row, site.layer])
+            assert share == pytest.approx(min(wanted, 1 - 190 / (100**2 + 90**2)), abs=0.03 if wanted % 1 else 1e-6)
+
+
+def test_a_scheduled_mask_wants_a_table_that_has_its_layers() -> None:
+    with pytest.raises(PlanError, match="needs the table masking_proportion"):
+        install(tiny_model("bert"), Plan((random_mask(kind="scheduled"),)))
+    handle = install(
+        model := tiny_model("bert"),
+        Plan((random_mask(kind="scheduled"),)),
+        tables={"masking_proportion": torch.zeros(3, 1)},
+    )
+    with pytest.raises(InputError, match=r"masking_proportion is \(3, 1\)"):
+        both_passes(model, handle, batch())
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "magnitude"])
+def test_a_random_mask_pays_no_penalty_and_adds_no_parameters(kind: str) -> None:
+    model = tiny_model("bert").train()
+    names = list(model.state_dict())
+    handle = install(model, Plan((random_mask(kind=kind, weight=3.0),)))
+    assert list(model.state_dict()) == names
+    clean, attacked, attack = both_passes(model, handle, batch())
+    assert float(attack.penalty()) == 0.0
+    torch.testing.assert_close(
+        attack.adversarial_loss(clean, attacked, "token"), 3.0 * divergence(clean, attacked, "token")
+    )
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "magnitude"])
+def test_gradient_checkpointing_replays_the_same_random_mask(kind: str) -> None:
+    results = []
+    for checkpointing in (False, True):
+        model, handle = prepared("bert", (random_mask(kind=kind, proportion=0.5),), **dropout("bert"))
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        torch.manual_seed(4)
+        clean, attacked, attack = both_passes(model, handle, batch())
+        attack.adversarial_loss(clean, attacked, "token").backward()
+        results.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+# on a trained model
+
+LENGTH = 12
+
+
+def marked_sentences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random tokens among which one of four marks stands somewhere: the class is which mark."""
+    ids = torch.randint(8, 40, (count, LENGTH), generator=generator)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    places = torch.randint(1, LENGTH, (count,), generator=generator)
+    ids[:, 0] = 3
+    ids[torch.arange(count), places] = 4 + labels
+    return ids, labels
+
+
+@cache
+def trained(seed: int) -> BertForSequenceClassification:
+    """A classifier that has learned to find the mark: it must attend from the first token to one that may be anywhere."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=16,
+        num_labels=4,
+        **dropout("bert", 0.0),
+    )
+    model = BertForSequenceClassification(config)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        ids, labels = marked_sentences(64, generator)
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+    return model.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an attack does to 512 new sentences: divergence, loss under attack, share of units off by layer."""
+
+    divergence: float
+    loss: float
+    shares: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, handle: Handle) -> Effect:
+        ids, labels = marked_sentences(512, torch.Generator().manual_seed(999))
+        guidance = handle.guide(ids)
+        with torch.no_grad():
+            clean = model(input_ids=ids, guidance=guidance)
+            attack = guidance.attack()
+            attacked = model(input_ids=ids, labels=labels, guidance=attack)
+        far = divergence(clean.logits, attacked.logits)
+        return cls(float(far), float(attacked.loss), tuple(attack.masking_proportions().values()))
+
+
+@cache
+def learned_attack(seed: int, tau: float) -> Effect:
+    """An adversary that has trained for 150 steps against a model that stands still."""
+    model = copy.deepcopy(trained(seed))
+    torch.manual_seed(seed)
+    handle = install(model, Plan((adversary(tau=tau),)))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    generator = torch.Generator().manual_seed(100 + seed)
+    for _ in range(150):
+        ids, _ = marked_sentences(64, generator)
+        clean, attacked, attack = both_passes(model, handle, {"input_ids": ids})
+        optimizer.zero_grad()
+        attack.adversarial_loss(clean, attacked).backward()
+        optimizer.step()
+    return Effect.of(model, handle)
+
+
+SEEDS = (0, 1, 2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_learned_attack_is_harder_than_random_masks_of_the_same_proportion(seed: int) -> None:
+    # Measured with tau = 3, where 5 to 7 percent of the units or less are off: divergence 3.35, 2.35, 3.04 against 0.60,
+    # 0.15, 0.43 of random masks; losses about the same.  It is no law for every tau: with tau below 1 adversaries that
+    # leave whole rows empty, which then are no attack, lost to random masks for some seeds (2.8 against 4.6).
+    learned = learned_attack(seed, 3.0)
+    model = copy.deepcopy(trained(seed))
+    handle = install(
+        model, Plan((random_mask(kind="scheduled"),)), tables={"masking_proportion": torch.tensor([learned.shares])}
+    )
+    random = [Effect.of(model, handle) for _ in range(3)]
+    assert 0 < sum(learned.shares) < 0.3
+    for effect in random:
+        assert effect.shares == pytest.approx(learned.shares, abs=0.01)
+        assert learned.divergence > 2.5 * effect.divergence
+        assert learned.loss > 2.5 * effect.loss
+
+
+def test_the_dearer_it_is_to_keep_units_off_the_fewer_are_off() -> None:
+    # Measured, averaged over layers and seeds: 0.42, 0.20, 0.05; for single seeds two neighbours come close (0.08, 0.07).
+    taus = (0.1, 0.3, 3.0)
+    shares = {tau: sum(sum(learned_attack(seed, tau).shares) / 2 for seed in SEEDS) / 3 for tau in taus}
+    assert shares[0.1] > 1.4 * shares[0.3]
+    assert shares[0.3] > 1.4 * shares[3.0]
+    for seed in SEEDS:
+        assert sum(learned_attack(seed, 0.1).shares) > 2 * sum(learned_attack(seed, 3.0).shares)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from guidance.errors import PlanError
+from guidance.mechanisms.fixed import Gaussian
+from guidance.patterns import PATTERNS
 from guidance.plan import Guide, Plan
 from guidance.sites import Selector, Site, select, select_heads
 
@@ -124,6 +126,11 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
         raise PlanError(f"the model has no {guide.stack} {guide.attention}-attention")
     layers = select(guide.layers, len(mine), "layer")
     weight = guide.weight_for(len(mine))
+    if guide.attention == "cross" and (reason := _wants_one_sequence(guide)):
+        raise PlanError(
+            f"{reason} relates tokens of one sequence; cross-attention has two",
+            hint=f"patterns that work there: {', '.join(name for name, p in PATTERNS.items() if p.same_keys)}",
+        )
     added = [selector for selector in guide.heads if str(selector).startswith(PAL)]
     if not added:
         num_heads = next(iter(mine.values())).num_heads
@@ -138,6 +145,15 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
         return {}, weight if guide.optional else _no_pal(guide)
     rules = [_number(str(selector).removeprefix(PAL)) for selector in added]
     return {pals[la]: select(rules, pals[la].num_heads, "added head") for la in layers if la in pals}, weight
+
+
+def _wants_one_sequence(guide: Guide) -> str:
+    """What about a guide relates a query's place or token with a key's; empty where nothing does."""
+    if guide.wish is not None and not guide.wish.same_keys:
+        return f"the pattern {guide.wish.name!r}"
+    if isinstance(guide.how, Gaussian):
+        return guide.mechanism
+    return 'boundary = "self"' if getattr(guide.how, "boundary", "") == "self" else ""
 
 
 def _no_pal(guide: Guide) -> float:

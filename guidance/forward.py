@@ -32,6 +32,9 @@ EXTRA = "guided"
 """The name under which an attention module holds the parameters that a plan adds to it."""
 
 
+_REENTRANT = "gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too"
+
+
 def key_of(plan: Plan, number: int) -> str:
     """The name of the parameters of a guide."""
     return f"{plan.guides[number].mechanism}{number}"
@@ -84,7 +87,7 @@ class Guidance:
                 if learns and torch.is_grad_enabled() and not loss.requires_grad:
                     raise GuidanceHadNoEffect(
                         f"guide {number + 1}: its loss at {site.name} has no gradient",
-                        hint="gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too",
+                        hint=_REENTRANT,
                     )
                 losses[label] = losses[label] + loss if label in losses else loss
         return losses
@@ -166,9 +169,13 @@ class Guidance:
     def penalties_B(self) -> Tensor:
         """The penalty of each example, (B,), with its weight."""
         total = torch.zeros(len(next(iter(self.tokens.values())).ids_BT), device=self._device)
-        for (number, _), attack in self._made_attacks():
+        for (number, site), attack in self._made_attacks():
             how = self.handle.plan.guides[number].how
             if not isinstance(how, RandomMask):
+                if torch.is_grad_enabled() and not attack.kept_B.requires_grad and self.handle.learns(site, number):
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1}: its penalty at {site.name} has no gradient", hint=_REENTRANT
+                    )
                 total = total + how.penalty * how.penalties_B(attack)
         return total
 

@@ -1,0 +1,188 @@
+"""A plan for every mechanism and some mixtures, and one way to run any of them on a tiny model of any family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from guidance.features import Cooccurrence
+from guidance.forward import Guidance
+from guidance.installation import Handle, install
+from guidance.mechanisms.projected import Pal
+from guidance.plan import Guide, Plan
+from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
+
+EVERY = (*FAMILIES, *SEQ2SEQ)
+WITHOUT_PAL = ("modernbert", "t5")
+"""Their layers normalise before their parts, and so have no place for added heads."""
+
+
+def guide(mechanism: str, pattern: str | Mapping[str, Any] = "", *heads: int | str, **more: Any) -> Guide:
+    """A row; further keywords that a row does not know are options of its pattern or mechanism."""
+    known = {name: more.pop(name) for name in list(more) if name in Guide.__dataclass_fields__}
+    return Guide(pattern, mechanism, heads=heads or ("all",), options=more, **known)
+
+
+PLANS: Mapping[str, Plan] = {
+    "attention_loss": Plan(
+        (
+            guide("attention_loss", "next", 0, weight=3.0),
+            guide("attention_loss", "first", 2, weight=5.0),
+            guide("attention_loss", "period", 1, 2, empty_rows="skip", token_rows="indicator"),
+        )
+    ),
+    "logit_loss": Plan((guide("logit_loss", "conflict", "first 2", layers=("last 1",)),)),
+    "mask": Plan((guide("mask", "window", 0), guide("mask", "matching_token", 0, 2))),
+    "mask, scaled": Plan((guide("mask", "previous", 1, scale="d_model"),)),
+    "bias": Plan((guide("bias", "first", 1, 3), guide("bias", {"sum": ["next", "self"]}, 1))),
+    "fix": Plan(tuple(guide("fix", p, h) for h, p in enumerate(("next", "previous", "first", "window")))),
+    "fix, boundaries": Plan((guide("fix", "next", 0, boundary="self"), guide("fix", "delimiter", 2))),
+    "gaussian": Plan((guide("gaussian", "", 1, 2),)),
+    "off": Plan((guide("off", "", 0),)),
+    "all off": Plan((guide("off"),)),
+    "gate": Plan((guide("gate", "", 0, 2), guide("mask", "window", 0))),
+    "adversary": Plan((guide("adversary"),)),
+    "adversary, per head": Plan((guide("adversary", "", 0, 1, per_head=True, noise="gumbel", normalise=True),)),
+    "random_mask": Plan((guide("random_mask", proportion=0.3),)),
+    "random_mask, magnitude": Plan((guide("random_mask", "", 0, 3, kind="magnitude", proportion=0.3),)),
+    "pal": Plan(
+        (
+            guide("mask", "window", "pal:0"),
+            guide("attention_loss", "next", "pal:1"),
+            guide("fix", "previous", "pal:2"),
+            guide("mask", "first", 1),
+        ),
+        Pal(width=8),
+    ),
+    "all ten": Plan(
+        (
+            guide("attention_loss", "next", 0, 1),
+            guide("logit_loss", "conflict", 0),
+            guide("mask", "window", 0),
+            guide("bias", "first", 0),
+            guide("fix", "previous", 2),
+            guide("gaussian", "", 3, layers=(0,)),
+            guide("off", "", 3, layers=(1,)),
+            guide("gate", "", 0, 1),
+            guide("adversary", "", 0),
+            guide("random_mask", "", 1, kind="magnitude", proportion=0.5),
+        ),
+    ),
+}
+"""By mechanism, with its options after a comma, and some mixtures."""
+
+PARAMETERS = ("gate", "adversary", "adversary, per head", "pal", "all ten")
+"""Plans that add parameters."""
+
+RANDOM = ("adversary, per head", "random_mask")
+"""Plans that draw numbers."""
+
+
+class Words:
+    """As much of a tokenizer as the patterns ask for: id 3 opens, 4 parts, 5 is a full stop."""
+
+    cls_token_id, sep_token_id, bos_token_id, eos_token_id = 3, 4, None, None
+
+    def __len__(self) -> int:
+        return 40
+
+    def get_vocab(self) -> dict[str, int]:
+        return {".": 5, **{f"w{n}": n for n in range(6, 40)}}
+
+
+def tables() -> dict[str, Any]:
+    """A table of co-occurrence for all ids but the first six."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.cat([torch.full((6,), -1), torch.arange(34)])
+    return {"cooccurrence": Cooccurrence(rows, torch.rand(34, 34, generator=generator))}
+
+
+def columns(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the plans want to know beside ids and padding: predictions were wrong at even ids."""
+    return {"mispredicted": inputs["input_ids"] % 2 == 0}
+
+
+def installed(family: str, plan: Plan | str, **config: Any) -> tuple[PreTrainedModel, Handle]:
+    """A tiny model with a plan in it; what the plan adds starts from large random numbers."""
+    model = tiny_model(family, **config)
+    return model, put(model, plan)
+
+
+def put(model: PreTrainedModel, plan: Plan | str) -> Handle:
+    """Install a plan; what it adds gets large random numbers."""
+    handle = install(model, PLANS[plan] if isinstance(plan, str) else plan, Words(), tables=tables())
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if ".guided." in name:
+            nn.init.normal_(parameter, std=0.5, generator=generator)
+    return handle
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of a pass, and of the attack on it.
+
+    Attributes:
+        logits, attacked: at valid tokens, of the decoder where there is one; ``attacked`` is None without an attack.
+        losses: by label, (B,).
+        penalty: of the adversaries, a scalar.
+        total: everything that is trained, a scalar.
+    """
+
+    logits: Tensor
+    attacked: Tensor | None
+    losses: dict[str, Tensor]
+    penalty: Tensor | None
+    total: Tensor
+    guidance: Guidance
+    attack: Guidance | None
+
+
+def run(model: PreTrainedModel, handle: Handle, inputs: Mapping[str, Tensor], **more: Any) -> Run:
+    """One pass, and a second one where something attacks."""
+    asked = {name: value for name, value in inputs.items() if name not in ("labels", "inputs_embeds")}
+    given = {name: value for name, value in inputs.items() if name != "labels"} | more
+    if "inputs_embeds" in given:
+        given.pop("input_ids")
+    valid_BT = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+    guidance = handle.guide(**asked, **columns(inputs))
+    logits = model(**given, guidance=guidance).logits
+    total = logits[valid_BT].float().square().mean() if valid_BT.any() else logits.sum() * 0.0
+    total = total + guidance.loss()
+    if not handle.attacks:
+        return Run(logits[valid_BT], None, guidance.per_example(), None, total, guidance, None)
+    attack = guidance.attack()
+    attacked = model(**given, guidance=attack).logits
+    total = total + attack.adversarial_loss(logits, attacked, "token", valid_BT)
+    return Run(
+        *(logits[valid_BT], attacked[valid_BT], guidance.per_example(), attack.penalty(), total),
+        *(guidance, attack),
+    )
+
+
+def example(inputs: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """One example of a batch, without its padding."""
+    lengths = {
+        name.replace("attention_mask", "input_ids"): int(mask[number].sum())
+        for name, mask in inputs.items()
+        if name.endswith("attention_mask")
+    }
+    lengths |= {"labels": lengths.get("decoder_input_ids", lengths["input_ids"])}
+    return {
+        name: value[number : number + 1, : lengths[name.replace("attention_mask", "input_ids")]]
+        for name, value in inputs.items()
+    }
+
+
+def plans_of(family: str) -> list[str]:
+    """The plans that a family can follow."""
+    return [name for name in PLANS if not (name == "pal" and family in WITHOUT_PAL)]
+
+
+CASES = [(family, name) for family in EVERY for name in plans_of(family)]
+"""Every family with every plan it can follow."""

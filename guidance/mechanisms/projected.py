@@ -117,5 +117,9 @@ def place_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Modul
 def add_pending(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Before a normalisation runs: add what the extra heads of its layer have computed to its input."""
     pal: ProjectedAttention = module.__dict__["guide_pal"][0]
-    added, pal.pending = pal.pending, None
-    return None if added is None else (arguments[0] + added.to(arguments[0].dtype), *arguments[1:])
+    if pal.pending is None:
+        return None
+    size = arguments[0].shape[1]  # less than the sequence where the model runs its feed-forward part in chunks
+    added, rest = pal.pending[:, :size], pal.pending[:, size:]
+    pal.pending = rest if rest.shape[1] else None
+    return (arguments[0] + added.to(arguments[0].dtype), *arguments[1:])

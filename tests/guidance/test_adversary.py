@@ -466,7 +466,7 @@ def test_an_initial_bias_makes_it_begin_with_all_units_on() -> None:
     clean, attacked, attack = both_passes(model, handle, batch((7, 4, 5)))
     torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
     assert set(attack.masking_proportions().values()) == {0.0}
-    assert float(attack.penalty()) == pytest.approx(0.09 * 2 * (49 + 16 + 25) / 3, rel=1e-6)
+    assert float(attack.penalty().detach()) == pytest.approx(0.09 * 2 * (49 + 16 + 25) / 3, rel=1e-6)
 
 
 def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask() -> None:
@@ -477,7 +477,7 @@ def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask() ->
     clean, attacked, attack = both_passes(model, handle, batch())
     torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
     assert set(attack.masking_proportions().values()) == {1.0}
-    assert float(attack.penalty()) == 0.0
+    assert float(attack.penalty().detach()) == 0.0
     (attacked.square().mean() + attack.penalty()).backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
@@ -815,7 +815,7 @@ def test_a_random_mask_pays_no_penalty_and_adds_no_parameters(kind: str) -> None
     handle = install(model, Plan((random_mask(kind=kind, weight=3.0),)))
     assert list(model.state_dict()) == names
     clean, attacked, attack = both_passes(model, handle, batch())
-    assert float(attack.penalty()) == 0.0
+    assert float(attack.penalty().detach()) == 0.0
     torch.testing.assert_close(
         attack.adversarial_loss(clean, attacked, "token"), 3.0 * divergence(clean, attacked, "token")
     )

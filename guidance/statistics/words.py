@@ -1,0 +1,68 @@
+"""Words of a text without a parser: the one way in which every statistic divides text of any language.
+
+A word is a run of letters, digits and underscores with the marks that stand on them; apostrophes and hyphens between two
+letters belong to it (``don't``, ``mother-in-law``).  Every other character that is not white space is a word of its own,
+with its marks; characters tied by a joiner are one word (an emoji of a family).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+
+__all__ = ["is_candidate", "word_forms", "word_spans"]
+
+_JOINERS = "\u200c\u200d"
+_SKIN_TONES = "\U0001f3fb-\U0001f3ff"
+_SIMPLE = re.compile(r"\w+(?:['\-]\w+)*|[^\w\s]")
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return _SIMPLE if text.isascii() else _with_marks()
+
+
+@functools.cache
+def _with_marks() -> re.Pattern[str]:
+    # `\w` knows no combining marks, without which the vowels of most Indian scripts would cut words to pieces
+    marks = f"{''.join(_ranges())}{_JOINERS}{_SKIN_TONES}"
+    letters = rf"\w[\w{marks}]*"
+    other = rf"[^\w\s][{marks}]*"
+    return re.compile(rf"{letters}(?:['’\-]{letters})*|{other}(?:(?<=\u200d){other})*")
+
+
+def _ranges() -> Iterator[str]:
+    """The combining marks of Unicode, as parts of a character class."""
+    first = None
+    for code in range(0x300, sys.maxunicode + 2):
+        is_mark = code <= sys.maxunicode and unicodedata.category(chr(code))[0] == "M"
+        if is_mark and first is None:
+            first = code
+        elif not is_mark and first is not None:
+            yield f"{chr(first)}-{chr(code - 1)}"
+            first = None
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text start and end, in code points, the end exclusive.
+
+    Example:
+        >>> word_spans("It's 3.5!")
+        [(0, 4), (5, 6), (6, 7), (7, 8), (8, 9)]
+    """
+    return [match.span() for match in _pattern(text).finditer(text)]
+
+
+def word_forms(text: str) -> list[str]:
+    """The words of a text, in small letters: what document frequencies are counted for."""
+    return [form.lower() for form in _pattern(text).findall(text)]
+
+
+def is_candidate(form: str) -> bool:
+    """Whether a word can be a rare one: it has more than one character, and a letter among them.
+
+    Source: Wang et al. 2020, published code: single characters and numbers are none; punctuation has no idf there.
+    """
+    return len(form) > 1 and any(map(str.isalpha, form))

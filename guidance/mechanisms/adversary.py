@@ -145,7 +145,13 @@ class RandomMask:
     proportion: Share = 0.1
 
     def attack(self, scores_BhQK: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor, proportion: float) -> Attack:
-        """The attack on one layer, whose scores before any mask are given; every row keeps at least one key."""
+        """The attack on one layer, whose scores before any mask are given; every row keeps at least one key.
+
+        Raises:
+            InputError: the proportion, from a table perhaps, is no share.
+        """
+        if not 0 <= proportion <= 1:
+            raise InputError(f"a proportion of {proportion} of the units cannot be switched off", hint="from 0 to 1")
         if self.kind == "magnitude":
             order = scores_BhQK.detach().mean(1, keepdim=True)
         else:

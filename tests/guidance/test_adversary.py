@@ -812,6 +812,15 @@ def test_a_scheduled_mask_wants_a_table_that_has_its_layers() -> None:
         both_passes(model, handle, batch())
 
 
+@pytest.mark.parametrize("share", [math.nan, -0.1, 1.5])
+def test_a_table_with_something_else_than_shares_is_refused(share: float) -> None:
+    model = tiny_model("bert")
+    tables = {"masking_proportion": torch.full((1, 2), share)}
+    handle = install(model, Plan((random_mask(kind="scheduled"),)), tables=tables)
+    with pytest.raises(InputError, match="cannot be switched off"):
+        both_passes(model, handle, batch())
+
+
 @pytest.mark.parametrize("kind", ["bernoulli", "magnitude"])
 def test_a_random_mask_pays_no_penalty_and_adds_no_parameters(kind: str) -> None:
     model = tiny_model("bert").train()

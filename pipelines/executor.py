@@ -2,51 +2,68 @@
 
 A shard is some blocks of a corpus.  Working on one is a function from a task, which is plain data, to one file, so that
 it runs alike in this process, in others, on a cluster, or as one of many jobs that share a folder.  What is merged are
-files that were kept, never what a process remembers; a worker that dies costs its shard, not the run.  The result does
-not depend on where, in which order and in which pieces the work was done.
+files that were kept, never what a process remembers; a worker that dies costs the shards in hand, not the run.  The
+name of a kept file ends with the digest of its bytes: one that is damaged is made again.  The result does not depend on
+where, in which order and in which pieces the work was done.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
+import hashlib
 import itertools
 import logging
 import multiprocessing
 import os
+import queue
 import re
+import secrets
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import field_validator
 
-from guidance.errors import InputError, MachineError
+from guidance.errors import GuideError, InputError, MachineError
 from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import BLOCKS
 from pipelines.files import DigestWriter, machine_errors, open_parquet, remove_tree
+from pipelines.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.progress import Progress, log
-from pipelines.stage import Result, Stage, knob, recipe_of, require, run_stage
+from pipelines.stage import Result, Run, Stage, file_digest, knob, recipe_of, require, run_stage
 from pipelines.store import Store
 
 ATTEMPTS = 3
-"""How often a shard is tried whose worker has died."""
+"""How often workers may die without one shard being finished in between."""
 
 FAN_IN = 16
 """How many partial files are merged at once."""
+
+SCHEDULER_SECONDS = 20.0
+"""How long a Dask scheduler may take to answer."""
+
+SHARED_SECONDS = 60
+"""How long a file that another machine has written may take to be seen here: network file systems remember absence."""
+
+DASK = "'attention-guide[dask]'"
 
 
 class Config(stage.Config):
     """Where and in which pieces a statistic is computed; nothing of it changes the result."""
 
     executor: Literal["local", "dask"] = knob("local", "Where shards are worked on: processes here, or a Dask cluster.")
-    jobs: int = knob(1, "Processes at work with --executor local.", ge=1, le=4096)
+    jobs: int = knob(1, "Processes at work here.", ge=1, le=4096)
     scheduler: str = knob(
-        "", "Address of a Dask scheduler, tcp://HOST:PORT; without one, --jobs workers are started here."
+        "", "Address of a Dask scheduler, tcp://HOST:PORT; without one, --executor dask starts --jobs workers here."
     )
     shard: str = knob("", "i/n: work on every n-th shard, from the i-th, and stop; the command without it merges.")
     shard_size: int = knob(1_000_000, "Characters of a shard, about.", ge=1)
@@ -60,42 +77,121 @@ class Config(stage.Config):
         return value
 
 
+# shards
+
+
 @dataclass(frozen=True)
 class Shard:
-    """Some blocks of a corpus: rows ``start`` to ``stop`` of a row group of its ``blocks.parquet``."""
+    """Some blocks of a corpus that follow one another.
+
+    Attributes:
+        path: its ``blocks.parquet``.
+        pieces: row group, first row in it, and the row after the last.
+    """
 
     path: str
-    group: int
-    start: int
-    stop: int
+    pieces: tuple[tuple[int, int, int], ...]
 
     @property
     def name(self) -> str:
-        """The same for the same blocks, and in their order."""
-        return f"{self.group:06d}-{self.start:08d}-{self.stop:08d}"
+        """The same for the same blocks."""
+        (first, start, _), (last, _, stop) = self.pieces[0], self.pieces[-1]
+        return f"{first:06d}-{start:08d}-{last:06d}-{stop:08d}"
+
+    def tables(self, columns: Sequence[str]) -> Iterator[Any]:
+        """The blocks as one ``pyarrow.Table`` after the other, each of a few megabytes."""
+        with _blocks(self.path) as file:
+            for piece in self.pieces:
+                yield _rows(file, piece, columns)
 
     def read(self, columns: Sequence[str]) -> Any:
-        """The blocks as a ``pyarrow.Table``."""
-        with open(self.path, "rb") as file:
-            return (
-                open_parquet(file)
-                .read_row_group(self.group, columns=list(columns))
-                .slice(self.start, self.stop - self.start)
-            )
+        """The blocks as one ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        return pa.concat_tables(self.tables(columns))
+
+    def documents(self, columns: Sequence[str]) -> Iterator[Any]:
+        """The documents that begin in the shard, whole, also where they end in another: over all shards, each document
+        once.  A document may begin in one table and go on in the next."""
+        with _blocks(self.path) as file:
+            group, _, stop = self.pieces[-1]
+            sizes = [file.metadata.row_group(number).num_rows for number in range(group, file.num_row_groups)]
+            beyond = [(group, stop, sizes[0]), *((group + n, 0, rows) for n, rows in enumerate(sizes) if n)]
+            is_inside = False
+            for number, piece in enumerate(itertools.chain(self.pieces, beyond)):
+                is_own = number < len(self.pieces)
+                if not is_own and not is_inside:
+                    return
+                block = _rows(file, piece, ["block"]).column("block").to_numpy()
+                begins = (block == 0).nonzero()[0]
+                first = 0 if is_inside else int(begins[0]) if len(begins) else len(block)
+                last = len(block) if is_own or not len(begins) else int(begins[0])
+                if first < last:
+                    is_inside = True
+                    yield _rows(file, (piece[0], piece[1] + first, piece[1] + last), columns)
+                if not is_own and len(begins):
+                    return
+
+
+@contextlib.contextmanager
+def _blocks(path: str) -> Iterator[Any]:
+    """The blocks of a corpus, open; every page that is read is compared with its checksum.
+
+    Raises:
+        MachineError: the file is not there.
+        ArtifactDamaged: it cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        about = os.stat(path)
+        footer = _footer(path, about.st_ino, about.st_size, about.st_mtime_ns)
+        with open(path, "rb") as file:
+            yield open_parquet(file, metadata=footer, page_checksum_verification=True)
+    except FileNotFoundError as error:
+        raise MachineError(
+            f"a worker finds no {path}", hint="the store must be in a folder that all workers share, at one path"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise ArtifactDamaged(f"{path}: unreadable ({str(error)[:160]!r})") from error
+
+
+@functools.lru_cache(maxsize=2)
+def _footer(path: str, *version: int) -> Any:
+    """Where everything is in a Parquet file; that of a large corpus takes a while to read, so workers remember it."""
+    with open(path, "rb") as file:
+        return open_parquet(file).metadata
+
+
+def _rows(file: Any, piece: tuple[int, int, int], columns: Sequence[str]) -> Any:
+    group, start, stop = piece
+    return file.read_row_group(group, columns=list(columns)).slice(start, stop - start)
 
 
 def shards_of(corpus: Artifact, size: int) -> list[Shard]:
     """A corpus in shards of about ``size`` characters, in the order of its text."""
-    found = []
+    path = corpus.path.absolute() / BLOCKS
     with corpus.open(BLOCKS) as file:
         metadata = open_parquet(file).metadata
     place = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index("text")
-    for group in range(metadata.num_row_groups):
-        rows = metadata.row_group(group)
-        pieces = max(1, min(rows.num_rows, round(rows.column(place).total_uncompressed_size / size)))
-        bounds = [rows.num_rows * piece // pieces for piece in range(pieces + 1)]
-        found += [Shard(str(corpus.path / BLOCKS), group, *bound) for bound in itertools.pairwise(bounds)]
-    return found
+    found: list[Shard] = []
+    held: list[tuple[int, int, int]] = []
+    characters = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        rows, weight = group.num_rows, group.column(place).total_uncompressed_size
+        parts = max(1, min(rows, round(weight / size)))
+        bounds = [rows * part // parts for part in range(parts + 1)]
+        for start, stop in itertools.pairwise(bounds):
+            if held and characters + weight / parts > size:
+                found.append(Shard(str(path), tuple(held)))
+                held, characters = [], 0
+            held.append((number, start, stop))
+            characters += weight / parts
+    return [*found, Shard(str(path), tuple(held))] if held else found
+
+
+# the map, the merge, and the files between
 
 
 Work = Callable[[Shard, Mapping[str, Any], Path], None]
@@ -112,10 +208,11 @@ class ShareDone(Exception):
 def map_shards(
     work: Work, shards: Sequence[Shard], settings: Mapping[str, Any], folder: Path, config: Config, progress: Progress
 ) -> list[Path]:
-    """Work on every shard that has no partial file yet; gives the partial files in the order of the text.
+    """Work on every shard that has no good partial file yet; gives the partial files in the order of the text.
 
     Args:
-        settings: what ``work`` needs besides the shard, as plain data.
+        settings: what ``work`` needs besides the shard, as plain data; it goes to the workers with every shard.  Paths
+            in it are absolute: workers of a cluster are elsewhere.
         folder: where the partial files are kept; they belong to one recipe.
 
     Raises:
@@ -123,23 +220,135 @@ def map_shards(
         MachineError: workers died again and again, or the cluster cannot be reached.
         GuideError: whatever ``work`` raises.
     """
-    with machine_errors(f"cannot write to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{shard.name}.partial" for shard in shards]
-    mine = range(len(shards))
+    mine = list(shards)
     if config.shard:
         share, parts = map(int, config.shard.split("/"))
-        mine = range(share - 1, len(shards), parts)
-    tasks = {place: (work, shards[place], dict(settings), paths[place]) for place in mine if not paths[place].exists()}
-    with progress.task("Shards", total=len(mine), unit="shards", done=len(mine) - len(tasks)) as bar:
-        for _ in run_all(_do, tasks, config):
-            bar.advance()
+        mine = mine[share - 1 :: parts]
+    jobs = [(shard.name, functools.partial(work, shard, settings)) for shard in mine]
+    _warn_of_other_shards({shard.name for shard in shards}, folder)
+    with progress.task("Shards", total=len(jobs), unit="shards") as bar:
+        paths = _keep(jobs, folder, config, bar.advance)
     if config.shard:
         log.info(
-            "share %s: %d of %d shards; without --shard the same command merges", config.shard, len(mine), len(shards)
+            "share %s: %d of %d shards are done; without --shard the same command merges",
+            config.shard,
+            len(mine),
+            len(shards),
         )
         raise ShareDone
     return paths
+
+
+def merge_tree(merge: Merge, paths: Sequence[Path], settings: Mapping[str, Any], config: Config) -> Path:
+    """Merge partial files, `FAN_IN` at a time, to one; what is merged is kept too."""
+    paths = list(paths)
+    while len(paths) > 1:
+        groups = [paths[start : start + FAN_IN] for start in range(0, len(paths), FAN_IN)]
+        jobs = [(_merged_name(group), functools.partial(merge, group, settings)) for group in groups if len(group) > 1]
+        alone = [group[0] for group in groups if len(group) == 1]  # the last at most
+        paths = _keep(jobs, paths[0].parent, config) + alone
+    return paths[0]
+
+
+def _merged_name(paths: Sequence[Path]) -> str:
+    """The names of partial files have their digests, so this one stands for what is merged."""
+    return "merged-" + hashlib.sha256("\n".join(path.name for path in paths).encode()).hexdigest()[:32]
+
+
+Make = Callable[[Path], None]
+
+
+def _keep(
+    jobs: Sequence[tuple[str, Make]], folder: Path, config: Config, advance: Callable[[], None] = lambda: None
+) -> list[Path]:
+    """One file for each job, by its name: the one that an earlier run has kept, if it is good, else a new one."""
+    folder = folder.absolute()
+    with machine_errors(f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        there: dict[str, list[str]] = {}
+        for name in sorted(os.listdir(folder)):
+            there.setdefault(name.split(".")[0], []).append(name)
+    tasks = [(make, str(folder), name, there.get(name, [])) for name, make in jobs]
+    made: dict[int, Path] = {}
+    for number, name in run_all(_keep_one, tasks, config):
+        made[number] = folder / name
+        _wait_for(made[number])
+        advance()
+    return [made[number] for number in range(len(jobs))]
+
+
+def _keep_one(make: Make, folder: str, name: str, there: Sequence[str]) -> str:
+    """The file name of a kept partial file: ``name``, the digest of its bytes, ``partial``."""
+    for found in there:
+        path = Path(folder, found)
+        with contextlib.suppress(InputError):
+            if found == f"{name}.{file_digest(path)[:16]}.partial":
+                return found
+        with machine_errors(f"cannot remove {path}, which is damaged"):
+            path.unlink(missing_ok=True)
+    temporary = Path(folder, f".{name}.{secrets.token_hex(8)}")
+    try:
+        make(temporary)
+        with machine_errors(f"cannot save a partial file in {folder}"):
+            with open(temporary, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            os.replace(temporary, Path(folder, made := f"{name}.{digest[:16]}.partial"))
+        return made
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _wait_for(path: Path) -> None:
+    for _ in range(SHARED_SECONDS):
+        if path.exists():
+            return
+        time.sleep(1)
+    raise MachineError(
+        f"a worker has written {path}, which is not to be seen here",
+        hint="the store must be in a folder that all workers share, at one path",
+    )
+
+
+def _warn_of_other_shards(names: set[str], folder: Path) -> None:
+    """Somebody who forgets --shard-size would wait for work that is done."""
+    found = {path.name.split(".")[0] for path in folder.glob("[0-9]*.partial")} - names
+    if found:
+        log.warning(
+            "%d partial files are there of another --shard-size, which was perhaps meant: with this one they are not used",
+            len(found),
+        )
+
+
+@contextlib.contextmanager
+def parquet_file(path: Path, schema: Any) -> Iterator[Any]:
+    """A ``pyarrow.parquet.ParquetWriter`` for a partial file."""
+    import pyarrow.parquet as pq
+
+    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        yield writer
+
+
+def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
+    """The same rows in tables of ``rows`` each, the last one smaller: row groups, and so bytes, that do not depend on the
+    pieces in which the rows came."""
+    import pyarrow as pa
+
+    held: list[Any] = []
+    number = 0
+    for table in tables:
+        held.append(table)
+        number += table.num_rows
+        while number >= rows:
+            whole = pa.concat_tables(held)
+            yield whole.slice(0, rows).combine_chunks()
+            held, number = [whole.slice(rows)], number - rows
+    if number:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+# stages
 
 
 def run_sharded(
@@ -156,136 +365,166 @@ def run_sharded(
 ) -> Result | None:
     """Run a stage that maps over shards; with ``--shard i/n`` only a share of them, which gives None.
 
+    Shares run beside one another; a run that merges waits until they have ended, and does what is then missing.
+
     Args:
         share: works on the shards, keeping partial files in the folder it is given, and raises `ShareDone`.
     """
-    partial = store.partial(stage.kind, recipe_of(stage, config, inputs))
+    recipe = recipe_of(stage, config, inputs)
+    partial = store.partial(stage.kind, recipe)
     if config.shard:
         if name or force:
             raise InputError("a share has no artifact to name or to replace", hint="--shard without --name and --force")
-        store.check_writable()
-        with contextlib.suppress(ShareDone):
-            share(partial, progress or Progress())
-        return None
-    if force:
+        return _run_share(stage, config, recipe, lambda: share(partial, progress or Progress()), store, wait)
+
+    def build(run: Run) -> None:
+        if force:
+            remove_tree(run.partial)
+        stage.build(run)
+
+    stage_ = dataclasses.replace(stage, build=build)
+    result = run_stage(stage_, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+    lock = store.lock(stage.kind, recipe)
+    if lock.acquire(wait=False):  # else somebody builds it again, with --force
         remove_tree(partial)
-    result = run_stage(stage, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
-    remove_tree(partial)
+    lock.release()
     return result
 
 
-def _do(work: Work, shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    with whole_file(path) as temporary:
-        work(shard, settings, temporary)
-
-
-def merge_tree(merge: Merge, paths: Sequence[Path], settings: Mapping[str, Any], config: Config) -> Path:
-    """Merge partial files, `FAN_IN` at a time, to one; what is merged is kept too."""
-    folder, level = paths[0].parent, 0
-    while len(paths) > 1:
-        groups = [paths[start : start + FAN_IN] for start in range(0, len(paths), FAN_IN)]
-        names = [f"merged-{level}-{group[0].stem}-{group[-1].stem}"[:200] + ".partial" for group in groups]
-        merged = [folder / name for name in names]
-        tasks = {
-            n: (merge, group, dict(settings), merged[n]) for n, group in enumerate(groups) if not merged[n].exists()
-        }
-        for _ in run_all(_merge, tasks, config):
-            pass
-        paths, level = merged, level + 1
-    return paths[0]
-
-
-def _merge(merge: Merge, paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
-    with whole_file(path) as temporary:
-        merge(paths, settings, temporary)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A file that stands at its place whole or not at all, whoever else writes the same one."""
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+def _run_share(
+    stage: Stage, config: Config, recipe: str, share: Callable[[], None], store: Store, wait: bool
+) -> Result | None:
+    store.check_writable()
+    lock = store.lock(stage.kind, recipe, shared=True)
     try:
-        yield temporary
-        with machine_errors(f"cannot write {path}"), open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
+        if not lock.acquire(wait=False):
+            if not wait:
+                raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being merged")
+            log.info("waiting for a run that merges the same shards")
+            lock.acquire(wait=True)
+        with contextlib.suppress(OSError):  # only a hint for whoever waits
+            os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename} (share {config.shard})".encode(), 0)
+        with contextlib.suppress(InputError):
+            artifact = Artifact(store.place(stage.kind, recipe))
+            artifact.verify()
+            return Result(artifact, reused=True)
+        with contextlib.suppress(ShareDone):
+            share()
+        return None
     finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def parquet_file(path: Path, schema: Any) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetWriter`` for a partial file."""
-    import pyarrow.parquet as pq
-
-    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        yield writer
+        lock.release()
 
 
 # executors
 
 
-def run_all(function: Callable[..., None], tasks: Mapping[int, tuple[Any, ...]], config: Config) -> Iterator[int]:
-    """Run tasks wherever the configuration says; gives the number of each as it is done."""
-    if config.executor == "local" and config.jobs == 1:
-        for number, task in tasks.items():
-            function(*task)
-            yield number
+def run_all(
+    function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], config: Config
+) -> Iterator[tuple[int, Any]]:
+    """Run tasks wherever the configuration says; gives the number of each and its result, as they are done.
+
+    Raises:
+        MachineError: workers died, `ATTEMPTS` times in a row without one task being done; or the cluster went away.
+        GuideError: whatever a task raises, from wherever.
+    """
+    if config.executor == "local" and min(config.jobs, len(tasks)) <= 1:
+        for number, task in enumerate(tasks):
+            yield number, function(*task)
         return
-    left, deaths = dict(tasks), 0
+    left, deaths = dict(enumerate(tasks)), 0
     while left:
         before = len(left)
         try:
-            with _executor(config, len(left)) as executor:
-                for number in _as_done(executor, function, left, config):
+            with _executor(config, len(left)) as (executor, room):
+                for number, result in _as_done(executor, function, left, room):
                     del left[number]
-                    yield number
-        except concurrent.futures.BrokenExecutor as error:
+                    yield number, result
+        except BrokenExecutor as error:
             deaths = deaths + 1 if len(left) == before else 1
             if deaths >= ATTEMPTS:
                 raise MachineError(
-                    f"workers died {deaths} times without finishing a shard",
+                    f"workers died {deaths} times without finishing a shard (out of memory?)",
                     hint="less memory: --jobs 1, or a smaller --shard-size",
                 ) from error
             log.warning("a worker died; trying the %d unfinished shards again", len(left))
 
 
 def _as_done(
-    executor: Executor, function: Callable[..., None], tasks: Mapping[int, tuple[Any, ...]], config: Config
-) -> Iterator[int]:
-    # a bounded number in flight: a cluster's scheduler remembers every task it is given
-    waiting, flying = iter(list(tasks.items())), dict[Future[None], int]()
-    room = 4 * (config.jobs if config.executor == "local" else 256)
+    executor: Executor, function: Callable[..., Any], tasks: Mapping[int, tuple[Any, ...]], room: int
+) -> Iterator[tuple[int, Any]]:
+    """Results as they come; no more than ``room`` tasks are given away at once: a scheduler remembers every one."""
+    waiting, done = iter(list(tasks.items())), queue.SimpleQueue[Future[Any]]()
+    flying: dict[Future[Any], int] = {}
     while True:
-        for number, task in waiting:
-            flying[executor.submit(function, *task)] = number
-            if len(flying) >= room:
-                break
+        for number, task in itertools.islice(waiting, room - len(flying)):
+            with _no_interrupts():
+                future = executor.submit(_remotely, function, task)
+            flying[future] = number
+            future.add_done_callback(done.put)
         if not flying:
             return
-        done, _ = concurrent.futures.wait(flying, return_when=concurrent.futures.FIRST_COMPLETED)
-        for future in done:
-            number = flying.pop(future)
-            try:
-                future.result()
-            except Exception as error:
-                if type(error).__name__ == "KilledWorker":  # Dask's name for a worker that died too often
-                    raise concurrent.futures.BrokenExecutor(str(error)) from error
-                raise
-            yield number
+        future = done.get()
+        result, failure = _outcome(future)
+        if failure is not None:
+            kind, arguments, state = failure
+            error = kind.__new__(kind, *arguments)
+            vars(error).update(state)
+            raise error
+        yield flying.pop(future), result
+
+
+def _outcome(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError as error:
+        raise MachineError(
+            "the Dask scheduler went away", hint="what was done is kept: the same command goes on from there"
+        ) from error
+    except ModuleNotFoundError as error:
+        raise MachineError(
+            f"a worker has no module {error.name}", hint="install the same guide on every machine"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ == "KilledWorker":  # Dask's name for a task whose workers died, one after the other
+            raise MachineError(
+                f"workers died again and again over one shard (out of memory?): {error}",
+                hint="workers with more memory, or a smaller --shard-size",
+            ) from error
+        raise
+
+
+def _remotely(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The result of a task in a worker, or an expected failure as data: nobody tries it again.  Nothing is printed."""
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as many workers as there are cores
+    try:
+        return function(*task), None
+    except GuideError as error:
+        return None, (type(error), error.args, vars(error))
 
 
 @contextlib.contextmanager
-def _executor(config: Config, num_tasks: int) -> Iterator[Executor]:
+def _no_interrupts() -> Iterator[None]:
+    """Processes that are started now, and threads, never get Ctrl-C: who gave the work ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
+    """Workers, and how many tasks to give them at once."""
     if config.executor == "dask":
         with _dask(config, num_tasks) as executor:
-            yield executor
+            yield executor, 4 * config.jobs if not config.scheduler else 1024
         return
-    context = multiprocessing.get_context("spawn")
-    settings = (logging.getLogger("guide").level,)
-    pool = concurrent.futures.ProcessPoolExecutor(min(config.jobs, num_tasks), context, _quiet_worker, settings)
+    jobs = min(config.jobs, num_tasks)
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        yield pool
+        yield pool, 2 * jobs
     except BaseException:
         # nobody waits for shards that will be thrown away
         for process in list((pool._processes or {}).values()):
@@ -295,37 +534,49 @@ def _executor(config: Config, num_tasks: int) -> Iterator[Executor]:
     pool.shutdown()
 
 
-def _quiet_worker(level: int) -> None:
-    """Ctrl-C is for the process that gave the work; it ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.getLogger("guide").setLevel(level)
+def _start_worker() -> None:
+    """One thread for each worker, which ends with the process that started it, however that one ends."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 @contextlib.contextmanager
 def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
-    distributed = require("distributed", "'attention-guide[dask]'")
-    for name in ("distributed", "distributed.worker", "distributed.nanny", "tornado"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    cluster = None
-    try:
-        if config.scheduler:
-            client = distributed.Client(config.scheduler, timeout=20)
-        else:
-            cluster = distributed.LocalCluster(
-                n_workers=min(config.jobs, num_tasks), threads_per_worker=1, processes=True, dashboard_address=None
-            )
-            client = distributed.Client(cluster)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise MachineError(
-            f"no Dask scheduler answers at {config.scheduler or 'this machine'}",
-            hint="start one: dask scheduler, and dask worker tcp://HOST:PORT on each machine",
-        ) from error
-    try:
-        if config.scheduler and not client.scheduler_info()["workers"]:
+    distributed = require("distributed", DASK)
+    for name in ("distributed", "tornado", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with contextlib.ExitStack() as stack:
+        try:
+            with _no_interrupts():
+                place: Any = config.scheduler
+                if not place:
+                    place = stack.enter_context(
+                        distributed.LocalCluster(
+                            n_workers=min(config.jobs, num_tasks),
+                            threads_per_worker=1,
+                            memory_limit=0,
+                            dashboard_address=None,
+                            silence_logs=logging.CRITICAL,
+                        )
+                    )
+                client = distributed.Client(place, timeout=SCHEDULER_SECONDS, set_as_default=False)
+                stack.enter_context(client)
+        except ValueError as error:
+            raise InputError(f"--scheduler {config.scheduler!r}: {error}", hint="tcp://HOST:PORT") from error
+        except (OSError, TimeoutError) as error:
+            raise MachineError(
+                f"no Dask scheduler answers at {config.scheduler or 'this machine'}",
+                hint="start one: dask scheduler, and dask worker tcp://HOST:PORT on each machine",
+            ) from error
+        if not client.scheduler_info()["workers"]:
             log.warning("the Dask scheduler has no workers yet; waiting for them")
         # pure=False: the same call twice is work twice, where a file was lost
         yield client.get_executor(pure=False, retries=ATTEMPTS - 1)
-    finally:
-        client.close()
-        if cluster is not None:
-            cluster.close()

@@ -110,11 +110,11 @@ class Store:
         """Where unfinished work of a recipe is kept until it is done."""
         return self.root / ".partial" / kind / recipe[:ID_LENGTH]
 
-    def lock(self, kind: str, recipe: str) -> Lock:
-        """The lock that whoever builds this recipe holds; its file is never deleted."""
+    def lock(self, kind: str, recipe: str, *, shared: bool = False) -> Lock:
+        """The lock that whoever builds this recipe holds, shared by those who do a part; its file is never deleted."""
         with machine_errors(f"cannot use the store {self.root}"):
             (self.root / ".locks").mkdir(parents=True, exist_ok=True)
-            return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", create=True)
+            return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", shared=shared, create=True)
 
     # building
 

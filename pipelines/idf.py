@@ -1,0 +1,245 @@
+"""Stage ``build-idf``: in how many documents, or sentences, of the training text each word is, and how rare that makes it.
+
+Writes ``idf.parquet``, one row for each word that occurs, sorted by it.  ``counts`` has N as ``documents``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines import executor
+from pipelines.executor import Shard, evenly, knob, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.files import open_parquet
+from pipelines.progress import Progress, log
+from pipelines.stage import Result, Run, Stage
+from pipelines.store import Store
+
+__all__ = ["STAGE", "Config", "idf_schema", "run"]
+
+ROWS = 1 << 16
+"""Rows of a row group, in the table and in partial files."""
+
+FEW = 100
+"""Of fewer documents a warning is due: almost every word has one of a handful of values."""
+
+
+class Config(executor.Config):
+    """What is counted, and the formula."""
+
+    unit: Literal["document", "sentence"] = Field(
+        "document", description="What counts a word once: for text of few long documents take the sentence."
+    )
+    formula: Literal["smooth", "plain", "textbook", "max"] = Field(
+        "smooth", description="ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
+    )
+    min_df: int = Field(1, ge=1, description="Leave out what is in fewer units; N stays.")
+    shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
+
+
+def idf_schema() -> Any:
+    """Columns of ``idf.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("token", pa.string(), False, metadata={"unit": "a word in small letters, or a tokenizer's token"}),
+            pa.field("df", pa.int64(), False, metadata={"unit": "documents (or sentences) that hold it"}),
+            pa.field("idf", pa.float64(), False, metadata={"unit": "nats"}),
+        ]
+    )
+
+
+def run(
+    corpus: str,
+    tokenizer: str | None,
+    config: Config,
+    *,
+    store: Store,
+    name: str | None = None,
+    force: bool = False,
+    wait: bool = True,
+    progress: Progress | None = None,
+) -> Result | None:
+    """Count the words of a corpus, or the tokens of a tokenizer; with ``--shard`` a share of them, which gives None.
+
+    Raises:
+        InputError: no such artifact, or no training text.
+    """
+    with contextlib.ExitStack() as stack:
+        # a share reads a part of the corpus, page by page with checksums; the run that merges verifies all of it
+        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        inputs: dict[str, Any] = {"corpus": text}
+        if tokenizer is not None:
+            inputs["tokenizer"] = stack.enter_context(store.load(tokenizer, kind="tokenizer"))
+
+        def share(folder: Path, progress: Progress) -> None:
+            _count(inputs, config, folder, progress)
+
+        options: dict[str, Any] = {"name": name, "force": force, "wait": wait, "progress": progress}
+        return run_sharded(STAGE, config, inputs, share, store=store, **options)
+
+
+def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
+    settings = {"unit": config.unit}
+    return map_shards(count, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    paths = _count(run.inputs, config, run.partial, run.progress)
+    with run.progress.task("Merge"):
+        merged = merge_tree(merge, paths, {}, config)
+    _publish(merged, run)
+
+
+def _publish(merged: Path, run: Run) -> None:
+    import pyarrow as pa
+
+    from guidance.statistics.idf import inverse_document_frequency
+
+    config: Config = run.config
+    units, most = _units(merged), max((int(table["df"].to_numpy().max()) for table in _tables(merged)), default=1)
+    if not units:
+        raise InputError(f"{run.inputs['corpus'].reference} has no training text to count")
+
+    def rows() -> Iterator[Any]:
+        for table in _tables(merged):
+            table = table.filter(pa.array(table["df"].to_numpy() >= config.min_df))
+            df = table["df"].to_numpy()
+            idf = inverse_document_frequency(df, units, formula=config.formula, most=most)
+            yield pa.table([table["token"], table["df"], pa.array(idf)], schema=idf_schema())
+
+    tokens = 0
+    with run.out.parquet("idf.parquet", idf_schema()) as file:
+        for table in evenly(rows(), ROWS):
+            file.write_table(table)
+            tokens += table.num_rows
+    run.out.counts |= {
+        "documents": units,
+        "tokens": tokens,
+        "unit": config.unit,
+        "of": "tokens" if "tokenizer" in run.inputs else "words",
+    }
+    if config.unit == "document" and units < FEW:
+        run.out.warnings.append(f"only {units} documents, so that idf has few values: perhaps --unit sentence")
+    if not tokens:
+        run.out.warnings.append("nothing was counted: the training text has no words, or --min-df is too large")
+    for warning in run.out.warnings:
+        log.warning("%s", warning)
+
+
+# one shard, and many
+
+
+def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Document frequencies of a shard, as a partial file: tokens in order, N in the metadata."""
+    import pyarrow as pa
+
+    from guidance.statistics.idf import counted_words, document_frequencies
+
+    found = Units(shard, settings["unit"])
+    frequencies = document_frequencies((key, counted_words(text)) for key, text in found)
+    tokens = sorted(frequencies)
+    table = pa.table([tokens, [frequencies[token] for token in tokens]], schema=_partial_schema(found.number))
+    with parquet_file(path, table.schema) as file:
+        file.write_table(table, row_group_size=ROWS)
+
+
+class Units:
+    """The training text of a shard by unit: iteration gives the key of a unit and a part of its text.
+
+    Attributes:
+        number: how many units there were, once all have been given.
+    """
+
+    def __init__(self, shard: Shard, unit: str) -> None:
+        self._shard, self._unit, self.number = shard, unit, 0
+
+    def __iter__(self) -> Iterator[tuple[object, str]]:
+        by_document = self._unit == "document"
+        columns = ["document", "split", "text"] + ([] if by_document else ["sentences"])
+        last = None
+        for table in self._shard.documents(columns) if by_document else self._shard.tables(columns):
+            table = training(table)
+            texts = table["text"].to_pylist()
+            if by_document:
+                for document, text in zip(table["document"].to_pylist(), texts, strict=True):
+                    self.number += document != last
+                    last = document
+                    yield document, text
+                continue
+            spans = table["sentences"].combine_chunks()
+            starts, ends = (spans.flatten().field(name).to_pylist() for name in ("start", "end"))
+            sentences = zip(starts, ends, strict=True)
+            for text, number in zip(texts, spans.value_lengths().to_pylist(), strict=True):
+                for start, end in itertools.islice(sentences, number):
+                    self.number += 1
+                    yield self.number, text[start:end]
+
+
+def training(table: Any) -> Any:
+    """The rows whose split is ``train``."""
+    import pyarrow.compute as pc
+
+    return table.filter(pc.equal(table["split"].cast("string"), "train"))
+
+
+def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
+    """Add partial files, which are sorted: memory is that of some row groups."""
+    schema = _partial_schema(sum(map(_units, paths)))
+    with parquet_file(path, schema) as file:
+        for table in evenly(_added([_tables(path) for path in paths]), ROWS):
+            file.write_table(table.cast(schema))
+
+
+def _added(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
+    """Tables with rising tokens, each once, from several streams of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    heads = [(table, stream) for stream in streams for table in itertools.islice(stream, 1)]
+    while True:
+        heads = [
+            (table, stream)
+            for head, stream in heads
+            for table in ([head] if head.num_rows else [*itertools.islice(stream, 1)])
+        ]
+        if not heads:
+            return
+        # all that are smaller than what has not been read yet
+        bound = min(table["token"][-1].as_py() for table, _ in heads)
+        counts = [pc.sum(pc.less_equal(table["token"], bound)).as_py() for table, _ in heads]
+        ready = pa.concat_tables(table.slice(0, count) for (table, _), count in zip(heads, counts, strict=True))
+        heads = [(table.slice(count), stream) for (table, stream), count in zip(heads, counts, strict=True)]
+        added = ready.group_by("token").aggregate([("df", "sum")]).sort_by("token")
+        yield pa.table([added["token"], added["df_sum"]], names=["token", "df"])
+
+
+def _tables(path: Path) -> Iterator[Any]:
+    with open(path, "rb") as raw:
+        file = open_parquet(raw)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group)
+
+
+def _units(path: Path) -> int:
+    with open(path, "rb") as raw:
+        return int(open_parquet(raw).schema_arrow.metadata[b"units"])
+
+
+def _partial_schema(units: int) -> Any:
+    import pyarrow as pa
+
+    fields = [pa.field("token", pa.string(), False), pa.field("df", pa.int64(), False)]
+    return pa.schema(fields, metadata={"units": str(units)})
+
+
+STAGE = Stage("build-idf", "idf", 1, Config, build)

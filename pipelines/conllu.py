@@ -34,6 +34,9 @@ class Sentence:
         forms: its words, multi-word tokens taken apart.
         heads: head of each word, counted from 1; 0 is the root.  None when the file has no trees.
         relations: label of the arc to the head, of each word.
+        lemmas: of each word, "" for none.
+        tags: universal part of speech of each word, "" for none.
+        tokens: the surface in order: each token as written, and how many of the words it stands for.
         starts_document: its id, or "" where ``# newdoc`` has none; None when it starts none.
         starts_paragraph: ``# newpar`` stands before it.
     """
@@ -43,6 +46,9 @@ class Sentence:
     forms: list[str]
     heads: list[int] | None
     relations: list[str]
+    lemmas: list[str]
+    tags: list[str]
+    tokens: list[tuple[str, int]]
     starts_document: str | None = None
     starts_paragraph: bool = False
 
@@ -82,6 +88,7 @@ def _cells(line: str, place: str) -> list[str]:
 def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str, notes: Notes) -> Sentence:
     words: list[tuple[int, list[str]]] = []
     surface: list[str] = []
+    tokens: list[tuple[str, int]] = []
     covered = 0
     for number, cells in rows:
         place = f"{name!r}, line {number}"
@@ -91,12 +98,14 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
             words.append((number, cells))
             if len(words) > covered:
                 surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
+                tokens.append((cells[1], 1))
         elif match := _RANGE.fullmatch(cells[0]):
             first, last = int(match[1]), int(match[2])
             if first != len(words) + 1 or last <= first or first <= covered:
                 raise InputError(f"{place}: multi-word token {cells[0]} does not stand before its words")
             covered = last
             surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
+            tokens.append((cells[1], last - first + 1))
         elif match := _EMPTY.fullmatch(cells[0]):
             if int(match[1]) != len(words):
                 raise InputError(f"{place}: empty node {cells[0]} does not stand after word {match[1]}")
@@ -121,6 +130,9 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
         [cells[1] for _, cells in words],
         heads,
         [cells[7] for _, cells in words],
+        ["" if cells[2] == "_" != cells[1] else cells[2] for _, cells in words],
+        ["" if cells[3] == "_" else cells[3] for _, cells in words],
+        tokens,
         new.get("doc"),
         "par" in new,
     )
@@ -163,6 +175,11 @@ def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
     return heads
 
 
+def document_id(first: Sentence, name: str, number: int) -> str:
+    """What the document is called that begins with this sentence, the number-th of its file."""
+    return name if first.starts_document is None else first.starts_document or f"{name}:{number}"
+
+
 def conllu_documents(lines: Iterable[tuple[int, str]], name: str, notes: Notes) -> Iterator[Document]:
     """Documents by ``# newdoc``, else the file is one; blocks by ``# newpar``, else of `BLOCK_SENTENCES` sentences."""
     sentences = read_sentences(lines, name, notes)
@@ -192,12 +209,7 @@ def conllu_documents(lines: Iterable[tuple[int, str]], name: str, notes: Notes) 
 
     while pending is not None:
         count += 1
-        id_ = pending.starts_document
-        if id_ is None:
-            id_ = name
-        elif not id_:
-            id_ = f"{name}:{count}"
-        yield Document(id_, name, f"{name!r}, line {pending.line}", blocks())
+        yield Document(document_id(pending, name, count), name, f"{name!r}, line {pending.line}", blocks())
 
 
 def _block(held: list[Sentence]) -> Block:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, UnknownName
-from pipelines.stage import Files, require
+from pipelines.stage import Files
 from pipelines.store import Store
 
 if TYPE_CHECKING:
@@ -186,19 +186,12 @@ def _segments(words: Sequence[str]) -> list[int]:
 
 def _parse(text: str, parser: str) -> _Words:
     from guidance.features import UPOS, relation_id
-    from pipelines.sentences import model_files
+    from pipelines.parsers import load_spacy
 
     kind, _, name = parser.partition(":")
     if kind != "spacy" or not name:
         raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
-    if not Path(name).is_dir():
-        model_files(parser)  # says what to install
-    elif not (Path(name) / "meta.json").is_file():
-        raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
-    try:
-        doc = require("spacy", "spacy").load(name)(text)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{name!r}: not a spaCy model ({str(error)[:200]!r})") from error
+    doc = load_spacy(name)(text)
     kept = [token for token in doc if not token.is_space]
     number = {token.i: place for place, token in enumerate(kept)}
     words = _Words([(token.idx, token.idx + len(token)) for token in kept])

@@ -1,0 +1,422 @@
+"""spaCy and Stanza models: where they are, how they are opened, and how sentences become trees.
+
+A sentence of the corpus is one sentence for the parser, whatever its own model thinks of where sentences end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guidance.errors import GuideError, InputError, MachineError
+from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell, without
+from pipelines.stage import Files, require
+
+BATCH = 128
+"""Sentences that spaCy gets at once; more is slower on a CPU."""
+
+LONGEST_RUN = 500
+"""Characters without a space that a tokenizer of rules gets at once when it parses: its time grows with their square."""
+
+_RELOAD_AFTER = 400_000
+_SIMPLE_WORD = re.compile(r"\s|\S{1,100}")
+_NOT_FOR_PARSING = frozenset(
+    [
+        *("ner", "entity_linker", "entity_ruler", "span_ruler", "span_finder", "spancat", "spancat_singlelabel"),
+        *("textcat", "textcat_multilabel", "senter", "sentencizer", "doc_cleaner"),
+        *("merge_entities", "merge_noun_chunks", "merge_subtokens"),
+    ]
+)
+_STANZA_PARTS = ("tokenize", "mwt", "pos", "lemma", "depparse", "pretrain", "forward_charlm", "backward_charlm")
+
+Device = str
+"""``auto``, ``cpu`` or ``cuda``."""
+
+
+# spaCy
+
+
+def spacy_folder(name: str) -> Path:
+    """Where a spaCy model is: a folder, or an installed package.
+
+    Raises:
+        InputError: there is no such folder.
+        MachineError: the package is not installed; the message has the install line.
+    """
+    if os.sep in name or Path(name).is_dir():
+        if not Path(name).is_dir():
+            raise InputError(f"{name!r}: no such folder with a spaCy model")
+        return Path(name)
+    require("spacy", "spacy")
+    found = importlib.util.find_spec(name) if re.fullmatch(r"\w+", name) else None
+    if found is None or not found.submodule_search_locations:
+        raise MachineError(f"the spaCy model {name!r} is not installed", hint=f"python -m spacy download {name}")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def load_spacy(name: str) -> Any:
+    """A spaCy pipeline.
+
+    Raises:
+        InputError: the folder or package holds none that can be opened.
+    """
+    folder = spacy_folder(name)
+    if Path(name).is_dir() and not any((folder / file).is_file() for file in ("meta.json", "__init__.py")):
+        raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
+    try:
+        return require("spacy", "spacy").load(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{name!r}: not a spaCy model ({str(error)[:200]!r})") from error
+
+
+def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str], Any]:
+    """spaCy's tokenizer takes quadratic time on a long run without spaces ("(((((..."); cut such runs for it."""
+    from spacy.tokens import Doc
+
+    vocab = tokenize.vocab  # type: ignore[attr-defined]
+    long_run = re.compile(rf"\S{{{longest + 1},}}")
+
+    def cut(text: str) -> Any:
+        if not long_run.search(text):
+            return tokenize(text)
+        words, spaces = [], []
+        position = 0
+        for run in long_run.finditer(text):
+            for doc in (tokenize(text[position : run.start()]),):
+                words += [token.text for token in doc]
+                spaces += [bool(token.whitespace_) for token in doc]
+            pieces = _SIMPLE_WORD.findall(run[0])
+            last = pieces[-1]
+            # a full stop at the very end still ends the sentence
+            if len(last) > 1 and not last[-1].isalnum():
+                pieces[-1:] = [last[:-1], last[-1]]
+            words += pieces
+            spaces += [False] * len(pieces)
+            position = run.end()
+        rest = tokenize(text[position:])
+        words += [token.text for token in rest]
+        spaces += [bool(token.whitespace_) for token in rest]
+        return Doc(vocab, words=words, spaces=spaces)
+
+    return cut
+
+
+class SpacyParser:
+    """Trees of a spaCy model.  Its vocabulary grows with every new word, so the model is loaded afresh now and then.
+
+    Attributes:
+        scheme: whose labels its relations are.
+    """
+
+    def __init__(self, name: str, device: Device, max_words: int) -> None:
+        self._name, self._device, self._max_words = name, device, max_words
+        self._load()
+
+    def _load(self) -> None:
+        from spacy.tokenizer import Tokenizer
+
+        _spacy_device(self._device)
+        self._model = load_spacy(self._name)
+        meta = {name: self._model.get_pipe_meta(name) for name in self._model.pipe_names}
+        parsers = [name for name, pipe in meta.items() if "token.dep" in pipe.assigns or pipe.factory == "parser"]
+        if not parsers:
+            raise InputError(
+                f"the spaCy model {self._name!r} has no parser: {', '.join(meta) or 'it is empty'}",
+                hint="take one with a parser, for example: python -m spacy download en_core_web_sm",
+            )
+        self._model.select_pipes(disable=[name for name, pipe in meta.items() if pipe.factory in _NOT_FOR_PARSING])
+        self.scheme: Scheme = label_scheme(
+            label for name in parsers for label in getattr(self._model.get_pipe(name), "labels", ())
+        )
+        tokenizer = self._model.tokenizer
+        self._tokenize = guarded(tokenizer, LONGEST_RUN) if isinstance(tokenizer, Tokenizer) else tokenizer
+        self._strings = self._model.vocab.strings
+        self._limit = len(self._strings) + _RELOAD_AFTER
+
+    def __call__(self, texts: Sequence[str]) -> list[Tree]:
+        """The tree of each sentence; one that cannot be parsed costs itself alone."""
+        if len(self._strings) > self._limit:
+            self._load()
+        trees: list[Tree] = [Tree(status="too long")] * len(texts)
+        with _one_thread():
+            places = [place for place, text in enumerate(texts) if len(text.split()) <= self._max_words]
+            docs: list[Any] = []
+            for place in places:
+                try:
+                    docs.append(self._sentence(texts[place]))
+                except Exception as error:
+                    trees[place] = _failed(error)
+                    docs.append(None)
+            given = [(place, doc) for place, doc in zip(places, docs, strict=True) if _fits(doc, self._max_words)]
+            try:
+                parsed = list(self._model.pipe([doc for _, doc in given], batch_size=BATCH))
+                found = zip((place for place, _ in given), parsed, strict=True)
+                trees_found = [(place, self._tree(texts[place], doc)) for place, doc in found]
+            except Exception:
+                trees_found = [(place, self._alone(texts[place])) for place, _ in given]
+        for place, tree in trees_found:
+            trees[place] = tree
+        return trees
+
+    def _sentence(self, text: str) -> Any:
+        """The words of a text as one sentence: no parser may cut it."""
+        doc = self._tokenize(text)
+        for token in doc:
+            token.is_sent_start = token.i == 0
+        return doc
+
+    def _alone(self, text: str) -> Tree:
+        try:
+            (doc,) = self._model.pipe([self._sentence(text)])
+            return self._tree(text, doc)
+        except Exception as error:
+            return _failed(error)
+
+    def _tree(self, text: str, doc: Any) -> Tree:
+        from spacy.attrs import DEP, HEAD, IDX, IS_SPACE, LEMMA, LENGTH, POS
+        from spacy.parts_of_speech import NAMES
+
+        if not len(doc):
+            return Tree(status="empty")
+        table = doc.to_array([IDX, LENGTH, LEMMA, POS, HEAD, DEP, IS_SPACE])
+        starts, lengths, lemmas, parts, heads, relations, spaces = table.T
+        start, length = starts.tolist(), lengths.tolist()
+        end = [first + size for first, size in zip(start, length, strict=True)]
+        if doc.text != text:
+            raise ValueError("the tokenizer changed the text")
+        strings = self._strings
+        tree = Tree(
+            start,
+            end,
+            [text[first:last] for first, last in zip(start, end, strict=True)],
+            [strings[key] for key in lemmas.tolist()],
+            [NAMES[key] for key in parts.tolist()],
+            [place + offset for place, offset in enumerate(heads.view("int64").tolist())],
+            [strings[key] for key in relations.tolist()],
+        )
+        tree = without(tree, spaces.nonzero()[0].tolist())
+        return tree if len(tree) else Tree(status="empty")
+
+
+def _fits(doc: Any, max_words: int) -> bool:
+    return doc is not None and len(doc) <= max_words
+
+
+def _spacy_device(device: Device) -> None:
+    """Where spaCy computes from now on.
+
+    Raises:
+        MachineError: a GPU is asked for and spaCy finds none.
+    """
+    spacy = require("spacy", "spacy")
+    if device == "cpu":
+        spacy.require_cpu()
+    elif not spacy.prefer_gpu() and device == "cuda":
+        raise MachineError(
+            "spaCy finds no GPU", hint="--device cpu; or, with a CUDA device: pip install 'spacy[cuda12x]'"
+        )
+
+
+# Stanza
+
+
+def stanza_place(rest: str) -> tuple[Path, str, str | None]:
+    """Folder, language and package of ``LANG``, ``FOLDER``, ``FOLDER:LANG`` or ``FOLDER:LANG:PACKAGE``."""
+    place, *more = rest.split(":")
+    if len(more) > 2:
+        raise InputError(f"stanza:{rest!r}: expected stanza:FOLDER:LANG:PACKAGE")
+    if os.sep in place or more or Path(place).is_dir():
+        folder = Path(place)
+        if not folder.is_dir():
+            raise InputError(f"{place!r}: no such folder with Stanza models")
+        found = sorted(path.parent.name for path in folder.glob("*/tokenize"))
+        if not more and len(found) != 1:
+            raise InputError(f"{place!r} holds {found or 'no Stanza models'}", hint="say which: stanza:FOLDER:LANG")
+        language = more[0] if more else found[0]
+    else:
+        folder = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
+        language = place
+    models = sorted(path.stem for path in (folder / language / "tokenize").glob("*.pt"))
+    if not models:
+        raise MachineError(
+            f"Stanza has no tokenizer for {language!r} in {folder}",
+            hint=f"python -c \"import stanza; stanza.download('{language}')\"",
+        )
+    package = more[1] if len(more) == 2 else models[0] if len(models) == 1 else None
+    if package and package not in models:
+        raise InputError(f"Stanza has no package {package!r} for {language!r} in {folder}; it has {models}")
+    return folder, language, package
+
+
+def load_stanza(folder: Path, language: str, package: str | None, processors: str, **options: Any) -> Any:
+    """A Stanza pipeline of models that are there; nothing is fetched.
+
+    Raises:
+        InputError: they cannot be opened.
+    """
+    stanza = require("stanza", "stanza")
+    try:
+        return stanza.Pipeline(
+            language,
+            dir=str(folder),
+            package=package or "default",
+            processors=processors,
+            download_method=None,
+            verbose=False,
+            **options,
+        )
+    except Exception as error:
+        raise InputError(f"{folder}: Stanza cannot open {language!r} ({str(error)[:200]!r})") from error
+
+
+class StanzaParser:
+    """Trees of Stanza's models.
+
+    Attributes:
+        scheme: whose labels its relations are.
+    """
+
+    def __init__(self, place: str, device: Device, max_words: int) -> None:
+        import torch
+
+        if device == "cuda" and not torch.cuda.is_available():
+            raise MachineError("there is no CUDA device for Stanza", hint="--device cpu")
+        folder, language, package = stanza_place(place)
+        self._max_words = max_words
+        self._model = load_stanza(
+            folder,
+            language,
+            package,
+            "tokenize,pos,lemma,depparse",
+            use_gpu=device != "cpu" and torch.cuda.is_available(),
+            tokenize_no_ssplit=True,
+        )
+        self.scheme: Scheme = label_scheme(self._model.processors["depparse"].get_known_relations())
+
+    def __call__(self, texts: Sequence[str]) -> list[Tree]:
+        """The tree of each sentence; one that cannot be parsed costs itself alone."""
+        trees: list[Tree] = [Tree(status="too long")] * len(texts)
+        places = [place for place, text in enumerate(texts) if len(text.split()) <= self._max_words]
+        with _one_thread():
+            try:
+                found = self._parse([texts[place] for place in places])
+            except Exception:
+                found = [self._alone(texts[place]) for place in places]
+        for place, tree in zip(places, found, strict=True):
+            trees[place] = tree
+        return trees
+
+    def _alone(self, text: str) -> Tree:
+        try:
+            return self._parse([text])[0]
+        except Exception as error:
+            return _failed(error)
+
+    def _parse(self, texts: Sequence[str]) -> list[Tree]:
+        from stanza import Document
+
+        # to Stanza two line ends are the end of a paragraph
+        documents = [Document([], text=re.sub(r"\s", " ", text)) for text in texts]
+        tokenized = self._model.process(documents, processors="tokenize") if documents else []
+        words = [sum(len(sentence.words) for sentence in document.sentences) for document in tokenized]
+        kept = [document for document, count in zip(tokenized, words, strict=True) if 0 < count <= self._max_words]
+        if kept:
+            self._model.process(kept, processors="pos,lemma,depparse")
+        return [
+            _stanza_tree(text, document)
+            if 0 < count <= self._max_words
+            else Tree(status="too long" if count else "empty")
+            for text, document, count in zip(texts, tokenized, words, strict=True)
+        ]
+
+
+def _stanza_tree(text: str, document: Any) -> Tree:
+    tree = Tree()
+    for sentence in document.sentences:
+        first = len(tree)
+        for token in sentence.tokens:
+            start, end = token.start_char, token.end_char
+            spans = [(start, end)]
+            if len(token.words) > 1:
+                spans = spell(text[start:end], start, end, [word.text for word in token.words])
+            tree.start.extend(start for start, _ in spans)
+            tree.end.extend(end for _, end in spans)
+        for place, word in enumerate(sentence.words):
+            tree.form.append(word.text)
+            tree.lemma.append(word.lemma or "")
+            tree.upos.append(word.upos or "")
+            tree.head.append(first + (word.head - 1 if word.head else place))
+            tree.relation.append(word.deprel or "")
+    return tree
+
+
+# both
+
+
+class Reader(NamedTuple):
+    """One row of `READERS`: how a kind of parser is opened, and the files that decide what it says."""
+
+    open: Callable[[str, Device, int], Callable[[Sequence[str]], list[Tree]]]
+    files: Callable[[str], Files]
+
+
+def _spacy_files(name: str) -> Files:
+    return model_folder(spacy_folder(name))
+
+
+def _stanza_files(place: str) -> Files:
+    folder, language, package = stanza_place(place)
+    if not any((folder / language / "depparse").glob("*.pt")):
+        raise MachineError(
+            f"Stanza has no parser for {language!r} in {folder}",
+            hint=f"python -c \"import stanza; stanza.download('{language}')\"",
+        )
+    paths = [folder / "resources.json"]
+    for part in _STANZA_PARTS:
+        wanted = package if package and part in ("tokenize", "mwt") else "*"
+        paths += sorted((folder / language / part).glob(f"{wanted}.pt"))
+    paths = [path for path in paths if path.is_file()]
+    return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
+
+
+def model_folder(folder: Path) -> Files:
+    """All files of a model's folder, but for what Python leaves there."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
+
+
+READERS = {"spacy": Reader(SpacyParser, _spacy_files), "stanza": Reader(StanzaParser, _stanza_files)}
+"""Parsers by the word before the colon."""
+
+
+def _failed(error: Exception) -> Tree:
+    """What is left of a sentence that a parser cannot take.
+
+    Raises:
+        Exception: the error itself, where it is not the sentence's but the machine's.
+    """
+    if isinstance(error, (GuideError, MemoryError)) or "OutOfMemory" in type(error).__name__:
+        raise error
+    words = " ".join(str(error).split())
+    return Tree(status=f"failed: {type(error).__name__}{f': {words[:100]}' if words else ''}")
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for torch: with several the last bits of a sum depend on how many there are."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from pipelines.executor import Shard, ShareDone, map_shards, parquet_file, run_s
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage, internal, knob, require
+from pipelines.stage import Result, Run, Stage, internal, knob, read_json, require
 from pipelines.store import Store
 
 if TYPE_CHECKING:
@@ -137,14 +138,23 @@ def _check_words(table: Artifact) -> None:
 
 def stop_words(deps: Artifact) -> list[str] | None:
     """The stop words of the language of a spaCy model; None where another parser made the trees."""
-    kind = str(deps.manifest.get("config", {}).get("parser", "")).partition(":")[0]
-    language = deps.counts.get("language")
-    if kind != "spacy" or not language:
+    kind, _, place = str(deps.manifest.get("config", {}).get("parser", "")).partition(":")
+    language = _language(place) if kind == "spacy" else None
+    if language is None:
         return None
     try:
         return sorted(require("spacy", "spacy").util.get_lang_class(language).Defaults.stop_words)
     except ImportError:  # a language that this spaCy does not have
         return None
+
+
+def _language(place: str) -> str | None:
+    """The language of a spaCy model: ``en`` of ``en_core_web_sm``; a folder says its own while it is there."""
+    if match := re.fullmatch(r"([a-z]{2,3})_\w+", place):
+        return match[1]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(read_json(Path(place) / "meta.json")["lang"])
+    return None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:

@@ -65,7 +65,7 @@ def guided_attention(
     if work is None or site is None or not isinstance(guidance, Guidance):
         biased: dict[str, Any] = {} if position_bias is None else {"position_bias": position_bias}
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **biased, **kwargs)
-    if query.shape[2] != key.shape[2] and site.attention != "cross":
+    if query.shape[2] != key.shape[2] and site.attention != "cross" and work.reads_prefix:
         raise InputError(
             "guided heads of a decoder see whole prefixes, not a cache of earlier keys",
             hint="generate(use_cache=False)",

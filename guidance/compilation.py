@@ -30,7 +30,12 @@ class Paths:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done at one site: for each place where mechanisms act (see `guidance.mechanisms.Place`), who acts."""
+    """What is to be done at one site: for each place where mechanisms act (see `guidance.mechanisms.Place`), who acts.
+
+    Attributes:
+        scaled_heads: those whose scores are divided by the root of the model's width.
+        reads_prefix: somebody asks for all tokens up to the query, cached or not.
+    """
 
     probabilities: Shares = ()
     scores: Shares = ()
@@ -40,6 +45,7 @@ class Work:
     attack: Shares = ()
     output: Shares = ()
     scaled_heads: tuple[int, ...] = ()
+    reads_prefix: bool = False
 
     def shares(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Every guide at this site with its heads."""
@@ -77,7 +83,7 @@ class Work:
         return tuple(num_heads**-0.5 if head in self.scaled_heads else 1.0 for head in range(num_heads))
 
 
-PLACES = tuple(item.name for item in fields(Work) if item.name != "scaled_heads")
+PLACES = tuple(item.name for item in fields(Work) if item.type == "Shares")
 NOTHING = Work()
 """No guide is at work at a site."""
 
@@ -131,6 +137,11 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
             f"{reason} relates tokens of one sequence; cross-attention has two",
             hint=f"patterns that work there: {', '.join(name for name, p in PATTERNS.items() if p.same_keys)}",
         )
+    if (guide.stack, guide.attention) == ("decoder", "self") and guide.wish and guide.wish.looks_ahead:
+        raise PlanError(
+            f"in a decoder the pattern {str(guide.wish)!r} would tell a query about later tokens",
+            hint="the encoder's heads, or cross-attention, may have it",
+        )
     added = [selector for selector in guide.heads if str(selector).startswith(PAL)]
     if not added:
         num_heads = next(iter(mine.values())).num_heads
@@ -141,8 +152,8 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
     if guide.acts.place in ("attack", "output", "scores"):
         raise PlanError(f"{guide.mechanism} acts on heads of the model only")
     pals = {s.layer: s for s in sites if s.attention == "pal"}
-    if not pals:
-        return {}, weight if guide.optional else _no_pal(guide)
+    if not pals and not guide.optional:
+        raise PlanError("it is about added heads, and the plan adds none", hint="a table [pal] adds them")
     rules = [_number(str(selector).removeprefix(PAL)) for selector in added]
     return {pals[la]: select(rules, pals[la].num_heads, "added head") for la in layers if la in pals}, weight
 
@@ -154,10 +165,6 @@ def _wants_one_sequence(guide: Guide) -> str:
     if isinstance(guide.how, Gaussian):
         return guide.mechanism
     return 'boundary = "self"' if getattr(guide.how, "boundary", "") == "self" else ""
-
-
-def _no_pal(guide: Guide) -> float:
-    raise PlanError("it is about added heads, and the plan adds none", hint="a table [pal] adds them")
 
 
 def _number(rule: str) -> Selector:
@@ -174,7 +181,11 @@ def _work(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) -> Work
         places[guide.acts.place].append((number, heads))
         if getattr(guide.how, "scale", "d_k") == "d_model":
             scaled.update(heads)
-    return Work(**{place: tuple(shares) for place, shares in places.items()}, scaled_heads=tuple(sorted(scaled)))
+    shares = {place: tuple(found) for place, found in places.items()}
+    reads = any(
+        g.acts.place != "output" and getattr(g.how, "uses_values", True) for g in map(plan.guides.__getitem__, guides)
+    )
+    return Work(**shares, scaled_heads=tuple(sorted(scaled)), reads_prefix=reads)
 
 
 def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:

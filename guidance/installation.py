@@ -272,6 +272,12 @@ class Handle:
             for number, heads in dict.fromkeys(share for work in at_work for share in (*work.attack, *work.output)):
                 how = self.plan.guides[number].how
                 if hasattr(how, "module"):
+                    if any(n == number and other != heads for w in at_work for n, other in (*w.attack, *w.output)):
+                        raise PlanError(
+                            f"guide {number + 1}: layers {sites[0].layer} to {sites[-1].layer} share their module, and with"
+                            f" it the parameters of {self.plan.guides[number].mechanism}",
+                            hint="select the same heads in all of them",
+                        )
                     self._attach(module, key_of(self.plan, number), how.module(len(heads), _width(module)))
             if any(work.attack for work in at_work) or module in self.added:
                 self._hook(module.register_forward_pre_hook(_tap, with_kwargs=True))

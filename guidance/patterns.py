@@ -364,6 +364,7 @@ class Pattern:
         positional: True where a missing target is a matter of the sequence's boundary, not of its tokens.
         weighted: True where it weighs keys instead of naming them.
         same_keys: True where the keys do not depend on the query, so that the query may be of another sequence.
+        looks_ahead: True where which earlier keys a query may see can depend on later tokens.
         options: the options that a plan gave, by name.
         needs_with: further features that an option needs when it is on, by option.
     """
@@ -376,6 +377,7 @@ class Pattern:
     positional: bool = False
     weighted: bool = False
     same_keys: bool = False
+    looks_ahead: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
@@ -409,6 +411,7 @@ class Pattern:
             build=partial(self._function, **chosen),
             needs=(*self.needs, *more),
             same_keys=self.same_keys and not chosen.get("square"),
+            looks_ahead=self.looks_ahead and chosen.get("unique") != "self",
             options=chosen,
         )
 
@@ -437,12 +440,15 @@ PATTERNS: Mapping[str, Pattern] = {
         Pattern("delimiter", delimiter, _A, needs=("delimiter",), same_keys=True),
         Pattern("period", period, _A, needs=("character",), same_keys=True),
         Pattern("separator", separator, f"{_B}, Seprat", needs=("delimiter", "character"), same_keys=True),
-        Pattern("matching_token", matching_token, f"{_E}, equation 4"),
+        Pattern("matching_token", matching_token, f"{_E}, equation 4", looks_ahead=True),
         Pattern("marked", marked, "soft masks at inference", needs=("marked",), same_keys=True),
         Pattern("same_segment", same_segment, f"{_E}, equation 5", needs=("segment",)),
-        Pattern("rare", rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True),
-        Pattern("dependency", dependency, f"{_B}, DepSyn", needs=_TREE),
-        Pattern("major_relation", major_relation, f"{_B}, MajRel", needs=(*_TREE, "relation", "delimiter")),
+        Pattern("rare", rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True, looks_ahead=True),
+        Pattern("dependency", dependency, f"{_B}, DepSyn", needs=_TREE, looks_ahead=True),
+        Pattern(
+            *("major_relation", major_relation, f"{_B}, MajRel", (*_TREE, "relation", "delimiter")),
+            looks_ahead=True,
+        ),
         Pattern("noun", noun, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
         Pattern("verb", verb, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
         Pattern("adjective", adjective, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
@@ -573,6 +579,7 @@ def _combined(name: str, function: Callable[..., Predicate], parts: Sequence[Pat
         "tables": tuple(dict.fromkeys(table for part in parts for table in part.tables)),
         "positional": all(part.positional for part in parts),
         "same_keys": all(part.same_keys for part in parts),
+        "looks_ahead": any(part.looks_ahead for part in parts),
     }
     source = "; ".join(dict.fromkeys(part.source for part in parts))
     return Pattern(name, partial(function, parts=tuple(parts)), source, **(facts | changes))

@@ -54,6 +54,10 @@ class Predicate(ABC):
         dense_BQK = self.dense()
         return dense_BQK.gather(1, rows_BR[..., None].expand(-1, -1, dense_BQK.shape[-1])).float()
 
+    def speaks_at(self, rows_BR: Tensor) -> Tensor:
+        """Which of some queries it says anything about, be it that all weigh nothing: bool (B, R)."""
+        return self.at(rows_BR).any(-1)
+
     def restricted(self, allowed_BQK: Tensor) -> Predicate:
         """The same wish within what a query may see at all: causality, a sliding window."""
         dense_BQK = self.dense()
@@ -226,6 +230,9 @@ class Conflict(Predicate):
         if not isinstance(self.scores_NN, Tensor):
             return known_BRK * self.scores_NN
         return self.scores_NN[queries_BR1.clamp(min=0), keys_B1K.clamp(min=0)].float() * known_BRK
+
+    def speaks_at(self, rows_BR: Tensor) -> Tensor:
+        return ((self.queries_BT >= 0) & self.valid_BT).gather(1, rows_BR)
 
     def dense(self) -> Tensor:
         rows_T = torch.arange(self.valid_BT.shape[1], device=self.valid_BT.device)

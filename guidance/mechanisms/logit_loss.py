@@ -63,7 +63,7 @@ class Rows:
         places_BR = (~wrong_BT).long().argsort(dim=-1, stable=True)[:, :most]
         real_BR = wrong_BT.gather(1, places_BR)
         weights_BRK = predicate.at(places_BR) * real_BR.unsqueeze(-1)
-        counted_BR = real_BR & weights_BRK.any(-1) if options.rows == "in_vocabulary" else real_BR
+        counted_BR = real_BR & predicate.speaks_at(places_BR) if options.rows == "in_vocabulary" else real_BR
         return cls(places_BR, weights_BRK, counted_BR.sum(-1))
 
 

@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 
 from guidance.adapters import adapt, switch
 from guidance.plan import Guide, Plan
-from tests.guidance.pattern_oracle import Example, keys
+from tests.guidance.pattern_oracle import ROWS, Example, keys
 
 Kind = tuple[str, str]
 """A stack and its attention: encoder or decoder, self or cross."""
@@ -261,5 +261,11 @@ class _Query:
                 loss = loss / (len(row.heads) * len(row.layers))
             each[self.b] = each[self.b] + loss
             is_first = self.head == min(row.heads) and self.layer == min(row.layers)
-            is_counted = row.options.get("rows") == "all" or bool(wish)
+            is_counted = row.options.get("rows") == "all" or self._is_in_the_table(row)
             count[self.b] += int(is_first and is_counted)
+
+    def _is_in_the_table(self, row: Row) -> bool:
+        """Whether the row's token, or with ``truth`` the one it stands for, has a row of co-occurrence."""
+        ids = self.example.columns["original"] if row.options.get("truth") else self.example.ids
+        token = ids[self.place]
+        return token < len(ROWS) and ROWS[token] >= 0

@@ -77,7 +77,9 @@ def run(
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
         inputs: dict[str, Any] = {"corpus": text}
         if tokenizer is not None:
-            inputs["tokenizer"] = stack.enter_context(store.load(tokenizer, kind="tokenizer"))
+            from pipelines.tokens import open_tokenizer
+
+            inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
 
         def share(folder: Path, progress: Progress) -> None:
             _count(inputs, config, folder, progress)
@@ -87,7 +89,11 @@ def run(
 
 
 def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
-    settings = {"unit": config.unit}
+    settings: dict[str, Any] = {"unit": config.unit}
+    if "tokenizer" in inputs:
+        from pipelines.tokens import tokenizer_folder
+
+        settings["tokenizer"] = tokenizer_folder(inputs["tokenizer"])
     return map_shards(count, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
 
 
@@ -143,53 +149,82 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Document frequencies of a shard, as a partial file: tokens in order, N in the metadata."""
     import pyarrow as pa
 
-    from guidance.statistics.idf import counted_words, document_frequencies
+    from guidance.statistics.idf import document_frequencies
 
-    found = Units(shard, settings["unit"])
-    frequencies = document_frequencies((key, counted_words(text)) for key, text in found)
+    blocks = _Blocks(shard, settings["unit"])
+    folder = settings.get("tokenizer")
+    frequencies: Any = document_frequencies(_tokens(folder, blocks) if folder else _words(blocks))
+    if folder:
+        from pipelines.tokens import load
+
+        name = load(folder).id_to_token
+        frequencies = {name(id_): number for id_, number in frequencies.items()}
     tokens = sorted(frequencies)
-    table = pa.table([tokens, [frequencies[token] for token in tokens]], schema=_partial_schema(found.number))
+    table = pa.table([tokens, [frequencies[token] for token in tokens]], schema=_partial_schema(blocks.units))
     with parquet_file(path, table.schema) as file:
         file.write_table(table, row_group_size=ROWS)
 
 
-class Units:
-    """The training text of a shard by unit: iteration gives the key of a unit and a part of its text.
+class _Blocks:
+    """The training blocks of a shard, in tables: those of whole documents, where these are the units.
 
     Attributes:
-        number: how many units there were, once all have been given.
+        units: how many units there were, once all have been given; also those without any word.
     """
 
     def __init__(self, shard: Shard, unit: str) -> None:
-        self._shard, self._unit, self.number = shard, unit, 0
+        self._shard, self.unit, self.units = shard, unit, 0
 
-    def __iter__(self) -> Iterator[tuple[object, str]]:
-        by_document = self._unit == "document"
-        columns = ["document", "split", "text"] + ([] if by_document else ["sentences"])
-        last = None
-        for table in self._shard.documents(columns) if by_document else self._shard.tables(columns):
-            table = training(table)
-            texts = table["text"].to_pylist()
-            if by_document:
-                for document, text in zip(table["document"].to_pylist(), texts, strict=True):
-                    self.number += document != last
-                    last = document
-                    yield document, text
+    def __iter__(self) -> Iterator[Any]:
+        import pyarrow.compute as pc
+
+        columns = ("document", "split", "start", "first_sentence", "text", "sentences")
+        last = -1
+        for blocks in self._shard.documents(columns) if self.unit == "document" else self._shard.tables(columns):
+            table = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
+            if not table.num_rows:
                 continue
-            spans = table["sentences"].combine_chunks()
-            starts, ends = (spans.flatten().field(name).to_pylist() for name in ("start", "end"))
-            sentences = zip(starts, ends, strict=True)
-            for text, number in zip(texts, spans.value_lengths().to_pylist(), strict=True):
-                for start, end in itertools.islice(sentences, number):
-                    self.number += 1
-                    yield self.number, text[start:end]
+            if self.unit == "document":
+                documents = table["document"].to_numpy()
+                self.units += int(documents[0] != last) + int((documents[1:] != documents[:-1]).sum())
+                last = int(documents[-1])
+            else:
+                self.units += pc.sum(pc.list_value_length(table["sentences"])).as_py()
+            yield table
 
 
-def training(table: Any) -> Any:
-    """The rows whose split is ``train``."""
-    import pyarrow.compute as pc
+def _words(blocks: _Blocks) -> Iterator[tuple[object, list[str]]]:
+    """The words of each unit, or of a part of it, and a number of the unit."""
+    from guidance.statistics.idf import counted_words
 
-    return table.filter(pc.equal(table["split"].cast("string"), "train"))
+    number = 0
+    for table in blocks:
+        texts = table["text"].to_pylist()
+        if blocks.unit == "document":
+            yield from zip(table["document"].to_pylist(), map(counted_words, texts), strict=True)
+            continue
+        spans = table["sentences"].combine_chunks()
+        starts, ends = (spans.flatten().field(name).to_pylist() for name in ("start", "end"))
+        sentences = zip(starts, ends, strict=True)
+        for text, length in zip(texts, spans.value_lengths().to_pylist(), strict=True):
+            for start, end in itertools.islice(sentences, length):
+                number += 1
+                yield number, counted_words(text[start:end])
+
+
+def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
+    """The ids of each unit, or of a part of it, and what names the unit."""
+    import numpy as np
+
+    from pipelines.tokens import tokens_of
+
+    for tokens in tokens_of(folder, blocks):
+        unit = np.stack([tokens.document, tokens.sentence if blocks.unit == "sentence" else 0 * tokens.document])
+        bounds = [0, *((unit[:, 1:] != unit[:, :-1]).any(0).nonzero()[0] + 1).tolist(), len(tokens.id)]
+        ids = tokens.id.tolist()
+        for start, end in itertools.pairwise(bounds):
+            if start < end:
+                yield tuple(unit[:, start].tolist()), ids[start:end]
 
 
 def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:

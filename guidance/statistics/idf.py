@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from guidance.errors import NumericalError, UnknownName
 from guidance.statistics.words import word_forms
 
-__all__ = ["FORMULAS", "counted_words", "document_frequencies", "idf_of_word", "inverse_document_frequency"]
+__all__ = ["FORMULAS", "counted_words", "document_frequencies", "inverse_document_frequency"]
 
 Frequencies = NDArray[np.int64]
 Formula = Callable[[Frequencies, int, int], NDArray[np.float64]]
@@ -94,13 +94,3 @@ def inverse_document_frequency(
     if not np.isfinite(idf).all():
         raise NumericalError(f"idf by the formula {formula!r} is not finite")
     return idf
-
-
-def idf_of_word(form: str, table: Mapping[str, float]) -> float:
-    """The idf of a word as a parser or `words.word_spans` divides text, from that of `counted_words`.
-
-    A word of several runs (``don't``, ``mother-in-law``) is as rare as the rarest of them; one that was not counted, as
-    all punctuation and single letters, has 0.
-    """
-    whole = table.get(form.lower())
-    return max((table.get(part, 0.0) for part in counted_words(form)), default=0.0) if whole is None else whole

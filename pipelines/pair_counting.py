@@ -1,0 +1,197 @@
+"""Pairs of tokens in units of text, counted row by row by compiled code.
+
+For each token of the vocabulary all its occurrences are visited, and every token beside them adds one to a row of counts
+that stays in the processor's nearest cache.  So each pair is met twice, from either side, and still this is faster than
+a table of all pairs, most of whose additions would wait for main memory; and no such table is ever held.
+
+The compiled code is kept in the user's cache folder, never beside the sources; where that cannot be written, it is
+compiled in every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+__all__ = ["MOST_ROWS", "cache_folder", "count_pairs", "most_frequent"]
+
+MOST_ROWS = 65_000
+"""Rows are 16-bit numbers; the one after the last stands for all tokens that are not counted."""
+
+CAPACITY = 1 << 18
+"""Pairs that are given at once."""
+
+OCCURRENCES = 1 << 21
+"""Occurrences that are looked up at once, at 12 bytes."""
+
+
+def most_frequent(counts_V: Any, number: int, exclude: Iterable[int] = ()) -> Any:
+    """The ids of the ``number`` tokens that occur most often, most frequent first; of equal ones the smaller id first.
+
+    Fewer where fewer occur.
+
+    Args:
+        counts_V: how often each token id occurs.
+        exclude: ids that are no words, as special tokens.
+    """
+    counts = np.array(counts_V, np.int64)
+    counts[list(exclude)] = 0
+    order = np.argsort(-counts, kind="stable")[:number]
+    return order[counts[order] > 0]
+
+
+def count_pairs(
+    rows: Any, offsets: Any, size: int, *, window: int | None = None, presence: bool = False
+) -> Iterator[tuple[Any, Any, Any]]:
+    """How often two tokens stand together, as parts of an upper triangle with its diagonal: i, j and count, sorted.
+
+    Args:
+        rows: uint16 (tokens,), the row of each token of the text; ``size`` for tokens that are not counted, which keep
+            their place.
+        offsets: int64 (units + 1,), where each unit of text begins; no pair crosses from one to the next.
+        size: number of rows.
+        window: places to either side that count as together; None for the whole unit.
+        presence: each pair once a unit, however often its tokens are there; only without a window.
+
+    Counts are of ordered pairs of distinct places: with c the counts of a unit, c cᵀ - diag(c).  So a token that stands
+    twice in a unit makes two pairs with itself; with ``presence``, where c is 0 or 1, none.
+    """
+    code = _compiled()
+    weights = np.empty(0, np.int32)
+    if window is None:
+        rows, offsets, weights = code.distinct(rows, offsets, size, presence)
+    if len(rows) >= 2**32:
+        raise ValueError("count fewer tokens at once")
+    reach = len(rows) if window is None else min(window, len(rows))
+    bounds, itself = code.frequencies(rows, weights, size)
+    counts = np.zeros(size + 1, np.int64)
+    i, j = np.empty((2, CAPACITY + size), np.int32)
+    found = np.empty(CAPACITY + size, np.int64)
+    row = 0
+    while row < size:
+        last = max(row + 1, int(np.searchsorted(bounds, bounds[row] + OCCURRENCES, side="right")) - 1)
+        places = (bounds - bounds[row], *code.occurrences(rows, offsets, weights, bounds, row, last, reach))
+        while row < last:
+            row, length = code.fill(rows, weights, *places, itself, row, last, counts, i, j, found)
+            if length:
+                yield i[:length].copy(), j[:length].copy(), found[:length].copy()
+
+
+def cache_folder() -> Path | None:
+    """Where compiled code is kept: a folder of the user's own, as what lies there is run; None where there is none."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        folder = Path(base).expanduser() / "attention-guide" / "compiled"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+    except (OSError, RuntimeError):
+        return None
+    is_ours = about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if is_ours and os.access(folder, os.W_OK) else None
+
+
+@functools.cache
+def _compiled() -> SimpleNamespace:
+    """The functions below as machine code."""
+    import numba
+
+    folder, config = cache_folder(), cast("Any", numba.config)
+    before = config.CACHE_DIR
+    try:
+        config.CACHE_DIR = str(folder or "")
+        functions = {"distinct": _distinct, "frequencies": _frequencies, "occurrences": _occurrences, "fill": _fill}
+        return SimpleNamespace(**{name: numba.njit(f, cache=folder is not None) for name, f in functions.items()})
+    finally:
+        config.CACHE_DIR = before
+
+
+# plain loops, in the part of Python that numba compiles
+
+
+def _distinct(rows, offsets, size, presence):
+    """Each unit as its distinct tokens, in order of appearance, and how often each is there."""
+    kept = np.empty(len(rows), np.uint16)
+    weights = np.empty(len(rows), np.int32)
+    bounds = np.zeros(len(offsets), np.int64)
+    place = np.full(size, -1, np.int64)
+    length = 0
+    for unit in range(len(offsets) - 1):
+        first = length
+        for position in range(offsets[unit], offsets[unit + 1]):
+            row = rows[position]
+            if row >= size:
+                continue
+            if place[row] >= first:
+                if not presence:
+                    weights[place[row]] += 1
+            else:
+                place[row] = length
+                kept[length] = row
+                weights[length] = 1
+                length += 1
+        bounds[unit + 1] = length
+    return kept[:length].copy(), bounds, weights[:length].copy()
+
+
+def _frequencies(rows, weights, size):
+    """Where the occurrences of each row begin, in a list of all; and what each row counts of places with themselves."""
+    bounds = np.zeros(size + 1, np.int64)
+    itself = np.zeros(size, np.int64)
+    for position in range(len(rows)):
+        row = rows[position]
+        if row < size:
+            bounds[row + 1] += 1
+            itself[row] += weights[position] if len(weights) else 1
+    return bounds.cumsum(), itself
+
+
+def _occurrences(rows, offsets, weights, bounds, first_row, last_row, reach):
+    """The occurrences of some rows: where the neighbourhood of each begins and ends, and its weight."""
+    following = bounds[first_row:last_row] - bounds[first_row]
+    number = bounds[last_row] - bounds[first_row]
+    begins, ends = np.empty(number, np.uint32), np.empty(number, np.uint32)
+    own = np.empty(number if len(weights) else 0, np.int32)
+    for unit in range(len(offsets) - 1):
+        first, last = offsets[unit], offsets[unit + 1]
+        for position in range(first, last):
+            row = rows[position]
+            if first_row <= row < last_row:
+                place = following[row - first_row]
+                following[row - first_row] += 1
+                begins[place] = max(first, position - reach)
+                ends[place] = min(last, position + reach + 1)
+                if len(weights):
+                    own[place] = weights[position]
+    return begins, ends, own
+
+
+def _fill(rows, weights, bounds, begins, ends, own, itself, row, last, counts, i, j, found):
+    """Count row after row until the output may be full; gives the next row and the length of what was found."""
+    size = len(itself)
+    length = 0
+    while row < last and length + size - row <= len(j):
+        # unsigned positions: with others every look-up would be tested for one from the end
+        for place in range(bounds[row], bounds[row + 1]):
+            if len(weights):
+                for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
+                    counts[rows[position]] += np.int64(own[place]) * weights[position]
+            else:
+                for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
+                    counts[rows[position]] += 1
+        counts[row] -= itself[row]
+        for other in range(row, size):
+            if counts[other]:
+                i[length] = row
+                j[length] = other
+                found[length] = counts[other]
+                length += 1
+        counts[:] = 0
+        row += 1
+    return row, length

@@ -48,6 +48,7 @@ class Config(executor.Config):
         description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES (a file, a folder, a "
         "pattern) with trees that exist"
     )
+    shard_size: int = knob(250_000, "Characters of a shard, about.", ge=1)
     max_words: int = Field(512, ge=1, le=100_000, description="longest sentence that is parsed, in words")
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where parsers compute; auto takes a GPU where there is one.")
 

@@ -347,12 +347,14 @@ def _stanza_tree(text: str, document: Any) -> Tree:
                 spans = spell(text[start:end], start, end, [word.text for word in token.words])
             tree.start.extend(start for start, _ in spans)
             tree.end.extend(end for _, end in spans)
-        for place, word in enumerate(sentence.words):
-            tree.form.append(word.text)
-            tree.lemma.append(word.lemma or "")
-            tree.upos.append(word.upos or "")
-            tree.head.append(first + (word.head - 1 if word.head else place))
-            tree.relation.append(word.deprel or "")
+            for word in token.words:
+                # what is too long for Stanza it calls <UNK>
+                is_known = len(token.words) > 1 or word.text == text[start:end]
+                tree.form.append(word.text if is_known else text[start:end])
+                tree.lemma.append(word.lemma or "" if is_known else "")
+                tree.upos.append(word.upos or "")
+                tree.head.append(first + word.head - 1 if word.head else len(tree.head))
+                tree.relation.append(word.deprel or "")
     return tree
 
 

@@ -529,9 +529,9 @@ def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
         # nobody waits for shards that will be thrown away
         for process in list((pool._processes or {}).values()):
             process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:

@@ -1,0 +1,133 @@
+"""Work on shards for tests of the executor, where other processes can import it; ``python -m tests.works`` runs a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cli import signals
+from cli.main import exit_code
+from guidance.errors import UnknownName
+from pipelines import executor
+from pipelines.artifacts import Artifact
+from pipelines.executor import Shard, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.progress import Progress, log
+from pipelines.stage import Result, Run, Stage
+from pipelines.store import Store
+
+SCHEMA = pa.schema([pa.field("text", pa.string(), False)])
+
+
+class Config(executor.Config):
+    """Which work, and in which folder it leaves traces."""
+
+    work: str = executor.knob("copy", "")
+    traces: str = executor.knob("", "")
+
+
+def copy(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """The text of the blocks."""
+    with parquet_file(path, SCHEMA) as file:
+        file.write_table(pa.table([shard.read(["text"])["text"]], schema=SCHEMA))
+
+
+def traced(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Says on which shard it worked, and in which process."""
+    Path(settings["traces"], f"{shard.name}.{time.time_ns()}").write_text(str(os.getpid()))
+    copy(shard, settings, path)
+
+
+def chatty(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """What is logged in a worker is for nobody."""
+    log.warning("a worker speaks")
+    copy(shard, settings, path)
+
+
+def dying_once(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """The first process that works is killed in the middle of it."""
+    with contextlib.suppress(FileExistsError):
+        Path(settings["traces"], "died").touch(exist_ok=False)
+        path.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    traced(shard, settings, path)
+
+
+def dying(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Every process is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refusing(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """An expected failure that plain pickling cannot carry."""
+    Path(settings["traces"], f"{shard.name}.{time.time_ns()}").touch()
+    raise UnknownName("colour", "gren", ["green", "red"])
+
+
+def slow(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Takes a minute, once two shards are done."""
+    if len(list(Path(settings["traces"]).iterdir())) >= 2:
+        Path(settings["traces"], f"slow.{os.getpid()}").touch()
+        time.sleep(60)
+    traced(shard, settings, path)
+
+
+def join(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
+    """One text after the other."""
+    with parquet_file(path, SCHEMA) as file:
+        for part in paths:
+            file.write_table(pq.read_table(part))
+
+
+def _map(corpus: Artifact, config: Config, folder: Path, progress: Progress) -> list[Path]:
+    work = globals()[config.work]
+    shards = shards_of(corpus, config.shard_size)
+    return map_shards(work, shards, {"traces": config.traces}, folder, config, progress)
+
+
+def build(run: Run) -> None:
+    """Joins what the work gives."""
+    merged = merge_tree(join, _map(run.inputs["corpus"], run.config, run.partial, run.progress), {}, run.config)
+    with run.out.parquet("text.parquet", SCHEMA) as file:
+        for table in executor.evenly([pq.read_table(merged)], 3):
+            file.write_table(table)
+
+
+STAGE = Stage("build-copy", "copy", 1, Config, build)
+
+
+def run_stage(corpus: Artifact, store: Store, **settings: Any) -> Result | None:
+    """Run the stage; what is no setting goes to `run_sharded`."""
+    options = {key: settings.pop(key) for key in list(settings) if key not in Config.model_fields}
+    config = Config(**settings)
+
+    def share(folder: Path, progress: Progress) -> None:
+        _map(corpus, config, folder, progress)
+
+    return run_sharded(STAGE, config, {"corpus": corpus}, share, store=store, **options)
+
+
+def main(corpus: str, store: str, *settings: str) -> int:
+    """The stage as a command runs it; gives the exit code."""
+    given: dict[str, Any] = dict(setting.split("=", 1) for setting in settings)
+    try:
+        signals.raise_on_signals()
+        with Artifact(Path(corpus)) as artifact:
+            run_stage(artifact, Store(Path(store)), **given)
+        return 0
+    except BaseException as error:
+        if exit_code(error) == 1:
+            raise
+        return exit_code(error)
+
+
+if __name__ == "__main__":
+    os._exit(main(*sys.argv[1:]))

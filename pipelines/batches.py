@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,68 +12,68 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
+from guidance.statistics.roles import NOTHING, Pieces, segment_numbers
 from pipelines.artifacts import Artifact
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactDamaged
+
+_SEQUENCES = 4096
+"""How many sequences get their segments at once."""
 
 
 @dataclass(frozen=True)
 class Examples:
     """The sequences of one split: all ids in one array, with the bounds of each sequence.
 
-    Two bytes a token for vocabularies below 65,536, else four; eight more with ``places``, (tokens, 2): document and
-    sentence, negative at special tokens.
+    Two bytes a token for vocabularies below 65,536, else four.  Each of the ``columns``, further features by name, takes
+    one to four bytes more.
     """
 
     ids: np.ndarray
     bounds: np.ndarray
-    places: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, artifact: Artifact, split: str, vocab_size: int, *, places: bool = False) -> Examples:
-        """The ``id`` column of a split of a sequences artifact; no sequences if the split has no file.
+    def read(
+        cls,
+        artifact: Artifact,
+        split: str,
+        vocab_size: int,
+        *,
+        features: Sequence[str] = (),
+        masks: Artifact | None = None,
+    ) -> Examples:
+        """The sequences of a split of a sequences artifact; none if the split has no file.
 
         Args:
-            places: read document and sentence of each token too, for `segments`.
+            features: token features to read as well, from ``masks``; ``segment`` also follows from the sequences.
+            masks: what ``build-masks`` made of these sequences.
 
         Raises:
-            ArtifactDamaged: the file is no table; or the column is missing, of another type, has nulls or empty lists, or an id outside the
-                vocabulary.
+            ArtifactDamaged: a file is no table; or a column is missing, of another type, has nulls or another length than
+                ``id``; or an empty sequence, or an id outside the vocabulary.
         """
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
         name = f"{split}.parquet"
         if name not in artifact.files:
-            return cls(np.zeros(0, dtype), np.zeros(1, np.int64))
-        ids, lengths, found_places = [np.zeros(0, dtype)], [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int32)]
-        wanted = ["id", "document", "sentence"] if places else ["id"]
-        with artifact.open(name) as file:
-            try:
-                table = open_parquet(file)
-                found = [field.type for field in table.schema_arrow if field.name == "id"]
-                if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != pa.int32():
-                    raise ArtifactDamaged(
-                        f"{artifact.path / name}: column id is {' and '.join(map(str, found)) or 'missing'}, not list<int32>"
-                    )
-                for batch in table.iter_batches(columns=wanted):
-                    column = batch.column("id")
-                    values = column.flatten()
-                    sizes = np.diff(column.offsets.to_numpy())
-                    if column.null_count or values.null_count or (sizes == 0).any():
-                        raise ArtifactDamaged(f"{artifact.path / name}: column id has nulls or empty sequences")
-                    row_ids = values.to_numpy()
-                    if len(row_ids) and not 0 <= row_ids.min() <= row_ids.max() < vocab_size:
-                        raise ArtifactDamaged(
-                            f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}"
-                        )
-                    ids.append(row_ids.astype(dtype))
-                    lengths.append(sizes)
-                    if places:
-                        pair = [batch.column(n).flatten().to_numpy() for n in wanted[1:]]
-                        found_places.append(np.stack(pair, axis=1).astype(np.int32))
-            except (pa.ArrowException, KeyError, ValueError) as error:
-                raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
-        bounds = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-        return cls(np.concatenate(ids), bounds, np.concatenate(found_places) if places else None)
+            return cls(np.zeros(0, dtype), np.zeros(1, np.int64), {f: np.zeros(0, np.int16) for f in features})
+        ids, lengths = _read_column(artifact, name, "id", pa.int32())
+        if not lengths.all():
+            raise ArtifactDamaged(f"{artifact.path / name}: column id has empty sequences")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise ArtifactDamaged(f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}")
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        columns = {}
+        for feature in features:
+            if masks is None:
+                assert feature == "segment"
+                columns[feature] = _segments(artifact, name, bounds)
+                continue
+            values, found = _read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]))
+            if not np.array_equal(found, lengths):
+                raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
+            columns[feature] = _compact(values)
+        return cls(ids.astype(dtype), bounds, columns)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -80,15 +81,54 @@ class Examples:
     def __getitem__(self, index: int) -> np.ndarray:
         return self.ids[self.bounds[index] : self.bounds[index + 1]].astype(np.int64)
 
-    def segments(self, index: int) -> np.ndarray:
-        """The number of its sentence, from 0, for each token of a sequence; special tokens go with the sentence before
-        them, the first one with the one after it."""
-        assert self.places is not None
-        places = self.places[self.bounds[index] : self.bounds[index + 1]]
-        ordinary = places[:, 0] >= 0
-        before = np.maximum.accumulate(np.where(ordinary, np.arange(len(places)), 0))
-        filled = places[np.maximum(before, ordinary.argmax())]
-        return np.concatenate([[0], np.cumsum((filled[1:] != filled[:-1]).any(1))])
+    def column(self, name: str, index: int) -> np.ndarray:
+        """A feature of the tokens of a sequence."""
+        return self.columns[name][self.bounds[index] : self.bounds[index + 1]]
+
+
+def _read_column(artifact: Artifact, name: str, column: str, kind: Any) -> tuple[np.ndarray, np.ndarray]:
+    """All values of a column of lists, and the length of each list."""
+    values, lengths = [np.zeros(0, kind.to_pandas_dtype())], [np.zeros(0, np.int64)]
+    with artifact.open(name) as file:
+        try:
+            table = open_parquet(file)
+            found = [field.type for field in table.schema_arrow if field.name == column]
+            if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != kind:
+                raise ArtifactDamaged(
+                    f"{artifact.path / name}: column {column} is {' and '.join(map(str, found)) or 'missing'}, "
+                    f"not list<{kind}>"
+                )
+            for batch in table.iter_batches(columns=[column]):
+                lists = batch.column(column)
+                flat = lists.flatten()
+                if lists.null_count or flat.null_count:
+                    raise ArtifactDamaged(f"{artifact.path / name}: column {column} has nulls")
+                values.append(flat.to_numpy(zero_copy_only=False))
+                lengths.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
+    return np.concatenate(values), np.concatenate(lengths)
+
+
+def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
+    """The sentence of each token within its sequence, from the places that sequences keep."""
+    document, sentence = (_read_column(artifact, name, column, pa.int32())[0] for column in ("document", "sentence"))
+    if not len(document) == len(sentence) == bounds[-1]:
+        raise ArtifactDamaged(f"{artifact.path / name}: document and sentence do not have one value for each token")
+    found, nowhere = [np.zeros(0, np.int16)], np.zeros(0, np.int64)
+    for start in range(0, len(bounds) - 1, _SEQUENCES):
+        some = bounds[start : start + _SEQUENCES + 1]
+        places = slice(some[0], some[-1])
+        found.append(
+            _compact(segment_numbers(Pieces(some - some[0], document[places], sentence[places], nowhere, nowhere)))
+        )
+    return np.concatenate(found)
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """Whole numbers in two bytes where they fit."""
+    fits = values.dtype.kind == "i" and (not len(values) or -(1 << 15) <= values.min() <= values.max() < 1 << 15)
+    return values.astype(np.int16) if fits and values.itemsize > 2 else values
 
 
 class Order:
@@ -113,9 +153,10 @@ class Order:
         return int(self._permutation[within])
 
 
-def pad(rows: list[np.ndarray], value: int, length: int, device: Any = None) -> Tensor:
-    """Rows of different lengths as one (B, T) tensor, filled up on the right."""
-    filled = np.full((len(rows), length), value, np.int64)
+def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> Tensor:
+    """Rows of different lengths as one (B, T) tensor, filled up on the right; all whole numbers become int64."""
+    kind = {"f": np.dtype(np.float32), "b": np.dtype(bool)}.get(rows[0].dtype.kind if rows else "i", np.dtype(np.int64))
+    filled = np.full((len(rows), length), value, kind)
     for place, row in enumerate(rows):
         filled[place, : len(row)] = row
     return torch.from_numpy(filled).to(device, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
 from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
 from guidance.plan import Plan
+from guidance.statistics.roles import NOTHING
 from pipelines.batches import Examples, pad
 
 VALID_EPOCH = 2**62
@@ -25,11 +26,11 @@ VALID_BATCH = 32
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One micro-batch: what the model sees, what it is asked, and where there is padding; rows not yet padded."""
+    """One micro-batch: what the model sees, what it is asked, and the features of its tokens; rows not yet padded."""
 
     seen: list[np.ndarray]
     labels: list[np.ndarray]
-    segments: list[np.ndarray] | None = None
+    columns: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -59,7 +60,6 @@ class MaskedLM:
         self.num_examples = len(train)
         self.total_steps = 1
         self.handle = install(model, plan, tokenizer, tables=tables)
-        self.wants_segments = "segment" in plan.needs()
         self._earlier: dict[str, float] = {}
 
     def prepare(self, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
@@ -67,8 +67,8 @@ class MaskedLM:
 
     def _masked(self, split: Examples, examples: Sequence[tuple[int, int]]) -> MaskedBatch:
         pairs = [self.masker(split[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
-        segments = [split.segments(i) for _, i in examples] if self.wants_segments else None
-        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], segments)
+        columns = {name: [split.column(name, i) for _, i in examples] for name in split.columns}
+        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns)
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
         examples, chosen = float(sum(len(row) > 0 for row in batch.seen)), float(num_chosen(batch.labels))
@@ -134,7 +134,9 @@ class MaskedLM:
         device = next(self.model.parameters()).device
         ids_BT = pad(batch.seen, self.pad_id, batch.length, device)
         mask_BT = pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device)
-        columns: dict[str, Any] = {"segment": pad(batch.segments, -1, batch.length, device)} if batch.segments else {}
+        columns: dict[str, Any] = {
+            name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows
+        }
         labels_BT = pad(batch.labels, IGNORED, batch.length, device)
         return (
             {"input_ids": ids_BT, "attention_mask": mask_BT},

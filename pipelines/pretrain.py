@@ -20,7 +20,7 @@ from pydantic import Field
 from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
-from pipelines.manifest import ArtifactMissing, digest
+from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.models import ModelConfig, build_model, check_lengths, dimensions, read_tokenizer
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
@@ -60,6 +60,9 @@ class Config(ModelConfig):
     snapshots: list[int] = Field([], description="Steps whose weights are kept in the artifact (repeatable).")
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
     plan: str = knob("", "Plan of guides: preset:ag or a TOML file; its content decides the recipe.")
+    masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
+    cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
+    scores: str = knob("", "Scores of heads, JSON, CSV or Parquet, for plans that choose heads by them.")
     init: str = knob("", "Model folder or artifact to start from; its content decides the recipe.")
     micro_batches: int = knob(1, "Parts into which each process cuts its share of a batch, to save memory.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU where there is one.")
@@ -118,7 +121,9 @@ def run(
     if config.plan:
         _check_plan(plan, config.plan)
     with store.load(sequences, kind="sequences") as data:
-        inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps())}
+        inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps()), **_tables(config, data, store)}
+        if config.plan:
+            _check_needs(plan, config.plan, inputs)
         if config.init:
             inputs["init"] = _init_input(config.init, store)
         begun = None
@@ -148,8 +153,6 @@ def run(
 
 def _check_plan(plan: Plan, source: str) -> None:
     """Raises PlanError when something in a plan cannot work in this objective."""
-    from guidance.features import FEATURES, Vocabulary
-
     if not plan.guides and plan.pal is None:
         raise PlanError(f"{source}: there is no guide in this plan", hint="leave --plan out for a plain model")
     for number, guide in enumerate(plan.guides, 1):
@@ -160,13 +163,65 @@ def _check_plan(plan: Plan, source: str) -> None:
             raise PlanError(
                 f"{where}: {guide.mechanism} acts where a generator mis-predicts, and masked language modelling has none"
             )
-    missing = {need: label for need, label in plan.needs().items() if need not in (*Vocabulary.FEATURES, "segment")}
+
+
+def _features(plan: Plan) -> tuple[str, ...]:
+    """The token features that a plan reads and that do not follow from ids; rarity is one of words in their sentence."""
+    from guidance.features import Vocabulary
+
+    needs = plan.needs()
+    more = ("segment",) if "idf" in needs else ()
+    return tuple(dict.fromkeys((*(need for need in needs if need not in Vocabulary.FEATURES), *more)))
+
+
+def _check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
+    """Raises PlanError when a plan reads features or tables that no input has."""
+    from guidance.features import FEATURES, TABLES
+
+    masks = inputs.get("masks")
+    known = masks.counts["columns"] if masks else ("segment",)
+    missing = [need for need in _features(plan) if need not in known]
     if missing:
-        need, label = next(iter(missing.items()))
+        need, label = missing[0], plan.needs()[missing[0]]
+        told = masks.counts.get("missing", {}).get(need) if masks else None
         raise PlanError(
-            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})",
-            hint=FEATURES[need].source,
+            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
+            + (f", which {masks.reference} does not have" if masks else ""),
+            hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
         )
+    for label, guide in zip(plan.labels, plan.guides, strict=True):
+        for table in guide.wish.tables if guide.wish and guide.enabled else ():
+            if table == "cooccurrence" and "cooccur" not in inputs:
+                raise PlanError(
+                    f"{source}: guide {label!r} needs the table {table}", hint=f"{TABLES[table]}; here: --cooccur REF"
+                )
+
+
+def _tables(config: Config, data: Artifact, store: Store) -> dict[str, Any]:
+    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences.
+
+    Raises:
+        ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+    """
+    found: dict[str, Any] = {}
+    if config.masks:
+        found["masks"] = masks = store.load(config.masks, kind="masks")
+        made_of = masks.manifest["inputs"]["sequences"]
+        if made_of["content"] != data.content:
+            raise ArtifactMismatch(
+                f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
+                f"{data.reference} ({data.content[:12]})",
+                hint=f"guide build-masks {data.reference}",
+            )
+    if config.cooccur:
+        from pipelines.cooccurrence import check_tokenizer
+
+        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
+        check_tokenizer(counts, data)
+    if config.scores:
+        path = Path(config.scores)
+        found["scores"] = Files.of([path], [path.name])
+    return found
 
 
 def _remove_unfinished(store: Store, recipe: str, partial: Path) -> None:
@@ -305,9 +360,10 @@ class _Prepared:
         data = inputs["sequences"]
         tokenizer = read_tokenizer(data)
         plan = Plan.parse(inputs["plan"].text)
-        places = "segment" in plan.needs()
-        train_split = Examples.read(data, "train", len(tokenizer), places=places)
-        valid = Examples.read(data, "valid", len(tokenizer), places=places)
+        train_split, valid = (
+            Examples.read(data, split, len(tokenizer), features=_features(plan), masks=inputs.get("masks"))
+            for split in ("train", "valid")
+        )
         model = build_model(
             config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"), seed=config.seed
         )
@@ -321,6 +377,7 @@ class _Prepared:
             seed=config.seed,
             probability=config.mask_probability,
             valid_limit=config.valid_sequences,
+            tables=_read_tables(inputs),
         )
         steps = config.steps
         if config.epochs is not None:
@@ -330,6 +387,19 @@ class _Prepared:
         if outside:
             raise InputError(f"no snapshot after step {outside[0]} can be made: the run has {steps} steps")
         return cls(plan, objective, tokenizer, steps)
+
+
+def _read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What patterns and rules look up beside tokens, by name."""
+    from pipelines.cooccurrence import load_table
+    from pipelines.plans import read_scores
+
+    tables: dict[str, Any] = {}
+    if "cooccur" in inputs:
+        tables["cooccurrence"] = load_table(inputs["cooccur"])
+    if "scores" in inputs:
+        tables["importance"] = read_scores(inputs["scores"].paths[0])
+    return tables
 
 
 def _init_input(reference: str, store: Store) -> Any:

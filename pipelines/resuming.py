@@ -14,6 +14,9 @@ from pipelines.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
 from pipelines.stage import Stage, is_knob, read_json, recipe_of
 from pipelines.store import Store
 
+_OPTIONAL = ("init", "masks", "cooccur", "scores")
+"""Inputs that a run may have had or may now have."""
+
 
 def resumed(
     stage: Stage, reference: str, allowed: Sequence[str], config: Any, inputs: Mapping[str, Any], store: Store
@@ -24,9 +27,9 @@ def resumed(
         ArtifactMissing: there is no such run.
         InputError: a setting or an input differs and is not allowed to; each is listed with both values.
     """
-    unknown = set(allowed) - set(config.recipe()) - set(inputs) - {"init"}
+    unknown = set(allowed) - set(config.recipe()) - set(inputs) - set(_OPTIONAL)
     if unknown:
-        raise UnknownName("setting", min(unknown), [*config.recipe(), "plan", "init", "sequences"])
+        raise UnknownName("setting", min(unknown), [*config.recipe(), "sequences", "plan", *_OPTIONAL])
     folder, about = _begun(stage, reference, store)
     was, now = about["config"], config.recipe()
     own = {"continued_from"}

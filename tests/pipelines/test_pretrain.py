@@ -382,7 +382,7 @@ def test_knobs_may_change_on_resume(store: Store) -> None:
     (folder,) = (store.root / ".partial" / "model").iterdir()
     knobs: dict[str, Any] = {"micro_batches": 2, "device": "cpu", "save_every": 1, "max_time": 60.0}
     given = {name for name, field in pretrain.Config.model_fields.items() if is_knob(field)}
-    assert given - set(knobs) == {"plan", "init", "report_to"}
+    assert given - set(knobs) == {"plan", "init", "masks", "cooccur", "scores", "report_to"}
     result = trainings.train(store, resume=f"model/{folder.name[:8]}", **knobs)
     assert result.artifact.id == folder.name
 

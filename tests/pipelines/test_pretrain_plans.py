@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import guidance
 from guidance.errors import InputError, PlanError
-from pipelines.batches import Examples
 from pipelines.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
@@ -106,16 +104,3 @@ def test_an_adversary_weakens_the_model_and_resumes_bit_for_bit(store: Store, tm
     again = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6, force=True).artifact
     for name in ("model.safetensors", "guidance.safetensors"):
         assert whole.read(name) == again.read(name)
-
-
-def test_segments_are_numbered_within_a_sequence_and_special_tokens_go_with_the_text_before_them() -> None:
-    places = np.array(
-        # [CLS] a a [SEP] b b [SEP] | [CLS] b c [SEP]: documents and sentences, -1 at special tokens
-        [(-1, -1), (0, 0), (0, 0), (-1, -1), (1, 0), (1, 0), (-1, -1), (-1, -1), (1, 0), (1, 1), (-1, -1)],
-        np.int32,
-    )
-    examples = Examples(np.zeros(11, np.uint16), np.array([0, 7, 11]), places)
-    assert examples.segments(0).tolist() == [0, 0, 0, 0, 1, 1, 1]
-    assert examples.segments(1).tolist() == [0, 0, 1, 1]
-    alone = Examples(np.zeros(2, np.uint16), np.array([0, 2]), np.full((2, 2), -1, np.int32))
-    assert alone.segments(0).tolist() == [0, 0]

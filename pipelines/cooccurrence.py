@@ -13,7 +13,6 @@ Source: Xing et al. 2020, section 3.3; the window is ours: one sentence.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError
 from pipelines import executor
 from pipelines.artifacts import Artifact
 from pipelines.executor import (
@@ -40,9 +39,10 @@ from pipelines.executor import (
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactMismatch
 from pipelines.progress import Progress, log
-from pipelines.sequences import TOKENIZER_FILES, load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
-from pipelines.stage import Files, Result, Run, Stage
+from pipelines.sequences import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.stage import Result, Run, Stage
 from pipelines.store import Store
+from pipelines.tokens import COLUMNS, open_tokenizer, tokenizer_folder, tokens_of
 
 if TYPE_CHECKING:
     from guidance.features import Cooccurrence
@@ -52,9 +52,6 @@ __all__ = ["STAGE", "Config", "Counts", "count_schema", "load_table", "run", "vo
 VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 ROWS = 1 << 20
 """Rows of a row group of ``counts.parquet``."""
-
-BATCH = 1 << 18
-"""Characters that are encoded at once: a token takes some hundred bytes until its place is known."""
 
 PIECE = 64_000_000
 """Characters whose pairs are counted at once, about; it decides how many files the second map leaves."""
@@ -152,14 +149,7 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
-        folder = Path(tokenizer)
-        given: Artifact | Files
-        if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
-            found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-            given = Files.of((folder / name for name in found), found)
-        else:
-            given = stack.enter_context(store.load(tokenizer, kind="tokenizer"))
-        inputs: dict[str, Any] = {"corpus": text, "tokenizer": given}
+        inputs: dict[str, Any] = {"corpus": text, "tokenizer": open_tokenizer(tokenizer, store, stack)}
 
         def share(folder: Path, progress: Progress) -> None:
             _Counting(inputs, config, folder, progress).run()
@@ -226,10 +216,8 @@ class _Counting:
     def __init__(self, inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._corpus: Artifact = inputs["corpus"]
-        given: Artifact | Files = inputs["tokenizer"]
-        self.files = tokenizer_files(given)
-        folder_of_tokenizer = given.path if isinstance(given, Artifact) else given.paths[0].parent
-        self._place = folder_of_tokenizer.absolute() / "tokenizer.json"
+        self._tokenizer_folder = tokenizer_folder(inputs["tokenizer"])
+        self.files = tokenizer_files(inputs["tokenizer"])
         self.tokenizer = load_tokenizer(self.files)
         self._special = special_ids(self.files, self.tokenizer)
         self.vocabulary_size = 1 + max(self.tokenizer.get_vocab().values(), default=-1)
@@ -257,12 +245,7 @@ class _Counting:
     def _encode(self) -> list[Path]:
         """The partial files of the first map; a share of it ends here, unless all others are done."""
         shards = shards_of(self._corpus, self._config.shard_size)
-        settings = {
-            "tokenizer": str(self._place),  # a path: megabytes need not travel with every shard
-            "sha256": hashlib.sha256(self.files["tokenizer.json"]).hexdigest(),
-            "special": self._special,
-            "cross": self._config.cross_sentences,
-        }
+        settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
         folder = self._folder / "ids"
         try:
             return map_shards(encode, shards, settings, folder, self._config, self._progress)
@@ -302,41 +285,20 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from pipelines.sequences import _Encoder
-
-    tokenizer = _opened(settings["tokenizer"], settings["sha256"])
-    encoder = _Encoder(tokenizer, settings["special"])
-    columns = ["document", "split", "start", "first_sentence", "text", "sentences"]
     schema = _encoded_schema()
     with parquet_file(path, schema) as file:
-        for table in shard.tables(columns):
-            for blocks in _batches(table.filter(pc.equal(table["split"].cast("string"), "train"))):
-                encodings = tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
-                tokens, _ = encoder(blocks, encodings)
-                if settings["cross"]:
-                    lengths = np.fromiter(map(len, encodings), np.int32, len(encodings))
-                else:
-                    changes = (np.diff(tokens.sentence) != 0) | (np.diff(tokens.document) != 0)
-                    bounds = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(tokens.id)]])
-                    lengths = np.diff(bounds).astype(np.int32)
+        for blocks in shard.tables(COLUMNS):
+            blocks = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
+            for tokens in tokens_of(settings["tokenizer"], [blocks]):
+                units = (tokens.document.astype(np.int64) << 32) + tokens.sentence
+                if settings["cross"]:  # its block, whose first sentence is the last one that is not behind it
+                    firsts = (blocks["document"].to_numpy() << 32) + blocks["first_sentence"].to_numpy()
+                    units = firsts.searchsorted(units, side="right")
+                bounds = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
                 ids, counts = np.unique(tokens.id, return_counts=True)
-                row = [tokens.id, lengths, ids, counts]
+                row = [tokens.id, np.diff(bounds), ids, counts]
                 arrays = [pa.array([column], field.type) for column, field in zip(row, schema, strict=True)]
                 file.write_table(pa.table(arrays, schema=schema))
-
-
-@functools.lru_cache(maxsize=1)
-def _opened(path: str, sha256: str) -> Any:
-    """A tokenizer; workers remember it from shard to shard."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise MachineError(
-            f"a worker finds no {path}", hint="the tokenizer must be in a folder that all workers share, at one path"
-        ) from error
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise InputError(f"{path}: changed during the run", hint="run again once it no longer changes")
-    return load_tokenizer({"tokenizer.json": data})
 
 
 def _encoded_schema() -> Any:
@@ -353,24 +315,6 @@ def _encoded_schema() -> Any:
             column("count", pa.int64()),
         ]
     )
-
-
-def _batches(table: Any) -> Iterator[dict[str, Any]]:
-    """Blocks in batches of about `BATCH` characters, as columns: lists for text, numpy for numbers."""
-    texts = table["text"].to_pylist()
-    first = characters = 0
-    for last, text in enumerate(texts, 1):
-        characters += len(text)
-        if characters >= BATCH or last == len(texts):
-            part = table.slice(first, last - first)
-            spans = part["sentences"].combine_chunks()
-            yield {
-                "text": texts[first:last],
-                "split": ["train"] * (last - first),
-                "sentence_counts": spans.value_lengths().to_numpy(),
-                "sentence_starts": spans.flatten().field("start").to_numpy(),
-            } | {name: part[name].to_numpy() for name in ("document", "start", "first_sentence")}
-            first, characters = last, 0
 
 
 def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:

@@ -17,6 +17,7 @@ GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
 FAMILIES = {
     "patterns": ("Understand", "List the patterns, and see what each one says about a text."),
     "plan": ("Understand", "Show plans, check and compare them, and start new ones."),
+    "cooccur": ("Understand", "See what a word expects beside it, and write all of it out for other tools."),
     "masks": ("Understand", "Draw the role masks of a sequence, and write them out for other tools."),
 }
 """Commands of two words, ``guide plan check``: under the first word, its heading and what `guide --help` says of it."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from cli.options import Session, stage_command
-from pipelines import dependencies, idf
+from cli.options import Session, command, stage_command
+from cli.output import escape, human_size, say, say_json
+from cli.patterns import speaks_unicode
+from cli.store import say_table
+from guidance.errors import InputError
+from pipelines import cooccurrence, dependencies, idf
 from pipelines.stage import Result
+
+WIDEST_BAR = 20
 
 
 @stage_command(
@@ -53,3 +62,142 @@ def build_deps(
 ) -> Result | None:
     """Parse the sentences of a corpus: words, heads, relations."""
     return dependencies.run(corpus, config, **session.options())
+
+
+@stage_command(
+    "build-cooccur",
+    cooccurrence.Config,
+    examples=[
+        "guide build-cooccur wiki bpe --name wiki-pairs",
+        "guide build-cooccur wiki bpe --top 10000 --window 15",
+        "guide build-cooccur wiki ./my-model --jobs 8   # a folder with tokenizer.json",
+        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs, twice: they encode, then they count",
+    ],
+    next_command='guide cooccur show WORD --text "WORDS" --cooccur {}',
+)
+def build_cooccur(
+    session: Session,
+    config: cooccurrence.Config,
+    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    tokenizer: Annotated[
+        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
+    ],
+) -> Result | None:
+    """Count how often the frequent tokens of the training text stand together."""
+    return cooccurrence.run(corpus, tokenizer, config, **session.options())
+
+
+Totals = Annotated[
+    Literal["pairs", "tokens"],
+    typer.Option(help="What the count of a pair is divided by: all pairs of its tokens, or their occurrences."),
+]
+
+
+@command(
+    "cooccur show",
+    examples=[
+        'guide cooccur show is --text "he is swimming yesterday"',
+        'guide cooccur show dog --text "the dog barked" --cooccur wiki-pairs@2',
+    ],
+)
+def show_context(
+    session: Session,
+    word: Annotated[str, typer.Argument(metavar="WORD", help="A word.", show_default=False)],
+    text: Annotated[str, typer.Option(help="A sentence, with the word or without it.", show_default=False)],
+    cooccur: Annotated[
+        str | None, typer.Option(metavar="REF", help="What was counted, else what was counted last.")
+    ] = None,
+    totals: Totals = "pairs",
+    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+) -> None:
+    """Show how strongly a word expects each token of a sentence, from 0 to 1.
+
+    This is what the pattern `conflict` weighs: attention of the word to these tokens, where the word was a wrong guess.
+    """
+    from pipelines.contexts import contexts_of, newest
+
+    artifact = newest(session.store) if cooccur is None else session.store.load(cooccur, kind="cooccur")
+    contexts = contexts_of(artifact, word, text, totals=totals)
+    if session.json:
+        found = [
+            {
+                "token": context.token,
+                "known": context.known,
+                "keys": [{"text": t, "token": token, "coefficient": value} for t, token, value in context.keys],
+            }
+            for context in contexts
+        ]
+        say_json({"schema": 1, "cooccur": artifact.reference, "word": word, "text": text, "contexts": found})
+        return
+    number = artifact.counts["vocabulary"]
+    for place, context in enumerate(contexts):
+        if place:
+            say()
+        name = context.text if len(contexts) == 1 else f"{context.text} (a piece of {word.strip()})"
+        if not context.known:
+            say(f"{escape(name)} is not among the {number:,} tokens that were counted: it expects nothing")
+            continue
+        say(f"{escape(name)} expects")
+        say_table(
+            ("TOKEN", "FROM 0 TO 1", ""),
+            [
+                (key, "-" if value is None else f"{value:.4f}", _bar(value, only_ascii))
+                for key, _, value in context.keys
+            ],
+        )
+    if any(value is None for context in contexts if context.known for *_, value in context.keys):
+        session.tell(f"- is not among the {number:,} tokens that were counted")
+
+
+def _bar(value: float | None, only_ascii: bool) -> str:
+    """A number from 0 to 1 as a bar; whatever is more than 0 can be seen."""
+    eighths = math.ceil((value or 0) * WIDEST_BAR * 8)
+    if only_ascii or not speaks_unicode():
+        return "#" * math.ceil(eighths / 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+@command(
+    "cooccur export",
+    examples=[
+        "guide cooccur export wiki-pairs --dense scores.safetensors",
+        "guide cooccur export wiki-pairs --dense scores.safetensors --half --totals tokens",
+    ],
+)
+def export_cooccurrence(
+    session: Session,
+    reference: Annotated[
+        str,
+        typer.Argument(metavar="REF", help="What was counted: a name, name@n, an id, or a path.", show_default=False),
+    ],
+    dense: Annotated[
+        Path, typer.Option(metavar="FILE", help="Write all scores as a matrix into this file.", show_default=False)
+    ],
+    half: Annotated[bool, typer.Option("--half", help="In float16, which is half as large.")] = False,
+    totals: Totals = "pairs",
+) -> None:
+    """Write how strongly every token expects every other, for other tools: safetensors with `scores` and `ids`.
+
+    Rows expect columns; the token of a row and column is in `ids`.  The counts themselves are Parquet already.
+    """
+    from pipelines import contexts
+    from pipelines.files import write_file
+
+    if dense.suffix.lower() != ".safetensors":
+        raise InputError(
+            f"{str(dense)!r} is no name of a safetensors file", hint="for example: --dense scores.safetensors"
+        )
+    if not dense.parent.is_dir():
+        raise InputError(f"{str(dense)!r}: there is no folder {str(dense.parent)!r}")
+    if dense.is_dir():
+        raise InputError(f"{str(dense)!r} is a folder")
+    artifact = session.store.load(reference, kind="cooccur")
+    data = contexts.dense(artifact, half=half, totals=totals)
+    write_file(dense, data)
+    number = artifact.counts["vocabulary"]
+    if session.json:
+        said = {"path": os.fspath(dense), "bytes": len(data), "rows": number, "dtype": "F16" if half else "F32"}
+        say_json({"schema": 1, "cooccur": artifact.reference, **said})
+        return
+    say(escape(dense))
+    session.tell(f"{number:,} × {number:,} scores, {human_size(len(data))}")

@@ -52,6 +52,11 @@ class Work:
         for place in PLACES:
             yield from getattr(self, place)
 
+    def acts(self, *, attacking: bool) -> bool:
+        """Anything is to be done in the first pass, or in the second."""
+        here = self.attack if attacking else (*self.probabilities, *self.scores)
+        return bool(here) or self.shapes_output
+
     @property
     def shapes_output(self) -> bool:
         """The site computes something else at inference too."""
@@ -202,10 +207,9 @@ def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
                 hint="select other heads in one of them",
             )
         if guide.acts.place in ("attack", "output") and rivals:
-            raise PlanError(
-                f"guides {number + 1} and {rivals[0] + 1} are both {guide.mechanism} of {where}",
-                hint="one for each head",
-            )
+            same = guide.mechanism == plan.guides[rivals[0]].mechanism
+            does = f"are both {guide.mechanism} of" if same else f"both {guide.acts.place}"
+            raise PlanError(f"guides {number + 1} and {rivals[0] + 1} {does} {where}", hint="one for each head")
 
 
 def _check_attacks(plan: Plan, found: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
+from guidance.compilation import NOTHING, Work
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
 from guidance.features import Tokens
 from guidance.mechanisms.adversary import Attack, Form, RandomMask, divergence
 from guidance.mechanisms.attention_loss import Target
@@ -40,6 +41,10 @@ def key_of(plan: Plan, number: int) -> str:
     return f"{plan.guides[number].mechanism}{number}"
 
 
+def _keys_of(site: Site) -> str:
+    return "encoder" if site.attention == "cross" else site.stack
+
+
 @dataclass
 class Guidance:
     """A plan at work on one batch; pass it to the model as ``guidance=``, then ask it for the losses.
@@ -61,6 +66,8 @@ class Guidance:
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     kept: dict[Site, Tensor] | None = None
     _cache: dict[Any, Any] = field(default_factory=dict)
+    _booleans: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _rooms: list[tuple[Tensor | None, Any, Room]] = field(default_factory=list)
     _calls: dict[str, int] = field(default_factory=dict)
 
     # losses
@@ -95,6 +102,8 @@ class Guidance:
     def weights_B(self, label: str) -> Tensor:
         """How much each example counts for a guide, (B,): 0 where there is only padding, else 1, or with a
         `Guide.reference_length` the example's length over it."""
+        if label not in self.handle.plan.labels:
+            raise UnknownName("guide", label, self.handle.plan.labels)
         guide = self.handle.plan.guides[self.handle.plan.labels.index(label)]
         lengths_B = self.tokens[guide.stack].lengths_B.float()
         return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
@@ -155,6 +164,8 @@ class Guidance:
         Args:
             clean, attacked, form, selected: see `guidance.mechanisms.adversary.divergence`.
         """
+        if form not in get_args(Form):
+            raise UnknownName("form", form, get_args(Form))
         alpha = self.handle.attack_alpha(step, total_steps)
         return alpha * divergence(clean, attacked, form, selected) + self.penalty()
 
@@ -207,14 +218,22 @@ class Guidance:
     def works_at(self, module: nn.Module) -> bool:
         """Whether there is anything to do in this attention module."""
         sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
-        return self.kept is not None or any(site in self.handle.work for site in sites)
+        return self.kept is not None or any(self.work(site) for site in sites)
+
+    def work(self, site: Site) -> Work | None:
+        """What is to be done at a site in this pass, if anything."""
+        work = self.handle.work.get(site)
+        if self.kept is not None:
+            return work or NOTHING
+        return work if work and work.acts(attacking=self.attacking) else None
 
     def boolean(self, mask: Tensor) -> Tensor:
         """A mask of numbers as booleans; the same object for the same mask, which layers share."""
-        key = ("boolean", id(mask))
-        if key not in self._cache:
-            self._cache[key] = (mask.bool(), mask)
-        return self._cache[key][0]
+        for known, boolean in self._booleans:
+            if known is mask:
+                return boolean
+        self._booleans.append((mask, mask.bool()))
+        return self._booleans[-1][1]
 
     def site(self, module: nn.Module) -> Site | None:
         """The site of this call of a module; layers that share a module are told apart by their order."""
@@ -231,7 +250,7 @@ class Guidance:
 
     def keys(self, site: Site) -> Tokens:
         """The tokens that are looked at."""
-        return self._stack("encoder" if site.attention == "cross" else site.stack)
+        return self._stack(_keys_of(site))
 
     def _stack(self, stack: str) -> Tokens:
         if stack not in self.tokens:
@@ -243,7 +262,7 @@ class Guidance:
 
     def predicate(self, number: int, site: Site, room: Room) -> Predicate:
         """The pattern of a guide on this batch, within what queries may see at all."""
-        key = ("predicate", number, id(room))
+        key = ("predicate", number, self._place(room))
         if key not in self._cache:
             pattern = self.handle.plan.guides[number].wish
             assert pattern is not None
@@ -253,12 +272,13 @@ class Guidance:
             elif not room.is_plain:
                 predicate = predicate.restricted(room.allowed_BQK)
             self._cache[key] = predicate
-            self.handle.count_matches(number, predicate)
+            if self.handle.plan.guides[number].acts.place != "scores":  # its weights are not written out
+                self.handle.count_matches(number, predicate.counts().sum())
         return self._cache[key]
 
     def target(self, number: int, site: Site, room: Room) -> Target:
         """What an ``attention_loss`` wants of the rows of a call."""
-        key = ("target", number, id(room))
+        key = ("target", number, self._place(room))
         if key not in self._cache:
             guide, queries = self.handle.plan.guides[number], self.queries(site)
             assert guide.wish is not None
@@ -281,44 +301,61 @@ class Guidance:
 
     def rows(self, number: int, site: Site, room: Room) -> Rows:
         """The mis-predicted rows of the batch."""
-        key = ("rows", number, id(room))
+        key = ("rows", number, self._place(room))
         if key not in self._cache:
             how = self.handle.plan.guides[number].how
-            self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)
+            rows = self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)
+            self.handle.count_matches(number, (rows.weights_BRK > 0).sum())
         return self._cache[key]
 
     def bias(self, number: int, site: Site, room: Room) -> Tensor:
         """What a bias adds to the scores: (B, Q, K)."""
-        key = ("bias", number, id(room))
+        key = ("bias", number, self._place(room))
         if key not in self._cache:
             self._cache[key] = self.handle.plan.guides[number].how.scores(self.predicate(number, site, room))
         return self._cache[key]
 
     def room(self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool) -> Room:
         """What queries may see at all; the same object for all layers that share a mask."""
-        # the mask is kept with what was made of it, so that no other mask can have its id; several have none at all
+        # masks are told apart as objects; several have none at all
         is_causal = bool(getattr(module, "is_causal", False))
         shape = (query.shape[0], query.shape[2], key.shape[2])
-        name = ("room", id(mask_B1QK), shape, is_causal, windowed)
-        cached = self._cache.get(name)
-        if cached is None:
-            if mask_B1QK is None:
-                allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
-                allowed = allowed.tril() if is_causal else allowed
-            elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+        facts = (shape, is_causal, windowed)
+        for mask, known, room in self._rooms:
+            if mask is mask_B1QK and known == facts:
+                return room
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        self._check_batch(sites[0], shape)
+        if mask_B1QK is None:
+            allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
+            allowed = allowed.tril() if is_causal else allowed
+        elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+            raise InputError(
+                f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
+                hint="give the model the attention mask of its tokenizer, (B, T)",
+            )
+        else:
+            allowed = mask_B1QK[:, 0].expand(shape)
+        room = Room(allowed, is_causal, not (is_causal or windowed))
+        self._rooms.append((mask_B1QK, facts, room))
+        return room
+
+    def _place(self, room: Room) -> int:
+        """Which of the rooms of this batch it is; compiled code cannot keep what `id` says."""
+        return next(place for place, (_, _, known) in enumerate(self._rooms) if known is room)
+
+    def _check_batch(self, site: Site, shape: tuple[int, int, int]) -> None:
+        """Raises InputError when the model reads a batch of another shape than the guidance was made of."""
+        for stack, read in ((site.stack, shape[:2]), (_keys_of(site), (shape[0], shape[2]))):
+            if stack in self.tokens and (mine := tuple(self.tokens[stack].ids_BT.shape)) != tuple(read):
                 raise InputError(
-                    f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
-                    hint="give the model the attention mask of its tokenizer, (B, T)",
+                    f"the guidance is of a batch {mine}, and the {stack} reads one of {tuple(read)}",
+                    hint="make it anew for every batch: handle.guide(input_ids, attention_mask)",
                 )
-            else:
-                allowed = mask_B1QK[:, 0].expand(shape)
-            room = Room(allowed, is_causal, not (is_causal or windowed))
-            cached = self._cache[name] = (room, mask_B1QK)
-        return cached[0]
 
     def allowed(self, wishes: tuple[tuple[int, ...], ...], site: Site, room: Room) -> Tensor:
         """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
-        key = ("allowed", wishes, id(room))
+        key = ("allowed", wishes, self._place(room))
         if key not in self._cache:
             each = {numbers: [self.predicate(n, site, room).dense() for n in numbers] for numbers in set(wishes)}
             masks = {numbers: joined(dense, room.allowed_BQK) for numbers, dense in each.items()}
@@ -327,7 +364,7 @@ class Guidance:
 
     def empty(self, room: Room) -> Tensor:
         """Queries that may see nothing: (B, 1, Q, 1)."""
-        key = ("empty", id(room))
+        key = ("empty", self._place(room))
         if key not in self._cache:
             self._cache[key] = ~room.allowed_BQK.any(-1)[:, None, :, None]
         return self._cache[key]

@@ -19,7 +19,7 @@ from guidance.attention import NAME, guided_attention
 from guidance.canary import evaluating, send, used_parameters
 from guidance.compilation import compile_plan
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
-from guidance.features import FEATURES, TABLES, Tokens, Vocabulary
+from guidance.features import FEATURES, TABLES, Cooccurrence, Tokens, Vocabulary
 from guidance.forward import EXTRA, Guidance, key_of
 from guidance.mechanisms.adversary import RandomMask
 from guidance.mechanisms.fixed import Room
@@ -54,10 +54,18 @@ class Handle:
         self.added = self._added_sites()
         self._matches: dict[int, Tensor] = {}
         self._undo: list[Any] = []
+        self._check_tables()
         every = [site for sites in self.sites.values() for site in sites]
         added = [site for sites in self.added.values() for site in sites]
         self.work = compile_plan(plan, [*every, *added], part, self.tables.get("importance"))
         self.attacks = [(number, site) for site, work in self.work.items() for number, _ in work.attack]
+
+    def _check_tables(self) -> None:
+        """Raises InputError when a table is of another kind, or of another model."""
+        for name, kinds in _TABLE_KINDS.items():
+            if name in self.tables and not isinstance(self.tables[name], kinds):
+                found = type(self.tables[name]).__name__
+                raise InputError(f"the table {name} is a {found}", hint=f"{name}: {TABLES[name]}")
 
     def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:
         """The heads that the plan adds, by the attention module beside which they stand; a site for each of its calls.
@@ -135,6 +143,11 @@ class Handle:
         tokens: dict[str, Tokens] = {}
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
         theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
+        for name, column in (*mine.items(), *theirs.items()):
+            if name not in FEATURES:
+                raise InputError(f"there is no feature {name!r}", hint=f"known: {', '.join(sorted(FEATURES))}")
+            if not isinstance(column, Tensor):
+                raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
         if input_ids is not None:
             tokens["encoder"] = self._tokens(input_ids, attention_mask, mine)
         if decoder_input_ids is not None:
@@ -146,9 +159,11 @@ class Handle:
         return Guidance(self, tokens, step)
 
     def _tokens(self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor]) -> Tokens:
-        for name in columns:
-            if name not in FEATURES:
-                raise InputError(f"there is no feature {name!r}", hint=f"known: {', '.join(sorted(FEATURES))}")
+        if ids_BT.dim() not in (2, 3) or ids_BT.is_floating_point():
+            raise InputError(
+                f"input_ids are {ids_BT.dtype} {tuple(ids_BT.shape)}, not whole numbers (B, T)",
+                hint="give the batch that the model gets",
+            )
         if ids_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
             ids_BT, mask_BT = ids_BT.flatten(0, 1), None if mask_BT is None else mask_BT.flatten(0, 1)
             columns = {name: column.flatten(0, 1) for name, column in columns.items()}
@@ -194,11 +209,9 @@ class Handle:
             raise InputError(f"masking_proportion is {tuple(table.shape)}, not (steps, layers)")
         return float(table[min(step, len(table) - 1), site.layer])
 
-    def count_matches(self, number: int, predicate: Predicate) -> None:
-        """Remember whether a guide's pattern pointed somewhere; no synchronisation with the device."""
-        if self.plan.guides[number].acts.place == "scores":  # its rows are few, and its weights are not written out
-            return
-        found = predicate.counts().detach().sum().ceil().long()
+    def count_matches(self, number: int, found: Tensor) -> None:
+        """Remember how often a guide's pattern pointed somewhere; no synchronisation with the device."""
+        found = found.detach().ceil().long()
         self._matches[number] = self._matches[number] + found if number in self._matches else found
 
     def matches(self) -> dict[str, int]:
@@ -377,6 +390,10 @@ class Handle:
 
 
 _ENCODER = ("encoder", "self")
+_TABLE_KINDS: Mapping[str, tuple[type, ...]] = {
+    "cooccurrence": (Cooccurrence,),
+    "importance": (Tensor, Mapping),
+}
 
 
 class _Outline(Guidance):

@@ -411,7 +411,8 @@ class Pattern:
             build=partial(self._function, **chosen),
             needs=(*self.needs, *more),
             same_keys=self.same_keys and not chosen.get("square"),
-            looks_ahead=self.looks_ahead and chosen.get("unique") != "self",
+            # only a token that sees itself, repeated or not, need not know whether it comes again
+            looks_ahead=self.looks_ahead and not (chosen.get("unique") == "self" and chosen.get("include_self", True)),
             options=chosen,
         )
 

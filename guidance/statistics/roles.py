@@ -101,7 +101,8 @@ class Roles:
 def role_columns(pieces: Pieces, words: Words) -> Roles:
     """The columns of `NOTHING` for which something is known: ``word`` and ``segment`` always.
 
-    Words are numbered within a sequence from 0, those without a piece left out.  A head that is not in the sequence is
+    Words are numbered within a sequence from 0, those without a piece left out.  All pieces of a word are in the segment
+    of its last one.  A head that is not in the sequence is
     dropped, never replaced.  A head that has no piece of its own is stood for by the word that got its letters: the
     first one, where the words of a contraction share their place.
     """
@@ -123,9 +124,13 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
         column[found] = values[numbers]
         return column
 
+    segment = segment_numbers(pieces)
+    last = np.zeros(len(keys), np.int64)
+    np.maximum.at(last, numbers, np.flatnonzero(found))
+    segment[found] = segment[last[numbers]]  # the bare mark of a word's beginning stands behind the sentence before
     columns: dict[str, NDArray[np.generic]] = {
         "word": spread("word", number),
-        "segment": segment_numbers(pieces).astype(NOTHING["segment"][1]),
+        "segment": segment.astype(NOTHING["segment"][1]),
     }
     counts = {"words": len(keys), "lone_tokens": int((is_text & ~found).sum())}
     owner, silent = _owners(pieces, words, word, sequence)

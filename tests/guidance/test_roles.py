@@ -72,6 +72,13 @@ def test_places_of_different_documents_never_meet() -> None:
     assert assign(pieces, words).tolist() == [-1, 0, -1, 2, -1, -1]
 
 
+def test_the_bare_mark_of_a_beginning_goes_with_its_word_into_the_next_sentence() -> None:
+    words = make_words([(0, 0, 2), (0, 3, 5)])
+    found = role_columns(make_pieces([None, (0, 0, 0, 2), (0, 0, 2, 3), (0, 1, 3, 5), None]), words)
+    assert found.columns["word"].tolist() == [-1, 0, 1, 1, -1]
+    assert found.columns["segment"].tolist() == [0, 0, 1, 1, 1]
+
+
 def test_words_that_share_their_place_are_stood_for_by_the_first() -> None:
     # Vuelve del mar: de and el are both `del`
     words = make_words([(0, 0, 6), (0, 7, 10), (0, 7, 10), (0, 11, 14)], head=[0, 3, 3, 2])
@@ -146,8 +153,15 @@ def test_rarity_of_words_as_parsers_divide_them() -> None:
     table = Rarity([("the", 1.0), ("mother", 3.0), ("law", 4.0), ("in", 2.0), ("don", 2.5), ("42", 6.0), ("x1", 5.0)])
     found = {form: table[form] for form in ("the", "42", "a", "x1", "mother-in-law", "don't", "n't", "...", "unseen")}
     assert found == {
-        "the": 1.0, "42": 0.0, "a": 0.0, "x1": 5.0,
-        "mother-in-law": 4.0, "don't": 2.5, "n't": 0.0, "...": 0.0, "unseen": 6.0,
+        "the": 1.0,
+        "42": 0.0,
+        "a": 0.0,
+        "x1": 5.0,
+        "mother-in-law": 4.0,
+        "don't": 2.5,
+        "n't": 0.0,
+        "...": 0.0,
+        "unseen": 6.0,
     }
     assert "unseen" not in table
     assert Rarity([])["word"] == 0

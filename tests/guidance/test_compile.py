@@ -1,0 +1,90 @@
+"""Compiled models follow their plans: one graph for each pass, and the losses and gradients of plain execution."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from guidance.plan import Plan
+from tests.guidance.models import batch, inputs_of
+from tests.guidance.plans import EVERY, guide, installed, run
+
+COMPILED = {
+    "bert": "all ten",
+    "roberta": "attention_loss",
+    "xlm-roberta": "bias",
+    "camembert": "logit_loss",
+    "electra": "gate",
+    "modernbert": "attention_loss",
+    "distilbert": "fix",
+    "albert": "adversary",
+    "deberta-v2": "attention_loss",
+    "marian": "mask",
+    "bart": "fix",
+    "t5": "logit_loss",
+}
+"""What each family is compiled with: one graph takes seconds, and most of them are much alike."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def _total_and_gradients(
+    family: str, plan: Plan | str, backend: str | None, **config: int
+) -> tuple[Tensor, dict[str, Tensor | None], int]:
+    model, handle = installed(family, plan, **config)
+    model.train()
+    compiled = torch.compile(model, backend=backend, fullgraph=True) if backend else model
+    inputs = {key: value for key, value in inputs_of(family).items() if key != "labels"}
+    result = run(compiled, handle, inputs)  # type: ignore[arg-type]
+    result.total.backward()
+    passes = 2 if handle.attacks else 1
+    return result.total.detach(), {name: p.grad for name, p in model.named_parameters()}, passes
+
+
+def _check(family: str, plan: Plan | str, backend: str, tolerance: float = 1e-5, **config: int) -> None:
+    expected = _total_and_gradients(family, plan, None, **config)
+    found = _total_and_gradients(family, plan, backend, **config)
+    assert counters["stats"]["unique_graphs"] == found[2] and not counters["graph_break"]
+    torch.testing.assert_close(found[:2], expected[:2], rtol=tolerance, atol=tolerance)
+
+
+def test_every_family_is_compiled() -> None:
+    assert set(COMPILED) == set(EVERY)
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(family: str) -> None:
+    _check(family, COMPILED[family], "aot_eager")
+
+
+def test_added_heads_are_compiled_too() -> None:
+    _check("bert", "pal", "aot_eager")
+
+
+def test_batches_of_other_shapes_are_followed_too() -> None:
+    model, handle = installed("bert", "attention_loss", num_hidden_layers=1)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for lengths in ((7, 4), (6, 5, 2), (9, 9)):
+        inputs = batch(lengths)
+        expected, found = run(model, handle, inputs), run(compiled, handle, inputs)  # type: ignore[arg-type]
+        torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.losses, expected.losses, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(
+    not any(shutil.which(name) for name in ("g++", "c++", "clang++")), reason="inductor needs a C++ compiler"
+)
+def test_inductor_generates_code_for_guided_pre_training() -> None:
+    rows = (guide("attention_loss", "next", 0, weight=100.0), guide("attention_loss", "first", 2, 3, weight=100.0))
+    _check("bert", Plan(rows), "inductor", 1e-4, num_hidden_layers=1)

@@ -56,6 +56,9 @@ ROWS = 1 << 20
 PIECE = 64_000_000
 """Characters whose pairs are counted at once, about; it decides how many files the second map leaves."""
 
+BAND = 1 << 23
+"""Cells of the table that are merged at once, at 8 bytes."""
+
 WIDEST = 10_000
 
 
@@ -389,7 +392,7 @@ def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) 
     import pyarrow as pa
 
     size = settings["rows"]
-    band = max(1, (1 << 23) // size)
+    band = max(1, BAND // size)
     with contextlib.ExitStack() as stack, parquet_file(path, count_schema()) as out:
         files = [open_parquet(stack.enter_context(open(path, "rb"))) for path in paths]
         streams = [_Bands(map(_arrays, file.iter_batches(batch_size=1 << 16))) for file in files]

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -162,15 +163,20 @@ def _map(corpus: Any, parser: Files, config: Config, folder: Path, progress: Pro
 # work on a shard
 
 
+_ALONE = threading.Lock()
+"""Parsers are for one thread at a time, and workers of a cluster may have several."""
+
+
 def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Parse the sentences of the windows that begin in a shard."""
-    reader, scheme = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
-    schema = dependency_schema().with_metadata({"scheme": scheme})
-    with parquet_file(path, schema) as writer:
-        for window in _windows(shard):
-            sentences = list(_sentences(window))
-            trees = reader(shard, sentences)
-            writer.write_table(_table(sentences, trees, schema))
+    with _ALONE:
+        reader, scheme = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        schema = dependency_schema().with_metadata({"scheme": scheme})
+        with parquet_file(path, schema) as writer:
+            for window in _windows(shard):
+                sentences = list(_sentences(window))
+                trees = reader(shard, sentences)
+                writer.write_table(_table(sentences, trees, schema))
 
 
 Sentence = tuple[int, int, int, str]

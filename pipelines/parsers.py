@@ -10,12 +10,14 @@ import importlib.util
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from guidance.errors import GuideError, InputError, MachineError
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell, without
+from pipelines.progress import log
 from pipelines.stage import Files, require
 
 BATCH = 128
@@ -70,7 +72,12 @@ def load_spacy(name: str) -> Any:
     if Path(name).is_dir() and not any((folder / file).is_file() for file in ("meta.json", "__init__.py")):
         raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
     try:
-        return require("spacy", "spacy").load(name)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = require("spacy", "spacy").load(name)
+        for line in dict.fromkeys(str(warning.message) for warning in said if warning.category is UserWarning):
+            log.warning("%s: %s", name, line)
+        return model
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{name!r}: not a spaCy model ({str(error)[:200]!r})") from error
 
@@ -143,47 +150,27 @@ class SpacyParser:
         """The tree of each sentence; one that cannot be parsed costs itself alone."""
         if len(self._strings) > self._limit:
             self._load()
-        trees: list[Tree] = [Tree(status="too long")] * len(texts)
-        with _one_thread():
-            places = [place for place, text in enumerate(texts) if len(text.split()) <= self._max_words]
-            docs: list[Any] = []
-            for place in places:
-                try:
-                    docs.append(self._sentence(texts[place]))
-                except Exception as error:
-                    trees[place] = _failed(error)
-                    docs.append(None)
-            given = [(place, doc) for place, doc in zip(places, docs, strict=True) if _fits(doc, self._max_words)]
-            try:
-                parsed = list(self._model.pipe([doc for _, doc in given], batch_size=BATCH))
-                found = zip((place for place, _ in given), parsed, strict=True)
-                trees_found = [(place, self._tree(texts[place], doc)) for place, doc in found]
-            except Exception:
-                trees_found = [(place, self._alone(texts[place])) for place, _ in given]
-        for place, tree in trees_found:
-            trees[place] = tree
-        return trees
+        _spacy_device(self._device)  # in this thread
+        return parse_all(self._parse, texts, self._max_words)
 
-    def _sentence(self, text: str) -> Any:
-        """The words of a text as one sentence: no parser may cut it."""
-        doc = self._tokenize(text)
-        for token in doc:
-            token.is_sent_start = token.i == 0
-        return doc
-
-    def _alone(self, text: str) -> Tree:
-        try:
-            (doc,) = self._model.pipe([self._sentence(text)])
-            return self._tree(text, doc)
-        except Exception as error:
-            return _failed(error)
+    def _parse(self, texts: Sequence[str]) -> list[Tree]:
+        docs = [self._tokenize(text) for text in texts]
+        kept = [doc for doc in docs if 0 < len(doc) <= self._max_words]
+        for doc in kept:
+            for token in doc:
+                token.is_sent_start = token.i == 0  # one sentence: no parser may cut it
+        parsed = self._model.pipe(kept, batch_size=BATCH)
+        return [
+            self._tree(text, next(parsed))
+            if 0 < len(doc) <= self._max_words
+            else Tree(status="too long" if len(doc) else "empty")
+            for text, doc in zip(texts, docs, strict=True)
+        ]
 
     def _tree(self, text: str, doc: Any) -> Tree:
         from spacy.attrs import DEP, HEAD, IDX, IS_SPACE, LEMMA, LENGTH, POS
         from spacy.parts_of_speech import NAMES
 
-        if not len(doc):
-            return Tree(status="empty")
         table = doc.to_array([IDX, LENGTH, LEMMA, POS, HEAD, DEP, IS_SPACE])
         starts, lengths, lemmas, parts, heads, relations, spaces = table.T
         start, length = starts.tolist(), lengths.tolist()
@@ -202,10 +189,6 @@ class SpacyParser:
         )
         tree = without(tree, spaces.nonzero()[0].tolist())
         return tree if len(tree) else Tree(status="empty")
-
-
-def _fits(doc: Any, max_words: int) -> bool:
-    return doc is not None and len(doc) <= max_words
 
 
 def _spacy_device(device: Device) -> None:
@@ -301,22 +284,7 @@ class StanzaParser:
 
     def __call__(self, texts: Sequence[str]) -> list[Tree]:
         """The tree of each sentence; one that cannot be parsed costs itself alone."""
-        trees: list[Tree] = [Tree(status="too long")] * len(texts)
-        places = [place for place, text in enumerate(texts) if len(text.split()) <= self._max_words]
-        with _one_thread():
-            try:
-                found = self._parse([texts[place] for place in places])
-            except Exception:
-                found = [self._alone(texts[place]) for place in places]
-        for place, tree in zip(places, found, strict=True):
-            trees[place] = tree
-        return trees
-
-    def _alone(self, text: str) -> Tree:
-        try:
-            return self._parse([text])[0]
-        except Exception as error:
-            return _failed(error)
+        return parse_all(self._parse, texts, self._max_words)
 
     def _parse(self, texts: Sequence[str]) -> list[Tree]:
         from stanza import Document
@@ -397,16 +365,32 @@ READERS = {"spacy": Reader(SpacyParser, _spacy_files), "stanza": Reader(StanzaPa
 """Parsers by the word before the colon."""
 
 
-def _failed(error: Exception) -> Tree:
-    """What is left of a sentence that a parser cannot take.
+def parse_all(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str], max_words: int) -> list[Tree]:
+    """The tree of each sentence, where ``parse`` may fail on some of them, and none is longer than ``max_words``."""
+    trees = [Tree(status="too long")] * len(texts)
+    # with so many spaces it need not even be divided
+    places = [place for place, text in enumerate(texts) if len(text.split()) <= max_words]
+    with _one_thread():
+        found = _rescued(parse, [texts[place] for place in places])
+    for place, tree in zip(places, found, strict=True):
+        trees[place] = tree
+    return trees
 
-    Raises:
-        Exception: the error itself, where it is not the sentence's but the machine's.
-    """
-    if isinstance(error, (GuideError, MemoryError)) or "OutOfMemory" in type(error).__name__:
-        raise error
-    words = " ".join(str(error).split())
-    return Tree(status=f"failed: {type(error).__name__}{f': {words[:100]}' if words else ''}")
+
+def _rescued(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str]) -> list[Tree]:
+    """All trees at once; where that fails those of each half, down to the sentence that is the cause."""
+    if not texts:
+        return []
+    try:
+        return parse(texts)
+    except Exception as error:
+        if isinstance(error, (GuideError, MemoryError)) or "OutOfMemory" in type(error).__name__:
+            raise  # not the sentence's fault
+        if len(texts) == 1:
+            words = " ".join(str(error).split())
+            return [Tree(status=f"failed: {type(error).__name__}{f': {words[:100]}' if words else ''}")]
+    middle = len(texts) // 2
+    return _rescued(parse, texts[:middle]) + _rescued(parse, texts[middle:])
 
 
 @contextlib.contextmanager

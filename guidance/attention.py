@@ -20,7 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guidance.canary import Canary
-from guidance.compilation import NOTHING, Work
+from guidance.compilation import Work
 from guidance.errors import InputError
 from guidance.forward import Guidance
 from guidance.mechanisms.adversary import Attack, RandomMask
@@ -61,7 +61,7 @@ def guided_attention(
         )
     work = None
     if isinstance(guidance, Guidance) and (site := guidance.site(module)) is not None:
-        work = guidance.handle.work.get(site, NOTHING if guidance.kept is not None else None)
+        work = guidance.work(site)
     if work is None or site is None or not isinstance(guidance, Guidance):
         biased: dict[str, Any] = {} if position_bias is None else {"position_bias": position_bias}
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **biased, **kwargs)

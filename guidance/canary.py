@@ -99,10 +99,12 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
     end = ends[0] if isinstance(ends, list | tuple) and ends else ends
     word = next((word for word in range(config.vocab_size) if word not in (pad, end)), 0)
     device = next(model.parameters()).device
-    ids = torch.full((2, 6), word, device=device)
+    chunk = getattr(config, "chunk_size_feed_forward", 0) or 1
+    width = -(-6 // chunk) * chunk
+    ids = torch.full((2, width), word, device=device)
     mask = torch.ones_like(ids)
     if isinstance(end, int) and 0 <= end < config.vocab_size:  # classifiers of BART and T5 read the state at the end
-        ids[0, 5] = ids[1, 3] = end
+        ids[0, -1] = ids[1, 3] = end
     ids[1, 4:], mask[1, 4:] = pad, 0
     if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, T)
         ids, mask = ids[None], mask[None]

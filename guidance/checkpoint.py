@@ -52,6 +52,13 @@ _PICKLED = (
     "flax_model.msgpack",
 )
 _NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
+_UNDECLARED: Mapping[str, set[str]] = {
+    "deberta-v2": {
+        *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size"),
+        *("norm_rel_ebd", "position_buckets", "share_att_key"),
+    }
+}
+"""Settings that a model reads, and the class of its configuration does not name."""
 _log = logging.getLogger("guide.checkpoint")  # below the logger that the command line shows
 
 
@@ -200,6 +207,7 @@ def read_config(data: bytes, source: str) -> Any:
         raise InputError(f"{source}: transformers has no architecture {model_type!r}")
     try:
         known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"model_type", "transformers_version"}
+        known |= _UNDECLARED.get(model_type, set())
         return AutoConfig.for_model(model_type, **_clean({k: v for k, v in given.items() if k in known}))
     except Exception as error:  # each class checks its values in its own way
         raise InputError(f"{source}: not a configuration of {model_type} ({_first_line(error)})") from error

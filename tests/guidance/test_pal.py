@@ -447,17 +447,9 @@ def test_in_bfloat16_everything_is_finite(family: str) -> None:
 
 # keeping, copying, taking away
 
-_LOST = "load drops settings that the class of DeBERTa-v2's configuration does not declare, position_buckets among them"
-
 
 @every_place
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=[pytest.mark.xfail(reason=_LOST, strict=True)] if family == "deberta-v2" else [])
-        for family in POST_NORM
-    ],
-)
+@pytest.mark.parametrize("family", POST_NORM)
 def test_a_saved_model_comes_back_bit_for_bit(family: str, placement: str, tmp_path: Path) -> None:
     inputs = inputs_of(family)
     model, handle = prepared(family, Plan(PATTERNS, pal(placement=placement)))

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cli.options import Session, stage_command
-from pipelines import corpus, sequences, tokenizer
+from guidance.errors import InputError
+from pipelines import corpus, dataset, sequences, tokenizer
 from pipelines.stage import Result
 
 
@@ -32,6 +33,37 @@ def build_corpus(
 ) -> Result:
     """Read text into a corpus of documents, sentences and splits."""
     return corpus.run(sources, config, stdin=sys.stdin.buffer, **session.options())
+
+
+@stage_command(
+    "build-dataset",
+    dataset.Config,
+    examples=[
+        "guide build-dataset reviews.csv --text-column review --label-column stars --name reviews",
+        "guide build-dataset --train train.tsv --valid dev.tsv --test test.tsv --text-column sentence1 --pair-column sentence2",
+        "guide build-dataset --train in_domain_train.tsv --no-header --text-column 4 --label-column 2",
+        "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
+    ],
+    next_command="guide build-sequences {} TOKENIZER",
+)
+def build_dataset(
+    session: Session,
+    config: dataset.Config,
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Files of examples, divided by the fractions.", show_default=False)
+    ] = None,
+    train: Annotated[list[str] | None, typer.Option(help="File of training examples (repeatable).")] = None,
+    valid: Annotated[list[str] | None, typer.Option(help="File of validation examples (repeatable).")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="File of test examples (repeatable).")] = None,
+) -> Result:
+    """Read the labelled examples of a task: a text, perhaps a second one, perhaps a label.
+
+    The result is a corpus: every command that takes one takes it too.  Each example is a document.
+    """
+    if files and train:
+        raise InputError("training examples are given twice, as files and with --train", hint="leave one of them out")
+    given = {"train": files or train or [], "valid": valid or [], "test": test or []}
+    return dataset.run(given, config, stdin=sys.stdin.buffer, **session.options())
 
 
 @stage_command(

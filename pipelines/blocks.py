@@ -36,6 +36,21 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What an example of a task has besides its text.
+
+    Attributes:
+        split: train, valid or test.
+        pair: its second text, which is its second block too; "" where it is empty, None where the task has none.
+        label: as the file has it.
+    """
+
+    split: str
+    pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True)
 class Document:
     """A document while it is read; ``blocks`` can be walked once.
 
@@ -43,12 +58,14 @@ class Document:
         id: what the user calls it; None gives it a digest of its text.
         source: the file it comes from, by the name that the user knows.
         place: where it begins, for messages.
+        example: it is one of a task, which is kept whatever was there before.
     """
 
     id: str | None
     source: str
     place: str
     blocks: Iterable[Block]
+    example: Example | None = None
 
 
 @dataclass

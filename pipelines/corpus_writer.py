@@ -100,13 +100,16 @@ class CorpusWriter:
         self._rows: list[tuple[int, int, int, Block]] = []
         self._held = 0
         self._sentences: tuple[int, int] = (-1, 0)
+        self._has_splits = False
         # a private database that spills to a temporary file: ids and digests of any number of documents
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.execute("PRAGMA journal_mode=OFF")
         self._seen.execute("PRAGMA cache_size=-65536")
         self._seen.execute("CREATE TABLE digests (digest BLOB PRIMARY KEY) WITHOUT ROWID")
         self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, place TEXT) WITHOUT ROWID")
-        self._seen.execute("CREATE TABLE documents (number INTEGER PRIMARY KEY, id BLOB, source TEXT)")
+        self._seen.execute(
+            "CREATE TABLE documents (number INTEGER PRIMARY KEY, id BLOB, source TEXT, split TEXT, pair BLOB, label BLOB)"
+        )
         self._seen.execute("BEGIN")
         self._writing: Any = out.parquet(DRAFT, _draft_schema())
         self._draft = self._writing.__enter__()
@@ -119,7 +122,7 @@ class CorpusWriter:
             writing.__exit__(*sys.exc_info())
 
     def add(self, document: Document) -> None:
-        """Draft a document, unless it is empty or the same text was there before.
+        """Draft a document, unless it is empty or the same text was there before, which examples of a task may be.
 
         Raises:
             InputError: its id was there before.
@@ -139,8 +142,13 @@ class CorpusWriter:
         if not head:
             self._notes.drop("empty", document.place)
             return
+        example = document.example
         small = size <= _BUFFER
-        if small and not self._is_new(sha256.digest()):
+        if example:
+            self._has_splits = True
+            if not self._is_new(sha256.digest()):
+                self._notes.warn("an example whose text was there before, and was kept", document.place)
+        elif small and not self._is_new(sha256.digest()):
             self._notes.drop("duplicate", document.place)
             return
         start = number = 0
@@ -153,7 +161,7 @@ class CorpusWriter:
             start += len(block.text) + 1
         if not visible:
             self._notes.warn("a document of invisible characters only", document.place)
-        if not small and not self._is_new(sha256.digest()):
+        if not example and not small and not self._is_new(sha256.digest()):
             self._notes.drop("duplicate", document.place)
             self._duplicates.add(self.documents)
         id_ = document.id
@@ -161,7 +169,10 @@ class CorpusWriter:
             id_ = sha256.hexdigest()[:16]
             if self.documents not in self._duplicates:
                 self._claim(id_, document.place)
-        self._seen.execute("INSERT INTO documents VALUES (?, ?, ?)", (self.documents, id_.encode(), document.source))
+        told = (example.split, example.pair, example.label) if example else (None, None, None)
+        pair, label = (value if value is None else value.encode() for value in told[1:])
+        row = (self.documents, id_.encode(), document.source, told[0], pair, label)
+        self._seen.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
         self.documents += 1
 
     def _claim(self, id_: str, place: str) -> None:
@@ -251,7 +262,7 @@ class CorpusWriter:
             dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(self._notes.dropped.items()))
             raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="is there text in the files?")
         draft = open_parquet(self._out.path / DRAFT)
-        groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS else None
+        groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS and not self._has_splits else None
         counts = self._write_tables(draft, groups, valid, test)
         draft.close()
         self._out.remove(DRAFT)
@@ -310,14 +321,16 @@ class CorpusWriter:
                         if current is not None:
                             finished.append(current)
                         new_number += 1
-                        _, id_, source = next(records)
-                        whole = split_of(id_, valid, test) if groups is None else ""
+                        _, id_, source, given, pair, label = next(records)
+                        whole = given or (split_of(id_, valid, test) if groups is None else "")
                         current = {
                             "number": number,
                             "document": new_number,
                             "id": id_,
                             "source": source,
                             "whole": whole,
+                            "pair": pair,
+                            "label": label,
                         }
                         current |= {"blocks": 0, "sentences": 0, "characters": 0, "splits": set()}
                     split = groups[number, first // GROUP_SENTENCES] if groups is not None else current["whole"]
@@ -349,10 +362,10 @@ class CorpusWriter:
         total = {name: sum(count[name] for count in splits_found.values()) for name in columns}
         return total | {"documents": new_number + 1, "splits": splits_found}
 
-    def _kept_documents(self) -> Iterator[tuple[int, str, str]]:
-        for number, id_, source in self._seen.execute("SELECT number, id, source FROM documents ORDER BY number"):
+    def _kept_documents(self) -> Iterator[tuple[Any, ...]]:
+        for number, id_, source, split, *told in self._seen.execute("SELECT * FROM documents ORDER BY number"):
             if number not in self._duplicates:
-                yield number, id_.decode(), source
+                yield number, id_.decode(), source, split, *(t if t is None else t.decode() for t in told)
 
 
 def _draft_schema() -> Any:

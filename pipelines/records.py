@@ -60,7 +60,7 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
     for number, line in lines:
         if not line.strip(" \t\n\r"):
             continue
-        record = _parse(line, f"{name!r}, line {number}")
+        record = parse_json(line, f"{name!r}, line {number}")
         place = f"{name!r}, line {number}"
         if not isinstance(record, dict):
             raise InputError(f"{place}: an object is expected, found {type(record).__name__}")
@@ -83,7 +83,13 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         yield fields.document(text, id_, name, "line", number, notes)
 
 
-def _parse(line: str, place: str) -> Any:
+def parse_json(line: str, place: str) -> Any:
+    """One JSON value.
+
+    Raises:
+        InputError: it is none; the place is named.
+    """
+
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
@@ -116,7 +122,7 @@ def table_documents(
     lines: Iterable[tuple[int, str]], name: str, fields: Fields, notes: Notes, *, delimiter: str, quoting: bool
 ) -> Iterator[Document]:
     """One document for each row under a header."""
-    rows = _quoted_rows(lines, name, delimiter) if quoting else _plain_rows(lines, delimiter)
+    rows = quoted_rows(lines, name, delimiter) if quoting else plain_rows(lines, delimiter)
     header: list[str] | None = None
     text_at, id_at = 0, None
     for number, row in rows:
@@ -130,13 +136,15 @@ def table_documents(
         yield fields.document(row[text_at], row[id_at] if id_at is not None else None, name, "line", number, notes)
 
 
-def _plain_rows(lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def plain_rows(lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Numbered rows of a table in which quotes are letters."""
     for number, line in lines:
         if line.strip("\n"):
             yield number, line.split(delimiter)
 
 
-def _quoted_rows(lines: Iterable[tuple[int, str]], name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def quoted_rows(lines: Iterable[tuple[int, str]], name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Numbered rows of a table with quotes."""
     csv.field_size_limit(LINE_LIMIT)
     reader = csv.reader((line + "\n" for _, line in lines), delimiter=delimiter, strict=True)
     while True:
@@ -182,7 +190,7 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
             raw.seek(0)
             # as dictionaries, so that a bomb of one string many times is not unpacked
             file = open_parquet(raw, page_checksum_verification=True, read_dictionary=columns[:1])
-            _check_expansion(file.metadata, name, size)
+            check_expansion(file.metadata, name, size)
             expansion = Expansion(name)
             for batch in file.iter_batches(batch_size=1024, columns=columns):
                 ids = batch.column(columns[1]) if len(columns) > 1 else None
@@ -202,7 +210,8 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
             raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
 
 
-def _check_expansion(metadata: Any, name: str, size: int) -> None:
+def check_expansion(metadata: Any, name: str, size: int) -> None:
+    """Raises InputError when a Parquet file of ``size`` bytes claims to hold absurdly many."""
     for group in range(metadata.num_row_groups):
         Expansion(name).add(max(0, metadata.row_group(group).total_byte_size), size)
 

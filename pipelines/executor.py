@@ -551,24 +551,23 @@ def _start_worker() -> None:
 @contextlib.contextmanager
 def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
     distributed = require("distributed", DASK)
-    for name in ("distributed", "tornado", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):  # Dask gives each of its own a level
+        if name.split(".")[0] in ("distributed", "tornado", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
-        try:
+        place: Any = config.scheduler
+        if not place:
             with _no_interrupts():
-                place: Any = config.scheduler
-                if not place:
-                    place = stack.enter_context(
-                        distributed.LocalCluster(
-                            n_workers=min(config.jobs, num_tasks),
-                            threads_per_worker=1,
-                            memory_limit=0,
-                            dashboard_address=None,
-                            silence_logs=logging.CRITICAL,
-                        )
-                    )
-                client = distributed.Client(place, timeout=SCHEDULER_SECONDS, set_as_default=False)
-                stack.enter_context(client)
+                place = distributed.LocalCluster(
+                    n_workers=min(config.jobs, num_tasks),
+                    threads_per_worker=1,
+                    memory_limit=0,
+                    dashboard_address=None,
+                    silence_logs=logging.CRITICAL,
+                )
+            stack.enter_context(place)
+        try:
+            client = stack.enter_context(_client(distributed, place))
         except ValueError as error:
             raise InputError(f"--scheduler {config.scheduler!r}: {error}", hint="tcp://HOST:PORT") from error
         except (OSError, TimeoutError) as error:
@@ -580,3 +579,23 @@ def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
             log.warning("the Dask scheduler has no workers yet; waiting for them")
         # pure=False: the same call twice is work twice, where a file was lost
         yield client.get_executor(pure=False, retries=ATTEMPTS - 1)
+
+
+def _client(distributed: Any, place: Any) -> Any:
+    """A Dask client; its own time limit does not hold for a port where somebody listens and says nothing."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answers.put(distributed.Client(place, timeout=SCHEDULER_SECONDS, set_as_default=False))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        answer = answers.get(timeout=SCHEDULER_SECONDS + 5)
+    except queue.Empty as error:
+        raise TimeoutError from error
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

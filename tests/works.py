@@ -73,10 +73,13 @@ def refusing(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 
 def slow(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """Takes a minute, once two shards are done."""
-    if len(list(Path(settings["traces"]).iterdir())) >= 2:
-        Path(settings["traces"], f"slow.{os.getpid()}").touch()
-        time.sleep(60)
+    """Once two shards are done, takes a minute, or until a file ``go`` is there."""
+    traces = Path(settings["traces"])
+    if len(list(traces.iterdir())) >= 2:
+        (traces / f"slow.{os.getpid()}").touch()
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not (traces / "go").exists():
+            time.sleep(0.05)
     traced(shard, settings, path)
 
 

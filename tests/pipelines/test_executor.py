@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -177,7 +178,7 @@ def test_rows_come_in_tables_of_one_size() -> None:
     for cuts in ([], [1], [5, 5, 6], [10, 20], list(range(23))):
         bounds = [0, *cuts, 23]
         parts = [
-            pa.table({"n": numbers[a:b]}, schema=pa.schema([("n", pa.int64())])) for a, b in zip(bounds, bounds[1:])
+            pa.table({"n": numbers[a:b]}, schema=pa.schema([("n", pa.int64())])) for a, b in itertools.pairwise(bounds)
         ]
         tables = list(executor.evenly(parts, 5))
         assert [t["n"].to_pylist() for t in tables] == [numbers[a : a + 5] for a in range(0, 23, 5)]

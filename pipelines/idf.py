@@ -112,7 +112,8 @@ def _publish(merged: Path, run: Run) -> None:
     from guidance.statistics.idf import inverse_document_frequency
 
     config: Config = run.config
-    units, most = _units(merged), max((int(table["df"].to_numpy().max()) for table in _tables(merged)), default=1)
+    units = _units(merged)
+    most = max((int(table["df"].to_numpy().max(initial=1)) for table in _tables(merged)), default=1)
     if not units:
         raise InputError(f"{run.inputs['corpus'].reference} has no training text to count")
 

@@ -6,6 +6,7 @@ each split of the sequences, row by row in their order, with list columns as lon
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import itertools
@@ -201,6 +202,50 @@ class RoleTables:
         from guidance.statistics.roles import role_columns
 
         return role_columns(pieces, self.words(pieces))
+
+    def of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Roles:
+        """The columns for examples of a task, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+
+        Args:
+            documents: their rows in the corpus that ``build-dataset`` made, rising.
+            encodings: what a tokenizer of Hugging Face gives for text and pair (``BatchEncoding.encodings``, or
+                ``tokenizers.Tokenizer.encode_batch``): the first block of the document, and its second one if there is a
+                pair.  They may be cut short by the tokenizer's own truncation.
+
+        Returns:
+            Columns over all tokens of all encodings, one after the other.
+        """
+        return self.roles(self._pieces_of_examples(documents, encodings))
+
+    def _pieces_of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Pieces:
+        import numpy as np
+
+        from guidance.statistics.roles import Pieces
+
+        if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
+            raise ValueError("the documents of examples must rise")
+        wanted = _Range(np.array(documents, np.int64), (0, _FAR), (0, _FAR)) if len(documents) else _Range.empty()
+        blocks: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
+        for table in _rows(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
+            for row in table.drop_columns(["text"]).to_pylist():
+                starts = [span["start"] for span in row["sentences"]]
+                blocks[row["document"], row["block"]] = (row["start"], row["first_sentence"], starts)
+        bounds, rows = [0], []
+        for document, encoding in zip(documents, encodings, strict=True):
+            known = (encoding.sequence_ids, encoding.special_tokens_mask, encoding.offsets)
+            for part, is_special, (start, end) in zip(*known, strict=True):
+                if is_special and part is not None:
+                    raise ValueError(
+                        "this encoding has lost what is text and what is pair: let the tokenizer cut it short"
+                    )
+                if part is None:
+                    rows.append((-1, -1, -1, -1))
+                    continue
+                first, sentence, starts = blocks[document, part]
+                within = max(0, bisect.bisect_right(starts, max(start, end - 1)) - 1)
+                rows.append((document, sentence + within, first + start, first + end))
+            bounds.append(len(rows))
+        return Pieces(np.array(bounds, np.int64), *np.array(rows, np.int64).reshape(-1, 4).T)
 
     def words(self, pieces: Pieces) -> Words:
         """All words of the documents and sentences that pieces are of, and perhaps more, in the order of the text."""

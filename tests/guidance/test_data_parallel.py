@@ -1,0 +1,75 @@
+"""Data parallelism: two processes with half of the batch each get the gradients of one, and no parameter is missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.guidance.models import SEQ2SEQ, batch, pair_batch
+from tests.guidance.plans import installed, run
+
+CASES = [
+    *(("roberta", name) for name in ("attention_loss", "gate", "fix", "all off", "adversary", "random_mask", "pal")),
+    ("deberta-v2", "fix"),
+    ("albert", "adversary"),
+    ("bart", "adversary"),
+    ("bart", "pal"),
+    ("t5", "fix"),
+]
+STEPS = 2
+"""A parameter that one step leaves out is noticed by the next one."""
+
+
+def _inputs(family: str, part: slice) -> dict[str, Tensor]:
+    """Both halves have the same number of tokens, so that means of halves are means of the whole."""
+    lengths, targets = (7, 4, 5, 6), (3, 5, 6, 2)
+    inputs = pair_batch(lengths, targets) if family in SEQ2SEQ else batch(lengths)
+    return {key: value[part] for key, value in inputs.items()}
+
+
+def _gradients(family: str, name: str, part: slice, *, parallel: bool = False) -> dict[str, Tensor | None]:
+    model, handle = installed(family, name)
+    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=False) if parallel else model
+    for _ in range(STEPS):
+        model.zero_grad()
+        run(wrapped, handle, _inputs(family, part)).total.backward()  # type: ignore[arg-type]
+    return {key: parameter.grad for key, parameter in model.named_parameters()}
+
+
+def _worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    for number, (family, name) in enumerate(CASES):
+        if name == "random_mask":
+            torch.manual_seed(rank)
+        gradients = _gradients(family, name, slice(2 * rank, 2 * rank + 2), parallel=True)
+        torch.save(gradients, f"{folder}/{number}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What both processes found, case by case."""
+    path = tmp_path_factory.mktemp("parallel")
+    torch.multiprocessing.spawn(_worker, args=(str(path),), nprocs=2)
+    return path
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_two_processes_get_the_gradients_of_one(family: str, name: str, folder: Path) -> None:
+    number = CASES.index((family, name))
+    one, two = (torch.load(folder / f"{number}-{rank}.pt") for rank in range(2))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert any(gradient is not None and gradient.any() for gradient in one.values())
+    if name != "random_mask":  # each process draws its own
+        torch.testing.assert_close(one, _gradients(family, name, slice(0, 4)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "name"), [case for case in CASES if case[1] in ("fix", "all off")])
+def test_what_fixed_heads_leave_without_use_is_frozen(family: str, name: str) -> None:
+    model, _ = installed(family, name)
+    frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert any("query" in key or ".q." in key or "q_proj" in key for key in frozen)

@@ -20,7 +20,7 @@ from pipelines.readers import open_lines
 
 
 class Treebank:
-    """The trees of some files, in memory: about 100 bytes for each word.
+    """The trees of some files, in memory: about 200 bytes for each word.
 
     Attributes:
         scheme: whose labels their relations are.

@@ -301,6 +301,29 @@ def test_a_parser_that_fails_on_all_makes_no_table(store: Store, tmp_path: Path)
         parse(store, text, by_hand(tmp_path / "model", fails_on="."))
 
 
+class Shouting(spacy.util.DummyTokenizer):
+    def __init__(self, vocab: Any) -> None:
+        self.vocab = vocab
+
+    def __call__(self, text: str) -> Doc:
+        return Doc(self.vocab, words=text.upper().split(" "), spaces=[True] * text.count(" ") + [False])
+
+
+@spacy.registry.tokenizers("shouting_tokenizer")
+def shouting_tokenizer():
+    return lambda nlp: Shouting(nlp.vocab)
+
+
+def test_a_tokenizer_that_changes_the_text_is_found_out(store: Store, tmp_path: Path) -> None:
+    nlp = spacy.blank("en", config={"nlp": {"tokenizer": {"@tokenizers": "shouting_tokenizer"}}})
+    nlp.add_pipe("by_hand", config={"scheme": 1, "fails_on": "", "labels": ["obj"]})
+    nlp.to_disk(tmp_path / "model")
+    text = make_corpus(store, {"a.txt": "1 23\n4 five"}, sentences="line")
+    artifact = parse(store, text, f"spacy:{tmp_path / 'model'}")
+    check_rows(text, artifact)
+    assert [row["status"] for row in rows_of(artifact)] == ["ok", "failed: ValueError: the tokenizer changed the text"]
+
+
 def test_the_limit_counts_words_not_characters(store: Store, tmp_path: Path) -> None:
     lines = ["one two three", "one two three four", "one two three.", "a" * 400]
     text = make_corpus(store, {"a.txt": "\n".join(lines)}, sentences="line")

@@ -169,14 +169,15 @@ def _window(size: int) -> dict[str, Any]:
 CASES: dict[str, list[Row]] = {
     "masks of several rows, which leave some queries nothing": [
         Row("mask", (0, 2), _window(3)),
-        Row("mask", (0,), {"name": "matching_token", "include_self": False, "unique": "self"}),
+        Row("mask", (0,), {"name": "matching_token", "unique": "self"}),
         Row("mask", (1,), "none"),
         Row("mask", (2,), {"or": ["self", {"and": ["next", {"not": "delimiter"}]}]}, (0,)),
         Row("mask", (3,), "next", (1,)),
         Row("mask", (3,), "same_segment", (0,)),
     ],
     "masks that look ahead, in encoders": [
-        Row("mask", (0,), {"name": "matching_token", "include_self": False}),
+        Row("mask", (0,), {"name": "matching_token", "include_self": False}, (0,)),
+        Row("mask", (0,), {"name": "matching_token", "include_self": False, "unique": "self"}, (1,)),
         Row("mask", (1,), "dependency"),
         Row("mask", (2,), "rare"),
         Row("mask", (3,), "major_relation"),
@@ -205,7 +206,7 @@ CASES: dict[str, list[Row]] = {
         Row("fix", (0,), "next"),
         Row("fix", (1,), "previous", options={"boundary": "self"}),
         Row("fix", (2,), "marked", options={"boundary": "all"}),
-        Row("fix", (3,), {"name": "matching_token", "include_self": False, "unique": "self"}, (0,)),
+        Row("fix", (3,), {"name": "matching_token", "unique": "self"}, (0,)),
         Row("fix", (3,), {"and": ["window", {"not": "self"}]}, (1,), options={"boundary": "all"}),
     ],
     "fixed heads by weights, and every boundary": [

@@ -95,7 +95,7 @@ def show_pattern(
     from pipelines.pictures import legend, matrix_lines
 
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
-    pattern = read_pattern(_inline(name), options)
+    pattern = read_pattern(inline(name), options)
     if png is not None:
         check_picture(png)
     example = one_text.read(
@@ -161,7 +161,7 @@ def speaks_unicode() -> bool:
     return True
 
 
-def _inline(text: str) -> Any:
+def inline(text: str) -> Any:
     """A name, or the inline table of a combination."""
     if not text.lstrip().startswith("{"):
         return text

@@ -80,31 +80,13 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
     One hue from light to dark, so that it reads the same in grey and for every kind of colour vision.
     """
     import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
 
-    size = len(tokens)
-    inches = min(19.2, max(1.6, 0.24 * size))
-    font = min(9.0, 50 * inches / size)
+    inches = _side(len(tokens))
     with _letters_of_all_scripts():
         figure, axes = _figure(inches, inches)
         figure.set_layout_engine("none")
         axes.set_position((0, 0, 1, 1))  # cells of one size; the file is cut to what is drawn
-        shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
-        shades.set_bad("white")
-        nothing = np.ma.masked_equal(weights_QK, 0)
-        image = axes.imshow(nothing, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
-        axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
-        axes.set_yticks(range(size), tokens, fontsize=font)
-        axes.xaxis.tick_top()
-        axes.xaxis.set_label_position("top")
-        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            label.set_parse_math(False)  # a token may be a dollar sign
-        axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
-        axes.grid(which="minor", color="#dddddd", linewidth=0.6)
-        axes.tick_params(which="both", length=0)
-        axes.spines[:].set_color("#bbbbbb")
+        image = _matrix(axes, weights_QK, tokens, inches)
         axes.set_xlabel("keys: what is looked at", fontsize=9, color="#555555", labelpad=6)
         axes.set_ylabel("queries: who looks", fontsize=9, color="#555555", labelpad=6)
         if not np.isin(weights_QK, (0, 1)).all():
@@ -119,6 +101,69 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
             color="#555555", parse_math=False,
         )  # fmt: skip
         return _png(figure, bbox_inches="tight", pad_inches=0.15)
+
+
+def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, title: str) -> bytes:
+    """Several patterns over one text, side by side, each as `pattern_picture` draws it."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    inches, columns = _side(len(tokens)), min(3, len(masks))
+    with _letters_of_all_scripts():
+        # room for the labels between two pictures, which the longest of them decides
+        font = FontProperties(size=_font(len(tokens), inches))
+        longest = max(
+            (TextPath((0, 0), token, prop=font, usetex=False).get_extents().width for token in tokens), default=0
+        )
+        room = longest / 72 + 0.35
+        rows = -(-len(masks) // columns)
+        width, height = columns * (inches + room), rows * (inches + room + 0.4)
+        figure, _ = _figure(width, height)
+        figure.clear()
+        figure.set_layout_engine("none")
+        for place, (name, weights_QK) in enumerate(masks.items()):
+            row, column = divmod(place, columns)
+            left, bottom = room + column * (inches + room), height - (row + 1) * (inches + room + 0.4)
+            axes = figure.add_axes((left / width, bottom / height, inches / width, inches / height))
+            _matrix(axes, weights_QK, tokens, inches)
+            axes.set_title(name, fontsize=12, pad=8, parse_math=False)
+        figure.suptitle(
+            "\n".join(textwrap.wrap(title, max(40, int(width * 10)))), fontsize=10, y=1 + 0.1 / height, color="#555555"
+        )
+        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+
+
+def _side(size: int) -> float:
+    """Inches of a square picture of so many tokens."""
+    return min(19.2, max(1.6, 0.24 * size))
+
+
+def _font(size: int, inches: float) -> float:
+    return min(9.0, 50 * inches / size)
+
+
+def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: float) -> Any:
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    size, font = len(tokens), _font(len(tokens), inches)
+    shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
+    shades.set_bad("white")
+    nothing = np.ma.masked_equal(weights_QK, 0)
+    image = axes.imshow(nothing, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
+    axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
+    axes.set_yticks(range(size), tokens, fontsize=font)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)  # a token may be a dollar sign
+    axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#dddddd", linewidth=0.6)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_color("#bbbbbb")
+    return image
 
 
 @contextmanager

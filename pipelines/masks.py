@@ -247,6 +247,27 @@ class RoleTables:
             bounds.append(len(rows))
         return Pieces(np.array(bounds, np.int64), *np.array(rows, np.int64).reshape(-1, 4).T)
 
+    def letters(self, pieces: Pieces) -> list[str]:
+        """The text of each piece; "" for special tokens."""
+        import numpy as np
+
+        ordinary = np.flatnonzero(pieces.document >= 0)
+        if not len(ordinary):
+            return [""] * len(pieces.document)
+        wanted = _Range.of(pieces, ordinary)
+        found: dict[int, list[tuple[int, str]]] = {}
+        for table in _rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
+            for row in _block_rows([table]):
+                found.setdefault(row["document"], []).append((row["start"], row["text"]))
+        letters = []
+        for document, start, end in zip(
+            pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True
+        ):
+            rows = found.get(document, [])
+            place = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
+            letters.append(rows[place][1][start - rows[place][0] : end - rows[place][0]] if place >= 0 else "")
+        return letters
+
     def words(self, pieces: Pieces) -> Words:
         """All words of the documents and sentences that pieces are of, and perhaps more, in the order of the text."""
         import numpy as np
@@ -351,6 +372,8 @@ def _rows(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not len(wanted.documents):
+        return
     try:
         with open(path, "rb") as raw:
             file = open_parquet(raw, metadata=_footer(str(path), os.fstat(raw.fileno()).st_ino))

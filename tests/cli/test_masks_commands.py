@@ -1,0 +1,186 @@
+"""``guide build-masks``, ``masks show``, ``masks export`` and ``build-dataset`` as people call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines import role_masks
+from pipelines.artifacts import Artifact
+from pipelines.store import Store
+from tests.pipelines.test_masks import SENTENCES, write_deps
+from tests.trainings import one_thread  # noqa: F401
+
+Guide = Callable[..., Any]
+
+TEXT = "\n".join([*SENTENCES] * 3)
+
+
+@pytest.fixture
+def made(guide: Guide, tmp_path: Path) -> dict[str, str]:
+    """References of everything that masks are made from."""
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    found = {}
+
+    def run(role: str, *arguments: object) -> None:
+        answer = guide(*arguments, "-q")
+        assert answer.code == 0, answer.err
+        found[role] = answer.out.strip()
+
+    run("corpus", "build-corpus", "text.txt", "--sentences", "line", "--valid", "0")
+    run(
+        "tokenizer",
+        "build-tokenizer",
+        found["corpus"],
+        "--kind",
+        "wordpiece",
+        "--vocab-size",
+        "400",
+        "--min-frequency",
+        "1",
+    )
+    run("sequences", "build-sequences", found["corpus"], found["tokenizer"], "--max-length", "96")
+    run("idf", "build-idf", found["corpus"], "--unit", "sentence")
+    store = Store(tmp_path / "artifacts")
+    with store.load(found["corpus"]) as corpus:
+        found["deps"] = write_deps(store, corpus, "spacy-en").reference
+    run("masks", "build-masks", found["sequences"], "--idf", found["idf"], "--deps", found["deps"])
+    return found
+
+
+def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: dict[str, str]) -> None:
+    again = guide("build-masks", made["sequences"], "--idf", made["idf"], "--deps", made["deps"], "--json")
+    answer = json.loads(again.out)
+    assert (answer["artifact"], answer["reused"]) == (made["masks"], True)
+    assert answer["counts"]["columns"] == ["word", "segment", "idf", "head", "relation", "pos", "negation", "stop_word"]
+    assert f"next: guide masks show {made['masks']}" in again.err
+    alone = guide("build-masks", made["sequences"])
+    assert alone.code == 0
+    assert "no head, relation, pos, negation: no --deps was given: guide build-deps" in alone.err
+    assert "no idf: no --idf was given: guide build-idf" in alone.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["build-masks", "nothing"], "no artifact 'nothing'"),
+        (["build-masks", "{corpus}"], "is a corpus artifact; needed is a sequences"),
+        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; needed is a idf"),
+        (["build-masks", "{sequences}", "--shard", "4/3"], "i/n with i from 1 to n"),
+        (["masks", "show", "{sequences}"], "needed is a masks"),
+        (["masks", "show", "{masks}", "--example", "500"], "train has the sequences 0 to"),
+        (["masks", "show", "{masks}", "--example", "0", "--sentence", "77"], "has the sentences 0 to"),
+        (["masks", "show", "{masks}", "--split", "valid"], "has no sequences in 'valid'"),
+        (["masks", "show", "{masks}", "--role", "nonsense"], "nonsense"),
+        (["masks", "show", "{masks}", "--role", '{{ sum = ["next"] }}'], "weighs keys"),
+        (["masks", "show", "{masks}", "--role", "marked"], "does not have what marked needs"),
+        (["masks", "show", "{masks}", "--png", "roles.jpg"], "is no name of a PNG file"),
+        (["masks", "export", "{masks}", "--dense", "."], "is there already"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    guide: Guide, made: dict[str, str], arguments: list[str], words: str
+) -> None:
+    answer = guide(*(argument.format(**made) for argument in arguments))
+    assert (answer.code, answer.out) == (2, "")
+    assert words in answer.err and len(answer.err.splitlines()) < 6
+
+
+def test_show_draws_every_role_of_a_sentence(guide: Guide, made: dict[str, str]) -> None:
+    answer = guide("masks", "show", made["masks"], "--sentence", "1", "--ascii", "--png", "roles.png")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert lines[0] == f"{made['masks']}, train 0, sentence 1"
+    assert [
+        line
+        for line in lines
+        if line in ("rare", "separator", "dependency", "major_relation", "window(words=true)", "window(words=True)")
+    ]
+    drawn = json.loads(guide("masks", "show", made["masks"], "--sentence", "1", "--json").out)
+    assert list(drawn["roles"])[:4] == ["rare", "separator", "dependency", "major_relation"]
+    words = "".join(token.removeprefix("##") for token in drawn["tokens"])
+    assert words == "Shehasredshoes."
+    red = drawn["tokens"].index(next(token for token in drawn["tokens"] if token.startswith("r")))
+    full_stop = len(drawn["tokens"]) - 1
+    assert drawn["roles"]["dependency"][red][full_stop] == 0 == drawn["roles"]["dependency"][red][0]
+    assert drawn["roles"]["separator"][red] == [0] * full_stop + [1]
+    assert Path("roles.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_sequence_is_shown_sentence_by_sentence_unless_all_of_it_is_asked_for(
+    guide: Guide, made: dict[str, str]
+) -> None:
+    answer = guide("masks", "show", made["masks"], "--json")
+    assert "sentence 0 of 0 to" in answer.err
+    part, whole = json.loads(answer.out), json.loads(guide("masks", "show", made["masks"], "--json", "--whole").out)
+    assert part["sentence"] == 0 and whole["sentence"] is None
+    size = len(part["tokens"])
+    assert len(whole["tokens"]) > 64 and whole["tokens"][:size] == part["tokens"]
+    for role, mask in part["roles"].items():
+        assert [row[:size] for row in whole["roles"][role][:size]] == mask
+
+
+def test_roles_that_lack_their_source_are_named(guide: Guide, made: dict[str, str]) -> None:
+    alone = guide("build-masks", made["sequences"], "--idf", made["idf"], "-q").out.strip()
+    answer = guide("masks", "show", alone, "--json")
+    assert set(json.loads(answer.out)["missing"]) == {"dependency", "major_relation"}
+    assert "not there: dependency (no head: no --deps was given: guide build-deps)" in answer.err
+
+
+def test_dense_masks_are_those_that_patterns_make(
+    guide: Guide, made: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_masks, "ENTRIES", 50_000)  # several batches
+    answer = guide("masks", "export", made["masks"], "--dense", "dense", "--json")
+    assert answer.code == 0, answer.err
+    said = json.loads(answer.out)
+    found = pq.read_table("dense/train.parquet")
+    assert said["rows"] == {"train.parquet": found.num_rows} and found.column_names[2:] == said["roles"]
+    store = Store(tmp_path / "artifacts")
+    with Artifact(store.find(made["masks"])) as masks, role_masks.Opened(masks, store) as opened:
+        roles = role_masks.choose(masks)
+        for row in found.to_pylist():
+            example = opened.example("train", row["sequence"], roles.found)
+            assert len(example.labels) == row["length"]
+            for name, mask in example.masks.items():
+                assert np.array_equal(np.reshape(row[name], (row["length"], row["length"])), mask), name
+    again = guide("masks", "export", made["masks"], "--dense", "dense")
+    assert again.code == 2 and "is there already" in again.err
+
+
+def test_labels_fall_back_on_tokens_where_the_corpus_is_gone(
+    guide: Guide, made: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "artifacts" / made["corpus"]).rename(tmp_path / "gone")
+    answer = guide("masks", "show", made["masks"], "--sentence", "1", "--json")
+    assert answer.code == 0
+    assert "[CLS]" not in json.loads(answer.out)["tokens"]
+    assert json.loads(guide("masks", "show", made["masks"], "--whole", "--json").out)["tokens"][0] == "[CLS]"
+
+
+# build-dataset
+
+
+def test_build_dataset_reads_the_files_of_a_task(guide: Guide, tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text(f"label\tone\ttwo\n1\tText of {split}.\tIts pair.\n0\tMore.\tAnother.\n")
+    call = ["build-dataset", "--text-column", "one", "--pair-column", "two", "--valid", "dev.tsv"]
+    answer = guide(*call, "--train", "train.tsv", "--json", "--license", "CC0-1.0")
+    assert answer.code == 0, answer.err
+    said = json.loads(answer.out)
+    assert said["kind"] == "corpus"
+    assert said["counts"]["examples"] == {"train": {"0": 1, "1": 1}, "valid": {"0": 1, "1": 1}}
+    assert f"next: guide build-sequences {said['artifact']} TOKENIZER" in answer.err
+    assert guide(*call, "train.tsv", "--license", "CC0-1.0").out.strip() == said["artifact"]
+    twice = guide(*call, "train.tsv", "--train", "train.tsv")
+    assert twice.code == 2 and "given twice" in twice.err
+    nothing = guide("build-dataset")
+    assert nothing.code == 2 and "no files were given" in nothing.err
+    column = guide("build-dataset", "train.tsv")
+    assert column.code == 2 and "no column 'text'; it has 'label', 'one', 'two'" in column.err

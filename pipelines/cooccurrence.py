@@ -53,7 +53,7 @@ VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 ROWS = 1 << 20
 """Rows of a row group of ``counts.parquet``."""
 
-PIECE = 64_000_000
+PIECE = 32_000_000
 """Characters whose pairs are counted at once, about; it decides how many files the second map leaves."""
 
 BAND = 1 << 23
@@ -120,7 +120,7 @@ def count_schema() -> Any:
             _field(
                 "count",
                 pa.int64(),
-                "ordered pairs of places: of i and j as many again as of j and i; in all of i and i",
+                "pairs of places; two places with the same token count twice, once from each",
             ),
         ]
     )
@@ -359,31 +359,30 @@ class Piece:
 
 def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
     """The pairs of a piece of text, as a partial file like ``counts.parquet``."""
-    import numpy as np
     import pyarrow as pa
 
     from pipelines.pair_counting import count_pairs
 
-    size = len(settings["ids"])
-    row_of = np.full(max(settings["ids"]) + 2, size, np.uint16)
-    row_of[settings["ids"]] = np.arange(size, dtype=np.uint16)
-    rows, lengths = [], []
+    ids, how = settings["ids"], {"window": settings["window"], "presence": settings["presence"]}
+    with _count_file(path) as file:
+        # the rows have no name here, so that they can go once there is something smaller
+        for arrays in count_pairs(*_rows_of(piece, ids), len(ids), **how):
+            file.write_table(pa.table(list(arrays), schema=count_schema()))
+
+
+def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
+    """The row of each token of a piece, one above the last for those that are not counted; and where units begin."""
+    import numpy as np
+
+    row_of = np.full(max(ids) + 2, len(ids), np.uint16)
+    row_of[list(ids)] = np.arange(len(ids), dtype=np.uint16)
+    rows, lengths = [np.empty(0, np.uint16)], [np.zeros(1, np.int64)]
     for source in piece.paths:
         for table in _tables(Path(source), ["token", "length"]):
-            ids, unit_lengths = (table[name].combine_chunks().flatten().to_numpy() for name in ("token", "length"))
-            rows.append(row_of[np.minimum(ids, len(row_of) - 1)])
+            tokens, unit_lengths = (table[name].combine_chunks().flatten().to_numpy() for name in ("token", "length"))
+            rows.append(row_of[np.minimum(tokens, len(row_of) - 1)])
             lengths.append(unit_lengths)
-    offsets = np.concatenate([[0], *lengths]).astype(np.int64).cumsum()
-    found = count_pairs(
-        np.concatenate([np.empty(0, np.uint16), *rows]),
-        offsets,
-        size,
-        window=settings["window"],
-        presence=settings["presence"],
-    )
-    with _count_file(path) as file:
-        for arrays in found:
-            file.write_table(pa.table(list(arrays), schema=count_schema()))
+    return np.concatenate(rows), np.concatenate(lengths).cumsum()
 
 
 def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:

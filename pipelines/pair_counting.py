@@ -137,7 +137,7 @@ def _distinct(rows, offsets, size, presence):
                 weights[length] = 1
                 length += 1
         bounds[unit + 1] = length
-    return kept[:length].copy(), bounds, weights[:length].copy()
+    return kept[:length], bounds, weights[:length]
 
 
 def _frequencies(rows, weights, size):

@@ -132,7 +132,8 @@ def export_masks(
 ) -> None:
     """Write an n x n mask for every role and sequence, for tools that do not make them from columns.
 
-    One row a sequence; each mask is a list of n x n booleans, query after query.  They take far more room than columns.
+    One row a sequence; each mask is a list of n x n booleans, query after query.  Unpacked, that is n bytes for every token
+    and role.
     """
     from pipelines import role_masks
 

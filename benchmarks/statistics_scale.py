@@ -1,0 +1,146 @@
+"""Time and memory of statistics on a small and on a large corpus, with one process, two, and Dask.
+
+    python -m benchmarks.statistics_scale [FILE_OR_FOLDER] [--sizes 10,1000] [--stages idf,idf-tokens,cooccur]
+                                          [--runs 1,2,dask,shares] [--store FOLDER]
+
+The corpora are the documents of a text, ``builtin:python-docs`` without one, over and over: each copy has a fresh id and a
+first sentence of its own, so that none is a duplicate.  Memory is the largest sum, over time, of the resident memory of
+the command and of all processes below it.  One line per run; the content of the result must be that of the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from pipelines import corpus
+from pipelines.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+
+STAGES = {
+    "idf": ["build-idf", "CORPUS"],
+    "idf-sentences": ["build-idf", "CORPUS", "--unit", "sentence"],
+    "idf-tokens": ["build-idf", "CORPUS", "TOKENIZER"],
+    "cooccur": ["build-cooccur", "CORPUS", "TOKENIZER"],
+}
+
+RUNS = {
+    "1": [["--jobs", "1"]],
+    "2": [["--jobs", "2"]],
+    "4": [["--jobs", "4"]],
+    "dask": [["--executor", "dask", "--jobs", "2"]],
+    "shares": [["--shard", "1/2"], ["--shard", "2/2"], []],
+}
+"""The commands of each kind of run; shares run one after the other here, each as a machine of its own would."""
+
+
+def documents_of(source: str, folder: Path) -> list[list[str]]:
+    """The blocks of each document of a text."""
+    made = corpus.run([source], corpus.Config(valid=0.0), store=Store(folder)).artifact
+    found: dict[int, list[str]] = {}
+    for batch in corpus.read_blocks(made, ["document", "text"]):
+        for document, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            found.setdefault(document, []).append(text)
+    return list(found.values())
+
+
+def repeated(documents: list[list[str]], megabytes: float) -> Iterator[str]:
+    """Lines of JSON with so many million bytes of text."""
+    size = 0
+    for number, blocks in enumerate(itertools.cycle(documents)):
+        text = "\n\n".join([f"Copy number {number} begins here.", *blocks])
+        size += len(text.encode())
+        yield json.dumps({"id": str(number), "text": text}, ensure_ascii=False) + "\n"
+        if size >= megabytes * 1e6:
+            return
+
+
+def memory_below(root: int) -> int:
+    """Bytes in memory of a process and of all that descend from it."""
+    parents, resident = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                resident[int(entry.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+            except (OSError, IndexError):
+                continue
+    family, grown = {root}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in family} - family
+        family, grown = family | more, bool(more)
+    return sum(resident.get(pid, 0) for pid in family)
+
+
+def guide(store: Path, *words: str) -> tuple[dict[str, Any], float, int]:
+    """Run a command: what it says, seconds, and the largest memory."""
+    command = [sys.executable, "-m", "cli", *words, "--store", str(store), "--json", "--quiet"]
+    started, most = time.perf_counter(), 0
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            most = max(most, memory_below(process.pid))
+            time.sleep(0.05)
+        seconds = time.perf_counter() - started
+        assert process.stdout is not None
+        out = process.stdout.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+    return json.loads(out) if out.strip() else {}, seconds, most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", default="builtin:python-docs")
+    parser.add_argument("--sizes", default="10,1000", help="megabytes of text")
+    parser.add_argument("--stages", default="idf,idf-tokens,cooccur", help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--runs", default="1,2,dask,shares", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--store", type=Path, help="where corpora and results go, else a temporary folder")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = arguments.store or Path(folder) / "store"
+        documents = documents_of(arguments.text, Path(folder) / "source")
+        print("stage           text      run     seconds     MB/s   memory of all processes   same result")
+        for size in map(float, arguments.sizes.split(",")):
+            lines = Path(folder) / "text.jsonl"
+            with open(lines, "w", encoding="utf-8") as file:
+                file.writelines(repeated(documents, size))
+            words = ["build-corpus", str(lines), "--format", "jsonl", "--valid", "0"]
+            text, seconds, most = guide(store, *words)
+            print(
+                f"{'build-corpus':14} {size:6g} MB {'1':>6} {seconds:10.2f} {size / seconds:8.1f} {most / 1e6:12.0f} MB"
+            )
+            lines.unlink()
+            pieces, _, _ = guide(store, "build-tokenizer", text["artifact"], "--vocab-size", "8000")
+            names = {"CORPUS": text["artifact"], "TOKENIZER": pieces["artifact"]}
+            for stage in arguments.stages.split(","):
+                contents = []
+                for run in arguments.runs.split(","):
+                    base = [names.get(word, word) for word in STAGES[stage]]
+                    if contents:
+                        guide(store, "rm", contents[0]["artifact"], "--force")
+                    done = [guide(store, *base, *options) for options in RUNS[run]]
+                    contents.append(done[-1][0])
+                    seconds, most = sum(part[1] for part in done), max(part[2] for part in done)
+                    is_same = contents[-1]["content"] == contents[0]["content"]
+                    print(
+                        f"{stage:14} {size:6g} MB {run:>6} {seconds:10.2f} {size / seconds:8.1f} {most / 1e6:12.0f} MB"
+                        f"{'yes' if is_same else 'NO':>23}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

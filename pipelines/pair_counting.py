@@ -63,6 +63,8 @@ def count_pairs(
     Counts are of ordered pairs of distinct places: with c the counts of a unit, c cᵀ - diag(c).  So a token that stands
     twice in a unit makes two pairs with itself; with ``presence``, where c is 0 or 1, none.
     """
+    if size > MOST_ROWS:
+        raise ValueError(f"no more than {MOST_ROWS} rows can be counted")
     code = _compiled()
     weights = np.empty(0, np.int32)
     if window is None:

@@ -87,6 +87,12 @@ def test_nothing_to_count_gives_nothing() -> None:
     assert pairs_of(pair_counting.count_pairs(np.empty(0, np.uint16), np.array([0, 0, 0]), 3, window=2)) == {}
 
 
+def test_more_rows_than_numbers_are_refused() -> None:
+    assert Config(top=pair_counting.MOST_ROWS)
+    with pytest.raises(ValueError, match="no more than"):
+        next(pair_counting.count_pairs(np.empty(0, np.uint16), np.array([0]), pair_counting.MOST_ROWS + 1))
+
+
 def test_a_long_sentence_costs_its_vocabulary_squared_and_not_its_length() -> None:
     # 10^13 pairs of places: only counts of distinct tokens are within reach
     length = 3_000_000

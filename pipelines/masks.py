@@ -75,11 +75,14 @@ def run(
         ArtifactMissing: the corpus of the sequences is no longer there.
     """
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(store.load(sequences, kind="sequences"))
-        inputs: dict[str, Any] = {"sequences": data, "corpus": stack.enter_context(origin(data, "corpus", store))}
+        # a share reads a part of all that, with the checksums of pages; the run that merges verifies the whole
+        verify = not config.shard
+        data = stack.enter_context(store.load(sequences, kind="sequences", verify=verify))
+        text = stack.enter_context(origin(data, "corpus", store, verify=verify))
+        inputs: dict[str, Any] = {"sequences": data, "corpus": text}
         for role in ("idf", "deps"):
             if reference := getattr(config, role):
-                inputs[role] = stack.enter_context(store.load(reference, kind=role))
+                inputs[role] = stack.enter_context(store.load(reference, kind=role, verify=verify))
                 _check_corpus(inputs[role], inputs["corpus"], data)
         if "idf" in inputs:
             _check_words(inputs["idf"])
@@ -95,7 +98,7 @@ def run(
         return run_sharded(stage, config, inputs, share, store=store, **options)
 
 
-def origin(artifact: Artifact, role: str, store: Store) -> Artifact:
+def origin(artifact: Artifact, role: str, store: Store, *, verify: bool = True) -> Artifact:
     """An input of an artifact, as it was when the artifact was made.
 
     Raises:
@@ -104,7 +107,7 @@ def origin(artifact: Artifact, role: str, store: Store) -> Artifact:
     known = artifact.manifest.get("inputs", {}).get(role, {})
     reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
     try:
-        found = store.load(reference)
+        found = store.load(reference, verify=verify)
     except ArtifactMissing as error:
         raise ArtifactMissing(
             f"the {role} of {artifact.reference}, {reference}, is not in {store.root}",
@@ -376,7 +379,8 @@ def _rows(
         return
     try:
         with open(path, "rb") as raw:
-            file = open_parquet(raw, metadata=_footer(str(path), os.fstat(raw.fileno()).st_ino))
+            footer = _footer(str(path), os.fstat(raw.fileno()).st_ino)
+            file = open_parquet(raw, metadata=footer, page_checksum_verification=True)
             low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])
             for number, (first, last) in enumerate(_extents(str(path), os.fstat(raw.fileno()).st_ino, place)):
                 if first <= high and last >= low:
@@ -614,32 +618,35 @@ def build(run: Run, stop_words: list[str] | None = None) -> None:
 
 
 def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> list[str]:
-    """Partial files to one, in row groups that depend on the sequences alone; gives the columns."""
-    import numpy as np
+    """Partial files to one, and their counts to one; gives the columns."""
+    with open(paths[0], "rb") as raw:
+        schema = mask_schema(open_parquet(raw).schema_arrow.names)
+    with run.out.parquet(name, schema) as writer:
+        for table in _groups(paths, counts):
+            writer.write_table(table.cast(schema))
+    return list(schema.names)
+
+
+def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
+    """The rows of partial files in groups that depend on the sequences alone."""
     import pyarrow as pa
 
-    with contextlib.ExitStack() as stack:
-        writer, held, size = None, [], 0
-        schema = None
-        for path in paths:
-            file = open_parquet(stack.enter_context(open(path, "rb")))
+    held, size = [], 0
+    for path in paths:
+        with open(path, "rb") as raw:
+            file = open_parquet(raw)
             counts.update(json.loads(file.schema_arrow.metadata[b"counts"]))
-            schema = schema or file.schema_arrow.remove_metadata()
-            writer = writer or stack.enter_context(run.out.parquet(name, schema))
             for batch in file.iter_batches(batch_size=1024):
-                table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                sizes = table.column(0).combine_chunks().value_lengths().to_numpy()
-                start = 0
-                for row in np.flatnonzero((size + np.cumsum(sizes)) >= GROUP_TOKENS).tolist():
-                    if size + sizes[start : row + 1].sum() >= GROUP_TOKENS:
-                        held.append(table.slice(start, row + 1 - start))
-                        writer.write_table(pa.concat_tables(held).combine_chunks())
-                        held, size, start = [], 0, row + 1
+                table, start = pa.Table.from_batches([batch]), 0
+                for row, tokens in enumerate(batch.column(0).value_lengths().to_pylist(), start=1):
+                    size += tokens
+                    if size >= GROUP_TOKENS:
+                        held.append(table.slice(start, row - start))
+                        yield pa.concat_tables(held).combine_chunks()
+                        held, size, start = [], 0, row
                 held.append(table.slice(start))
-                size += int(sizes[start:].sum())
-        if writer is not None and any(table.num_rows for table in held):
-            writer.write_table(pa.concat_tables(held).combine_chunks())
-        return schema.names if schema is not None else []
+    if size:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[str, str]) -> None:

@@ -49,7 +49,6 @@ _SAMPLE = """
 17  .       9     punct     PUNCT  0    0         0          0
 """
 
-_WORD = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 _ENDS_SENTENCE = frozenset(".?!…。？！؟।")
 _CLOSES = frozenset("\"'’”»)]")
 
@@ -169,7 +168,9 @@ def _sample_features() -> dict[str, list[Any]]:
 
 
 def _split(text: str) -> _Words:
-    spans = [match.span() for match in _WORD.finditer(text)]
+    from guidance.statistics.words import word_spans
+
+    spans = word_spans(text)
     return _Words(spans, {"segment": _segments([text[start:end] for start, end in spans])})
 
 

@@ -504,6 +504,29 @@ def test_scores_of_heads_choose_them(store: Store) -> None:
     assert train(store, made, plan=str(plan), scores=str(scores)).recipe != model.recipe
 
 
+def test_counts_of_tokens_serve_patterns_that_weigh(store: Store) -> None:
+    from pipelines import cooccurrence
+
+    made, other = Made(store, "\n".join([*SENTENCES] * 6), length=32), Made(store, "\n".join(SENTENCES), "byte-bpe")
+    plan = store.root.parent / "conflict.toml"
+    plan.write_text('[[guide]]\npattern = "conflict"\nmechanism = "bias"\nheads = [0]\n')
+    with pytest.raises(PlanError, match="needs the table cooccurrence") as raised:
+        train(store, made, plan=str(plan))
+    assert "--cooccur REF" in str(raised.value.hint)
+    counted = {}
+    for name, one in (("ours", made), ("theirs", other)):
+        pieces = one.data.manifest["inputs"]["tokenizer"]["recipe"][:16]
+        result = cooccurrence.run(one.text.reference, f"tokenizer/{pieces}", cooccurrence.Config(top=50), store=store)
+        assert result is not None
+        counted[name] = result.artifact
+    with pytest.raises(ArtifactMismatch, match="has another tokenizer"):
+        train(store, made, plan=str(plan), cooccur=counted["theirs"].reference)
+    model = train(store, made, plan=str(plan), cooccur=counted["ours"].reference)
+    assert model.manifest["inputs"]["cooccur"]["content"] == counted["ours"].content
+    rows = [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
+    assert all(np.isfinite(row["loss/mlm"]) for row in rows)
+
+
 # real data
 
 

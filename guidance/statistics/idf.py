@@ -9,9 +9,11 @@ Source: Wang et al. 2020, published code, which takes scikit-learn's ``TfidfVect
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
@@ -51,10 +53,16 @@ def counted_words(text: str) -> list[str]:
         >>> counted_words("Don't ask a mother-in-law.")
         ['don', 'ask', 'mother', 'in', 'law']
     """
-    if text.isascii():
+    if text.isascii() or all(map(_stands_alone, set(text))):
         return _RUN.findall(text.lower())
     parts = itertools.chain.from_iterable(map(_INNER.split, word_forms(text)))
     return [part for part in parts if len(part) > 1 and _RUN.match(part[0] * 2)]
+
+
+@functools.cache
+def _stands_alone(letter: str) -> bool:
+    """Not for marks and joiners, which belong to another letter, nor for what is a letter and a mark in small."""
+    return unicodedata.category(letter)[0] != "M" and letter not in "\u200c\u200dİ"
 
 
 def document_frequencies(parts: Iterable[tuple[object, Iterable[T]]]) -> Counter[T]:

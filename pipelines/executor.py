@@ -16,7 +16,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import multiprocessing
 import os
 import queue
 import re
@@ -521,6 +520,8 @@ def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
         with _dask(config, num_tasks) as executor:
             yield executor, 4 * config.jobs if not config.scheduler else 1024
         return
+    import multiprocessing  # not at the top: `guide --help` has no time for it
+
     jobs = min(config.jobs, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
     try:
@@ -536,6 +537,8 @@ def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
 
 def _start_worker() -> None:
     """One thread for each worker, which ends with the process that started it, however that one ends."""
+    import multiprocessing
+
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     parent = multiprocessing.parent_process()

@@ -30,7 +30,7 @@ PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerat
 class Config(BaseModel):
     """Settings of a stage.  Every field becomes a flag, a part of the recipe and a line of the manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result; knobs of execution are left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +57,15 @@ class Examples:
         name = f"{split}.parquet"
         if name not in artifact.files:
             return cls(np.zeros(0, dtype), np.zeros(1, np.int64), {f: np.zeros(0, np.int16) for f in features})
-        ids, lengths = _read_column(artifact, name, "id", pa.int32())
+
+        def checked(ids: np.ndarray) -> np.ndarray:
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                raise ArtifactDamaged(f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}")
+            return ids.astype(dtype)
+
+        ids, lengths = _read_column(artifact, name, "id", pa.int32(), checked)
         if not lengths.all():
             raise ArtifactDamaged(f"{artifact.path / name}: column id has empty sequences")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
-            raise ArtifactDamaged(f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}")
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         columns = {}
         for feature in features:
@@ -69,11 +73,11 @@ class Examples:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
-            values, found = _read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]))
+            values, found = _read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]), _compact)
             if not np.array_equal(found, lengths):
                 raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
-            columns[feature] = _compact(values)
-        return cls(ids.astype(dtype), bounds, columns)
+            columns[feature] = values
+        return cls(ids, bounds, columns)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -86,9 +90,11 @@ class Examples:
         return self.columns[name][self.bounds[index] : self.bounds[index + 1]]
 
 
-def _read_column(artifact: Artifact, name: str, column: str, kind: Any) -> tuple[np.ndarray, np.ndarray]:
-    """All values of a column of lists, and the length of each list."""
-    values, lengths = [np.zeros(0, kind.to_pandas_dtype())], [np.zeros(0, np.int64)]
+def _read_column(
+    artifact: Artifact, name: str, column: str, kind: Any, shrink: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All values of a column of lists, made smaller as they come, and the length of each list."""
+    values, lengths = [shrink(np.zeros(0, kind.to_pandas_dtype()))], [np.zeros(0, np.int64)]
     with artifact.open(name) as file:
         try:
             table = open_parquet(file)
@@ -103,7 +109,7 @@ def _read_column(artifact: Artifact, name: str, column: str, kind: Any) -> tuple
                 flat = lists.flatten()
                 if lists.null_count or flat.null_count:
                     raise ArtifactDamaged(f"{artifact.path / name}: column {column} has nulls")
-                values.append(flat.to_numpy(zero_copy_only=False))
+                values.append(shrink(flat.to_numpy(zero_copy_only=False)))
                 lengths.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
@@ -112,7 +118,9 @@ def _read_column(artifact: Artifact, name: str, column: str, kind: Any) -> tuple
 
 def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
     """The sentence of each token within its sequence, from the places that sequences keep."""
-    document, sentence = (_read_column(artifact, name, column, pa.int32())[0] for column in ("document", "sentence"))
+    document, sentence = (
+        _read_column(artifact, name, column, pa.int32(), _compact)[0] for column in ("document", "sentence")
+    )
     if not len(document) == len(sentence) == bounds[-1]:
         raise ArtifactDamaged(f"{artifact.path / name}: document and sentence do not have one value for each token")
     found, nowhere = [np.zeros(0, np.int16)], np.zeros(0, np.int64)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from guidance.errors import InputError
+from pipelines.artifacts import Artifact
 from pipelines.batches import Examples, Order, pad, shares
-from pipelines.manifest import ArtifactDamaged
+from pipelines.manifest import ArtifactDamaged, digest
 from pipelines.store import Store
 from tests import trainings
 
@@ -86,3 +90,60 @@ def test_shares_keep_the_order_and_differ_by_one_at_most(items: int, parts: int)
 
 def test_padding_stands_on_the_right() -> None:
     assert pad([np.array([1, 2]), np.array([], np.int64)], 9, 3).tolist() == [[1, 2, 9], [9, 9, 9]]
+
+
+def write_masks(store: Store, **columns: pa.Array) -> Artifact:
+    """A masks artifact with these columns of training sequences."""
+    recipe = digest(
+        ["masks by hand", {name: [str(column.type), column.to_pylist()] for name, column in columns.items()}]
+    )
+    table = pa.table(columns)
+    with store.build("masks", recipe, {"stage": "build-masks"}) as out:
+        with out.parquet("train.parquet", table.schema) as writer:
+            writer.write_table(table)
+    return Artifact(store.place("masks", recipe))
+
+
+def test_features_are_read_beside_ids_in_few_bytes(store: Store) -> None:
+    data = trainings.write_sequences(store, {"train": trainings.with_places([[0, 5, 6, 7, 8, 9, 2], [0, 7, 2]])})
+    lists = {"word": pa.int32(), "idf": pa.float32(), "negation": pa.bool_(), "relation": pa.int8()}
+    values: dict[str, list[list[Any]]] = {
+        "word": [[-1, 0, 0, 1, 2, 3, -1], [-1, 0, -1]],
+        "idf": [[0, 1.5, 1.5, 2, 0, 3, 0], [0, 4, 0]],
+        "negation": [[False] * 6 + [True], [True, False, False]],
+        "relation": [[-1, 3, 3, 4, 5, 6, -1], [-1, 90, -1]],
+    }
+    masks = write_masks(store, **{name: pa.array(values[name], pa.list_(kind)) for name, kind in lists.items()})
+    found = Examples.read(data, "train", 64, features=tuple(lists), masks=masks)
+    for name, rows in values.items():
+        for number, row in enumerate(rows):
+            assert found.column(name, number).tolist() == row
+    sizes = {name: column.dtype.itemsize for name, column in found.columns.items()}
+    assert sizes == {"word": 2, "idf": 4, "negation": 1, "relation": 1}
+    padded = pad([found.column("negation", n) for n in range(2)], False, 7)
+    assert padded.dtype == torch.bool and padded[1].tolist() == [True] + [False] * 6
+    assert pad([found.column("idf", n) for n in range(2)], 0, 7).dtype == torch.float32
+    assert pad([found.column("word", n) for n in range(2)], -1, 7)[1].tolist() == [-1, 0, *[-1] * 5]
+    # sentences follow from the sequences alone
+    alone = Examples.read(data, "train", 64, features=("segment",))
+    assert [alone.column("segment", n).tolist() for n in range(2)] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0]]
+    assert alone.columns["segment"].dtype == np.int16
+    assert Examples.read(data, "valid", 64, features=("word",), masks=masks).columns["word"].tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[1, 2], [1]], pa.list_(pa.int32())), "column word does not have one value for each token"),
+        (pa.array([[1, 2, 3], [1, None, 2]], pa.list_(pa.int32())), "column word has nulls"),
+        (pa.array([[1, 2, 3], [1, 2, 3]], pa.list_(pa.int64())), r"column word is list<.*int64>, not list<int32>"),
+        (pa.array([1, 2], pa.int32()), "column word is int32, not list<int32>"),
+    ],
+)
+def test_damaged_features_are_refused(store: Store, column: pa.Array, message: str) -> None:
+    data = trainings.write_sequences(store, {"train": trainings.with_places([[0, 5, 2], [0, 7, 2]])})
+    with pytest.raises(ArtifactDamaged, match=message):
+        Examples.read(data, "train", 64, features=("word",), masks=write_masks(store, word=column))
+    other = write_masks(store, idf=pa.array([[1.0]], pa.list_(pa.float32())))
+    with pytest.raises(ArtifactDamaged, match="column word is missing"):
+        Examples.read(data, "train", 64, features=("word",), masks=other)

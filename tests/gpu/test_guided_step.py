@@ -10,6 +10,8 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 from guidance.installation import install
 from guidance.plan import Guide, Plan
+from tests.guidance.models import inputs_of
+from tests.guidance.plans import PLANS, RANDOM, installed, plans_of, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -75,3 +77,24 @@ def test_fully_padded_example_costs_nothing_and_breaks_nothing() -> None:
     guidance.loss().backward()
     assert all(loss[2] == 0 for loss in guidance.per_example().values())
     assert all(torch.isfinite(p.grad).all() for p in made.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2", "t5"])
+@pytest.mark.parametrize("name", [name for name in PLANS if name not in RANDOM])
+def test_every_mechanism_does_on_the_gpu_what_it_does_on_the_cpu(family: str, name: str) -> None:
+    if name not in plans_of(family):
+        pytest.skip("layers that normalise before their parts have no place for added heads")
+    found = []
+    for device in ("cpu", "cuda"):
+        made, handle = installed(family, name)
+        made.to(device)
+        given = {key: value.to(device) for key, value in inputs_of(family).items()}
+        done = run(made, handle, given)
+        done.total.backward()
+        found.append((done.total.detach().cpu(), [p.grad.cpu() for p in made.parameters() if p.grad is not None]))
+    (cpu_loss, cpu_gradients), (gpu_loss, gpu_gradients) = found
+    torch.testing.assert_close(gpu_loss, cpu_loss, rtol=1e-3, atol=1e-4)
+    # a threshold may fall to the other side where the device rounds otherwise
+    if "adversary" not in name and name != "all ten":
+        for gpu, cpu in zip(gpu_gradients, cpu_gradients, strict=True):
+            torch.testing.assert_close(gpu, cpu, rtol=1e-2, atol=1e-3)

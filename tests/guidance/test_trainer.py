@@ -165,7 +165,10 @@ def test_two_processes_make_the_step_of_one(family: str, tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
     out = str(tmp_path / "two")
-    subprocess.run([*launch, family, out, "4", "4"], env=environment, capture_output=True, check=True, timeout=300)
+    done = subprocess.run(
+        [*launch, family, out, "4", "4"], env=environment, capture_output=True, timeout=300, text=True
+    )
+    assert done.returncode == 0, done.stderr
     found, row = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
     whole, first = gradients(lambda **c: trainer(tmp_path / "one", family, **c), size=32, parts=1)
     assert largest_difference(whole, {name.removeprefix("module."): grad for name, grad in found.items()}) < 1e-6

@@ -356,7 +356,8 @@ def test_full_disk_in_a_worker_is_the_machines_failure(settings: list[str], text
     process = start(text, store, f"shard_size={SIZE}", *settings, GUIDE_FAILPOINT="write:1:ENOSPC")
     assert (process.wait(120), process.communicate()[1]) == (3, "")
     (folder,) = store.unfinished()
-    assert sorted(folder.iterdir()) == partial_files(store)  # nothing half-written
+    # a worker that was stopped in the middle leaves a hidden file, which nobody takes for a whole one
+    assert sorted(p for p in folder.iterdir() if not p.name.startswith(".")) == partial_files(store)
     result = works.run_stage(text, store, shard_size=SIZE)
     assert result is not None
     assert texts_in(result) == blocks_of(text)

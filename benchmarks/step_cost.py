@@ -1,6 +1,6 @@
 """What a training step costs with each preset, over the same model without it, side by side.
 
-    python -m benchmarks.step_cost [--device cuda] [--rounds 9] [--only ag,asa] [--json FILE]
+    python -m benchmarks.step_cost [--device cuda] [--rounds 9] [--only ag,asa] [--lengths 128] [--json FILE]
 
 A small RoBERTa (4 layers x 256, 8 heads), the same batch, forward, backward and update in turn:
 
@@ -228,7 +228,7 @@ def kept_bytes(step: Step) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep its own graph, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         held = step.loss(lambda part: None)
@@ -261,11 +261,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default=",".join(KINDS), help="rows of the table, parted by commas")
+    parser.add_argument("--lengths", default="128,512", help="of the sequences, parted by commas")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     device, results = arguments.device, []
     print(f"device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
-    for length, batch in ((128, 32), (512, 8)):
+    for length in map(int, arguments.lengths.split(",")):
+        batch = 4096 // length
         for dropout in (0.1, 0.0):
             rows = measure(tuple(arguments.only.split(",")), arguments.rounds, length, batch, dropout, device)
             print(f"\nlength {length}, batch {batch}, dropout {dropout}")

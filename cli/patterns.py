@@ -89,7 +89,7 @@ def show_pattern(
     only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
 ) -> None:
     """Draw which keys each query of a text is pointed at: queries go down, keys across."""
-    from guidance.patterns import read_pattern
+    from guidance.combinations import read_pattern
     from pipelines import one_text
     from pipelines.files import write_file
     from pipelines.pictures import legend, matrix_lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -161,11 +161,11 @@ class Guidance:
     ) -> Tensor:
         """What the second pass adds to the task's loss: the divergence of its outputs, and the adversary's penalty.
 
+        The guide's weight and schedule are those of the divergence; the penalty has its own weight.
+
         Args:
             clean, attacked, form, selected: see `guidance.mechanisms.adversary.divergence`.
         """
-        if form not in get_args(Form):
-            raise UnknownName("form", form, get_args(Form))
         alpha = self.handle.attack_alpha(step, total_steps)
         return alpha * divergence(clean, attacked, form, selected) + self.penalty()
 

@@ -137,8 +137,8 @@ class Handle:
             columns: further token features, each (B, T); for the decoder with ``decoder_`` before their name.
 
         Raises:
-            InputError: a feature has another shape, or one that the plan needs is missing; the message says which
-                command builds it.
+            InputError: a feature of another shape or type, or one that does not exist.  One that the plan needs and the
+                batch lacks is missed in the forward pass, where the message says which command builds it.
         """
         tokens: dict[str, Tokens] = {}
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
@@ -279,7 +279,7 @@ class Handle:
             self._hook(normalisation.register_forward_pre_hook(add_pending))
 
     def _add_parameters(self) -> None:
-        """The parameters of adversaries and gates; what the plan leaves without use is frozen."""
+        """The parameters of adversaries and gates, and the hooks that show layers to adversaries and added heads."""
         for module, sites in list(self.sites.items()):
             at_work = [self.work[site] for site in sites if site in self.work]
             for number, heads in dict.fromkeys(share for work in at_work for share in (*work.attack, *work.output)):

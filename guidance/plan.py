@@ -23,11 +23,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError, UnknownName
 from guidance.mechanisms import MECHANISMS, Mechanism
 from guidance.mechanisms.projected import Pal
 from guidance.options import read
-from guidance.patterns import Pattern, read_pattern
+from guidance.patterns import Pattern
 from guidance.sites import Selector
 
 SIZE_LIMIT = 1 << 20
@@ -60,7 +61,7 @@ class Guide:
     """One row of a plan.
 
     Attributes:
-        pattern: a name in `PATTERNS`, or a combination, see `guidance.patterns.read_pattern`; empty for mechanisms that
+        pattern: a name in `PATTERNS`, or a combination, see `guidance.combinations.read_pattern`; empty for mechanisms that
             take none.
         mechanism: a name in `MECHANISMS`.
         part, stack, attention: which model of several, which stack of it, self- or cross-attention.
@@ -193,7 +194,7 @@ class Plan:
     guides: tuple[Guide, ...] = ()
     pal: Pal | None = None
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """One name for each guide, unique within the plan."""
         labels: list[str] = []

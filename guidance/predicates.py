@@ -20,9 +20,11 @@ class Predicate(ABC):
 
     Attributes:
         valid_BT: the valid keys.
+        queries_BQ: the valid queries where they are not the keys.
     """
 
     valid_BT: Tensor
+    queries_BQ: Tensor | None = None
 
     @abstractmethod
     def dense(self) -> Tensor:
@@ -31,7 +33,7 @@ class Predicate(ABC):
     @property
     def rows_BQ(self) -> Tensor:
         """The valid queries."""
-        return self.valid_BT
+        return self.valid_BT if self.queries_BQ is None else self.queries_BQ
 
     def counts(self) -> Tensor:
         """How many keys each query is pointed at, or the sum of their weights: float32 (B, Q); 0 at padding."""
@@ -133,15 +135,11 @@ def _shifted(valid_BT: Tensor, offset: int) -> tuple[slice, slice]:
 
 @dataclass(frozen=True)
 class Columns(Predicate):
-    """Every query is pointed at the same keys; ``queries_BQ`` are the valid queries where they are not the keys."""
+    """Every query is pointed at the same keys."""
 
     keys_BK: Tensor
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
-
-    @property
-    def rows_BQ(self) -> Tensor:
-        return self.valid_BT if self.queries_BQ is None else self.queries_BQ
 
     def _keys(self) -> Tensor:
         return self.keys_BK & self.valid_BT
@@ -178,10 +176,6 @@ class Pairs(Predicate):
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
 
-    @property
-    def rows_BQ(self) -> Tensor:
-        return self.valid_BT if self.queries_BQ is None else self.queries_BQ
-
     def dense(self) -> Tensor:
         return self.pairs_BQK & self.valid_BT[:, None, :] & self.rows_BQ[:, :, None]
 
@@ -196,10 +190,6 @@ class Weights(Predicate):
     weights_BQK: Tensor
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
-
-    @property
-    def rows_BQ(self) -> Tensor:
-        return self.valid_BT if self.queries_BQ is None else self.queries_BQ
 
     def dense(self) -> Tensor:
         return self.weights_BQK.float() * (self.valid_BT[:, None, :] & self.rows_BQ[:, :, None])

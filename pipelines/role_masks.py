@@ -61,8 +61,8 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
         UnknownName: there is no such pattern.
         InputError: a pattern weighs keys; or it needs what this artifact does not have, and was asked for.
     """
+    from guidance.combinations import read_pattern
     from guidance.features import Vocabulary
-    from guidance.patterns import read_pattern
     from guidance.plan import Plan
 
     if wanted:

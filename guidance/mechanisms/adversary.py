@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from guidance.errors import InputError
+from guidance.errors import InputError, UnknownName
 from guidance.options import Share, Within
 
 OFF = 10_000.0
@@ -122,7 +122,7 @@ class ReversedThreshold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, units: Tensor) -> Tensor:
         ctx.save_for_backward(units)
-        return (units > 0).float() if units.dtype in (torch.float16, torch.bfloat16) else (units > 0).to(units.dtype)
+        return (units > 0).to(torch.promote_types(units.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -184,7 +184,10 @@ def divergence(
 
     Raises:
         InputError: the shapes do not fit.
+        UnknownName: there is no such form.
     """
+    if form not in get_args(Form):
+        raise UnknownName("form", form, get_args(Form))
     if clean.shape != attacked.shape:
         raise InputError(f"the clean outputs are {tuple(clean.shape)}, the attacked ones {tuple(attacked.shape)}")
     if clean.dim() != {"token": 3, "classification": 2}.get(form, clean.dim()):

@@ -78,7 +78,7 @@ class Fix(Replacement):
         return everything.tril() if room.is_causal else everything
 
     def output(self, predicate: Predicate | None, room: Room, value_BhKD: Tensor, dropout: float) -> Tensor:
-        """As above; where one key carries a row, the row is read off, and dropout takes it as a whole."""
+        """As above; of neighbours and of keys that all queries share the rows are read off, and dropout takes whole rows."""
         if not (room.is_plain and isinstance(predicate, Shift | Columns)):
             return super().output(predicate, room, value_BhKD, dropout)
         if isinstance(predicate, Shift):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError, UnknownName
 from guidance.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
 from guidance.patterns import (
@@ -20,7 +21,6 @@ from guidance.patterns import (
     Predicate,
     Weights,
     find_pattern,
-    read_pattern,
 )
 from tests.guidance import pattern_oracle as oracle
 from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guidance.combinations import read_pattern
 from guidance.features import RELATIONS, UPOS, Tokens
-from guidance.patterns import read_pattern
 from guidance.statistics.roles import (
     NOTHING,
     Pieces,

@@ -14,9 +14,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from guidance.combinations import read_pattern
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.features import FEATURES, RELATIONS, Tokens, Vocabulary
-from guidance.patterns import read_pattern
 from pipelines import corpus, idf, masks, pretrain, sequences, tokenizer
 from pipelines.artifacts import Artifact
 from pipelines.dependencies import TABLE, dependency_schema

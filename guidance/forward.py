@@ -199,6 +199,14 @@ class Guidance:
             )
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
+    def masked_shares_B(self) -> dict[Site, Tensor]:
+        """The same of each example, (B,), 0 for padding, without waiting for the device."""
+        found: dict[Site, list[Tensor]] = {}
+        for (_, site), attack in self._made_attacks():
+            left_B = attack.units_B - attack.kept_B.detach()
+            found.setdefault(site, []).append(left_B / attack.units_B.clamp(min=1))
+        return {site: torch.stack(shares).mean(0) for site, shares in found.items()}
+
     def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:
         for number, site in self.handle.attacks:
             if (number, site) not in self.attacks:

@@ -82,6 +82,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sequence, int64."""
+        return np.diff(self.bounds)
+
     def __getitem__(self, index: int) -> np.ndarray:
         return self.ids[self.bounds[index] : self.bounds[index + 1]].astype(np.int64)
 

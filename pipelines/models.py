@@ -131,7 +131,7 @@ def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) ->
         room -= found.pad_token_id + 1
     import numpy as np
 
-    lengths = np.concatenate([np.diff(split.bounds) for split in splits.values()])
+    lengths = np.concatenate([split.lengths for split in splits.values()])
     if (longer := int((lengths > room).sum())) > 0:
         raise InputError(
             f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",

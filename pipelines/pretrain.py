@@ -21,7 +21,8 @@ from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, remove_tree, write_file
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
-from pipelines.models import ModelConfig, build_model, check_lengths, dimensions, read_tokenizer
+from pipelines.models import ModelConfig, dimensions, read_tokenizer
+from pipelines.objectives import Given, ModelFolder, module_of
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
 from pipelines.stage import Files, Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
@@ -119,7 +120,9 @@ def run(
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     plan = Plan.load(config.plan) if config.plan else Plan()
     if config.plan:
-        _check_plan(plan, config.plan)
+        if not plan.guides and plan.pal is None:
+            raise PlanError(f"{config.plan}: there is no guide in this plan", hint="leave --plan out for a plain model")
+        module_of(config.objective).check_plan(plan, config, config.plan)
     with store.load(sequences, kind="sequences") as data:
         inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps()), **_tables(config, data, store)}
         if config.plan:
@@ -149,20 +152,6 @@ def run(
             told.send(go=False)
         _remove_unfinished(store, recipe, partial)
         return result
-
-
-def _check_plan(plan: Plan, source: str) -> None:
-    """Raises PlanError when something in a plan cannot work in this objective."""
-    if not plan.guides and plan.pal is None:
-        raise PlanError(f"{source}: there is no guide in this plan", hint="leave --plan out for a plain model")
-    for number, guide in enumerate(plan.guides, 1):
-        where = f"{source}, guide {number} ({guide.label})"
-        if guide.part != "model":
-            raise PlanError(f"{where} is for a {guide.part}, and masked language modelling trains one model")
-        if guide.acts.place == "scores":
-            raise PlanError(
-                f"{where}: {guide.mechanism} acts where a generator mis-predicts, and masked language modelling has none"
-            )
 
 
 def _features(plan: Plan) -> tuple[str, ...]:
@@ -268,7 +257,7 @@ def build(
         told.send(go=True, cluster=cluster)
     outcome = _train(run.config, prepared, cluster, run.partial, run.progress)
     _write_model(run, prepared, outcome)
-    architecture = prepared.objective.model.config.model_type
+    architecture = prepared.objective.folders()[0].model.config.model_type
     run.out.write("README.md", model_card.card(run, prepared.plan, outcome, architecture).encode())
 
 
@@ -298,7 +287,7 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
 
 
 def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
-    from pipelines.masked_lm import check_matches
+    from pipelines.objectives.guided import check_matches
     from pipelines.training import Settings, train
 
     settings = Settings(
@@ -355,7 +344,6 @@ class _Prepared:
         cls.check(config, inputs)
         from guidance.plan import Plan
         from pipelines.batches import Examples
-        from pipelines.masked_lm import MaskedLM
 
         data = inputs["sequences"]
         tokenizer = read_tokenizer(data)
@@ -364,25 +352,11 @@ class _Prepared:
             Examples.read(data, split, len(tokenizer), features=_features(plan), masks=inputs.get("masks"))
             for split in ("train", "valid")
         )
-        model = build_model(
-            config, tokenizer, int(data.manifest["config"]["max_length"]), inputs.get("init"), seed=config.seed
-        )
-        check_lengths(model.config, {"train": train_split, "valid": valid}, data.reference)
-        objective = MaskedLM(
-            model,
-            tokenizer,
-            train_split,
-            valid,
-            plan,
-            seed=config.seed,
-            probability=config.mask_probability,
-            valid_limit=config.valid_sequences,
-            tables=_read_tables(inputs),
-        )
+        given = Given(config, plan, data, tokenizer, train_split, valid, _read_tables(inputs), inputs.get("init"))
+        objective = module_of(config.objective).prepare(given)
         steps = config.steps
         if config.epochs is not None:
-            steps = max(1, round(config.epochs * len(train_split) / config.batch_size))
-        objective.total_steps = steps
+            steps = max(1, round(config.epochs * len(objective.lengths) / config.batch_size))
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:
             raise InputError(f"no snapshot after step {outside[0]} can be made: the run has {steps} steps")
@@ -425,25 +399,26 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     from pipelines.checkpoints import Checkpoints
 
     data, out = run.inputs["sequences"], run.out
-    model = prepared.objective.model
-    files = model_files(model, prepared.plan)
-    parameters = sum(p.numel() for p in model.parameters())
-    prepared.objective.handle.remove()
+    folders = prepared.objective.folders()
+    files = {folder.path: model_files(folder.model, folder.plan) for folder in folders}
+    parameters = sum(p.numel() for p in prepared.objective.model.parameters())
     tokenizer = {
         name.removeprefix("tokenizer/"): data.read(name) for name in data.files if name.startswith("tokenizer/")
     }
-    for name, content in {**files, **tokenizer}.items():
-        out.write(name, content)
+    for folder in folders:
+        for name, content in {**files[folder.path], **tokenizer}.items():
+            out.write(folder.path + name, content)
     checkpoints = Checkpoints(run.partial)
-    kept = {f"snapshots/step-{a.counts['step']}": a for a in checkpoints.all("snapshot")}
+    kept = {f"snapshots/step-{a.counts['step']}/": a for a in checkpoints.all("snapshot")}
     if (best := checkpoints.newest("best")) is not None:
-        kept["best"] = best
-    for folder, artifact in kept.items():
+        kept["best/"] = best
+    for place, artifact in kept.items():
         tensors = safetensors.torch.load(artifact.read("model.safetensors"))
-        for name, content in weight_files(tensors, prepared.plan).items():
-            out.write(f"{folder}/{name}", content)
-        for name in ("config.json", "plan.toml", *tokenizer):
-            out.write(f"{folder}/{name}", {**tokenizer, **files}[name])
+        for folder in folders:
+            for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
+                out.write(place + folder.path + name, content)
+            for name in ("config.json", "plan.toml", *tokenizer):
+                out.write(place + folder.path + name, {**tokenizer, **files[folder.path]}[name])
     out.write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in outcome.rows).encode())
     keys = list(dict.fromkeys(key for row in outcome.rows for key in row))
     table = pa.table(
@@ -465,4 +440,10 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     }
 
 
-STAGE = Stage("pretrain", "model", 1, Config, build)
+def _tensors_of(folder: ModelFolder, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of one of the models of an objective, under the names that they have in it."""
+    size = len(folder.prefix)
+    return {name[size:]: tensor for name, tensor in tensors.items() if name.startswith(folder.prefix)}
+
+
+STAGE = Stage("pretrain", "model", 2, Config, build)

@@ -73,26 +73,44 @@ class Settings:
         return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
+class Pass(Protocol):
+    """A forward pass over a micro-batch.  All sums are over its examples; the loop divides them."""
+
+    def counts(self, batch: Any) -> dict[str, float]:
+        """The denominator of each loss of this pass, and ``tokens`` in the first one, for one micro-batch.
+
+        All micro-batches have been through the earlier passes by then, and none through this one.
+        """
+
+    def losses(self, model: nn.Module, batch: Any, step: int) -> dict[str, Tensor]:
+        """The undivided sum of each loss, for one micro-batch, after ``step`` finished updates.  What has no factor in
+        `Objective.weights` is only reported."""
+
+
 class Objective(Protocol):
-    """What is trained.  All sums are over the examples of one micro-batch; the loop divides them."""
+    """What is trained.
+
+    Attributes:
+        model: the module that is trained; its forward is what the passes call.
+        lengths: tokens of each training example.
+        passes: one after the other, each over all micro-batches of a step; gradients flow through all of them.
+    """
 
     model: nn.Module
-    num_examples: int
+    lengths: np.ndarray
+    passes: Sequence[Pass]
+
+    def begin(self, total_steps: int) -> None:
+        """The run will have so many steps."""
 
     def prepare(self, examples: Sequence[tuple[int, int]]) -> Any:
         """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
 
-    def counts(self, batch: Any) -> dict[str, float]:
-        """The denominator of each loss, and ``tokens``, for one micro-batch."""
-
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """The undivided sum of each loss, for one micro-batch."""
-
     def weights(self, step: int) -> dict[str, float]:
-        """The factor of each loss in the total after ``step`` finished updates."""
+        """The factor of each loss in the total after ``step`` finished updates; the task's own loss comes first."""
 
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
-        """Sum and count of each validation loss over this process's share."""
+        """Sum and count of each validation loss over this process's share; the first one decides which step is best."""
 
     def tallies(self) -> dict[str, float]:
         """What this process has counted, by name; the same names in every process.  The loop adds them up."""
@@ -160,6 +178,7 @@ class _Loop:
         tracker_folder: Path,
     ) -> None:
         self.objective, self.settings, self.cluster = objective, settings, cluster
+        objective.begin(settings.steps)
         self.progress, self.title, self.tracker_folder = progress, title, tracker_folder
         self.checkpoints = Checkpoints(partial)
         self.log_path = partial / "metrics.jsonl"
@@ -178,7 +197,7 @@ class _Loop:
             eps=settings.epsilon,
         )
         self.parameter_names = {id(p): name for name, p in named}
-        self.order = Order(objective.num_examples, settings.batch_size, settings.seed)
+        self.order = Order(len(objective.lengths), settings.batch_size, settings.seed)
         self.rows: list[dict[str, float]] = []
         self.step = 0
         self.best: tuple[int, float] | None = None
@@ -251,9 +270,6 @@ class _Loop:
         started = time.monotonic()
         mine = shares(self.order.batch(self.step), cluster.world)[cluster.rank]
         batches = [self.objective.prepare(part) for part in shares(mine, settings.micro_batches) if part]
-        counted = [self.objective.counts(batch) for batch in batches]
-        names = list(self.objective.weights(self.step))
-        totals = cluster.sum({key: sum(c[key] for c in counted) for key in [*names, "tokens"]})
         factors = self.objective.weights(self.step)
         rate = settings.rate(self.step)
         for group in self.optimizer.param_groups:
@@ -262,20 +278,12 @@ class _Loop:
         torch.manual_seed(int(np.random.SeedSequence([settings.seed, self.step, cluster.rank]).generate_state(1)[0]))
 
         self.model.train()
-        sums = torch.zeros(len(names), dtype=torch.float64, device=cluster.device)
-        for place, batch in enumerate(batches):
-            last = place == len(batches) - 1
-            with nullcontext() if last else cluster.accelerator.no_sync(self.model), cluster.accelerator.autocast():
-                parts = self.objective.losses(self.model, batch)
-                divided = {name: parts[name] / max(totals[name], 1.0) for name in names}
-                # data parallelism averages gradients over processes; these are shares of a sum
-                total = sum((factors[name] * divided[name] for name in names), torch.zeros((), device=cluster.device))
-                (total * cluster.world).backward()
-            sums += torch.stack([divided[name].detach().double() for name in names])
+        totals, sums = self._backward(batches, factors)
         gradient_norm = nn.utils.clip_grad_norm_(self.bare.parameters(), settings.clip or math.inf)
-        # all numbers come off the device at once: the only time in a step that the device is waited for
-        *found, norm = torch.cat((cluster.sum_tensor(sums), gradient_norm.double()[None])).tolist()
-        values = dict(zip(names, found, strict=True))
+        # all numbers come off the device at once
+        packed = cluster.sum_tensor(torch.stack(list(sums.values())))
+        *found, norm = torch.cat((packed, gradient_norm.double()[None])).tolist()
+        values = dict(zip(sums, found, strict=True))
         self._check_finite(values, norm, mine)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -283,15 +291,45 @@ class _Loop:
         seconds = time.monotonic() - started
         return {
             "step": self.step,
-            "loss/total": sum(factors[name] * values[name] for name in names),
-            **{f"loss/{name}": values[name] for name in names},
-            **{f"weight/{name}": factors[name] for name in names[1:]},
+            "loss/total": sum(factor * values[name] for name, factor in factors.items()),
+            **{f"loss/{name}": values[name] for name in factors},
+            **{f"weight/{name}": factor for name, factor in list(factors.items())[1:]},
+            **{name: value for name, value in values.items() if name not in factors},
             "learning_rate": rate,
             "gradient_norm": norm,
             "tokens": totals["tokens"],
             "seconds": seconds,
             "tokens_per_second": totals["tokens"] / max(seconds, 1e-9),
         }
+
+    def _backward(
+        self, batches: Sequence[Any], factors: Mapping[str, float]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """All passes over all micro-batches; gives the global denominators, and this process's share of every loss."""
+        cluster, passes = self.cluster, self.objective.passes
+        totals: dict[str, float] = {}
+        sums: dict[str, Tensor] = {}
+        held: Tensor | None = None
+        for one in passes:
+            counted = [one.counts(batch) for batch in batches]
+            totals |= cluster.sum({key: sum(count[key] for count in counted) for key in counted[0]})
+            for batch in batches:
+                last = batch is batches[-1]
+                sync = last and one is passes[-1]
+                with nullcontext() if sync else cluster.accelerator.no_sync(self.model), cluster.accelerator.autocast():
+                    parts = one.losses(self.model, batch, self.step)
+                    divided = {name: part / max(totals[name], 1.0) for name, part in parts.items()}
+                    terms = [factors[name] * part for name, part in divided.items() if name in factors]
+                    # data parallelism averages gradients over processes; these are shares of a sum
+                    total = sum(terms, torch.zeros((), device=cluster.device)) * cluster.world
+                    total = total if held is None or not sync else total + held
+                    if last and not sync:
+                        held = total if held is None else held + total  # gradients are shared once, with the last pass
+                    else:
+                        total.backward()
+                for name, part in divided.items():
+                    sums[name] = sums.get(name, 0.0) + part.detach().double()
+        return totals, sums
 
     def _check_finite(self, values: Mapping[str, float], norm: float, examples: list[tuple[int, int]]) -> None:
         if math.isfinite(norm) and all(map(math.isfinite, values.values())):

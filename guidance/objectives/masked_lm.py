@@ -50,15 +50,17 @@ class Masker:
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 
 
-def masked_lm_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """The sum over chosen tokens of their negative log-likelihood in nats: a scalar, 0 with a graph if none is chosen.
 
     Divide it by the number of chosen tokens of the whole batch, over all processes, for the loss.
+
+    Args:
+        logits: (..., V), of all tokens, or of the chosen ones alone (`guidance.objectives.selection.logits_at`).
+        labels: (...), `IGNORED` where a token is not predicted.
     """
-    chosen_BT = labels_BT != IGNORED
-    logits = logits_BTV[chosen_BT]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.nn.functional.cross_entropy(logits, labels_BT[chosen_BT], reduction="sum")
+    logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def num_chosen(labels: Sequence[np.ndarray]) -> int:

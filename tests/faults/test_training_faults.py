@@ -25,7 +25,7 @@ from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
 from pipelines import pretrain, training
 from pipelines.checkpoints import Checkpoints
-from pipelines.masked_lm import MaskedLM
+from pipelines.objectives.masked_lm import MaskedLM
 from pipelines.progress import Progress, Task
 from pipelines.stage import Result
 from pipelines.store import Store
@@ -288,10 +288,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value:
     """Let the loss, or only its gradient, be bad at a step."""
     losses, calls = MaskedLM.losses, 0
 
-    def bad(objective: MaskedLM, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+    def bad(objective: MaskedLM, model: Any, batch: Any, step: int) -> dict[str, torch.Tensor]:
         nonlocal calls
         calls += 1
-        found = losses(objective, model, batch)
+        found = losses(objective, model, batch, step)
         if calls == step:
             if gradient:
                 found["mlm"].register_hook(lambda grad: grad * value)

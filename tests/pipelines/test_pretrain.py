@@ -77,7 +77,7 @@ def test_the_best_weights_and_the_snapshots_are_models_of_their_own(guided: tupl
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.masked_lm import MaskedLM
+    from pipelines.objectives.masked_lm import MaskedLM
 
     losses = iter([5.0, 3.0, 3.0, 4.0])
     monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (next(losses) * 8, 8.0)})

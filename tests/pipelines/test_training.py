@@ -13,10 +13,11 @@ import torch
 
 from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
-from pipelines import training
+from pipelines import pretrain, training
 from pipelines.batches import Examples
 from pipelines.cluster import Cluster, StopRequest
-from pipelines.masked_lm import MaskedBatch, MaskedLM
+from pipelines.objectives import Given
+from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
 from pipelines.store import Store
 from pipelines.training import Settings
 from tests import trainings
@@ -121,17 +122,16 @@ def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
     files = trainings.tokenizer_files()
     names = json.loads(files["special_tokens_map.json"])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()), **names)
-    options: dict[str, Any] = {"seed": 0, "probability": 0.15, "valid_limit": 0} | changes
-    return MaskedLM(
-        AutoModelForMaskedLM.from_config(given), tokenizer, examples, examples, Plan.load("preset:ag"), **options
-    )
+    options = {"mask_probability": 0.15, "valid_sequences": 0} | changes
+    run = Given(pretrain.Config(**options), Plan.load("preset:ag"), Any, tokenizer, examples, examples)  # type: ignore[arg-type]
+    return MaskedLM(run, AutoModelForMaskedLM.from_config(given))
 
 
 def test_a_batch_without_a_masked_token_has_loss_zero_with_a_graph() -> None:
-    mlm = objective([[0, 2], [0, 0, 3, 2]], probability=0.99)  # special tokens are never chosen
+    mlm = objective([[0, 2], [0, 0, 3, 2]], mask_probability=0.99)  # special tokens are never chosen
     batch = mlm.prepare([(0, 0), (0, 1)])
     assert all((labels == IGNORED).all() for labels in batch.labels)
-    losses = mlm.losses(mlm.model, batch)
+    losses = mlm.losses(mlm.model, batch, 0)
     assert losses["mlm"].item() == 0
     losses["mlm"].backward()
     assert all(torch.isfinite(p.grad).all() for p in mlm.model.parameters() if p.grad is not None)
@@ -143,7 +143,7 @@ def test_a_row_of_padding_gives_no_loss_and_finite_gradients() -> None:
     batch = mlm.prepare([(0, 0)])
     padded = MaskedBatch([*batch.seen, nothing], [*batch.labels, nothing])
     assert mlm.counts(padded) == mlm.counts(batch)
-    alone, beside = mlm.losses(mlm.model.eval(), batch), mlm.losses(mlm.model, padded)
+    alone, beside = mlm.losses(mlm.model.eval(), batch, 0), mlm.losses(mlm.model, padded, 0)
     for name in alone:
         torch.testing.assert_close(alone[name], beside[name])
     torch.stack(list(beside.values())).sum().backward()
@@ -158,7 +158,7 @@ def test_training_on_special_tokens_alone_stays_finite(store: Store) -> None:
 
 
 def test_validation_loss_is_the_mean_over_all_chosen_tokens_of_all_processes() -> None:
-    mlm = objective(trainings.rows_of_ids(70, 12), valid_limit=50)
+    mlm = objective(trainings.rows_of_ids(70, 12), valid_sequences=50)
     mlm.model.eval()
     with torch.no_grad():
         (total, count) = mlm.evaluate(mlm.model, 0, 1)["mlm"]
@@ -171,7 +171,7 @@ def test_validation_loss_is_the_mean_over_all_chosen_tokens_of_all_processes() -
 def test_matches_are_counted_on_from_a_checkpoint() -> None:
     mlm = objective([[0, 7, 8, 2]])
     mlm.restore({"next": 10.0, "previous": 20.0})
-    mlm.losses(mlm.model, mlm.prepare([(0, 0)]))
+    mlm.losses(mlm.model, mlm.prepare([(0, 0)]), 0)
     assert mlm.tallies() == {"next": 13.0, "previous": 23.0}
 
 

@@ -1,0 +1,109 @@
+"""A model with the guides of a plan in it, as every objective uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from guidance.errors import GuidanceHadNoEffect
+from guidance.forward import Guidance
+from guidance.installation import install
+from guidance.mechanisms.adversary import divergence
+from guidance.plan import Plan
+
+
+class Guided:
+    """The guides of one model: their losses, the factors of these, and what their patterns have matched.
+
+    Attributes:
+        handle: see `guidance.installation.Handle`.
+        labels: the guides that have a loss.
+        total_steps: over how many steps schedules run.
+    """
+
+    def __init__(
+        self, model: Any, plan: Plan, tokenizer: Any, tables: Mapping[str, Any] | None = None, *, prefix: str = ""
+    ) -> None:
+        self.handle = install(model, plan, tokenizer, tables=tables)
+        self.labels = tuple(self.handle.alphas(0, 1))
+        self.total_steps = 1
+        self._prefix = prefix
+        self._masked = [f"masked/{site.layer}" for _, site in self.handle.attacks]
+        self._earlier: dict[str, float] = {}
+
+    @property
+    def attacks(self) -> bool:
+        """True when a second forward pass is made, in which adversaries or random masks attack."""
+        return bool(self.handle.attacks)
+
+    def forward(self, guidance: Guidance) -> dict[str, Guidance]:
+        """The further argument of the model: none where no guide is at work, which leaves the model untouched."""
+        return {"guidance": guidance} if self.handle.work else {}
+
+    def name(self, label: str) -> str:
+        """How the metrics call the loss of a guide."""
+        return f"guidance/{self._prefix}{label}"
+
+    def counts(self, examples: float, predicted: float) -> dict[str, float]:
+        """The denominators of the losses, of so many examples with so many tokens to predict."""
+        found = {self.name(label): examples for label in self.labels}
+        if self.attacks:
+            found |= {"adversary/tokens": predicted, "adversary/sentence": examples, "adversary/penalty": examples}
+            found |= dict.fromkeys(self._masked, examples)
+        return found
+
+    def losses(self, guidance: Guidance) -> dict[str, Tensor]:
+        """The undivided loss of every guide, after the forward pass."""
+        return {
+            self.name(label): (guidance.weights_B(label) * loss_B).sum()
+            for label, loss_B in guidance.per_example().items()
+        }
+
+    def attack_losses(self, attack: Guidance, clean: tuple[Tensor, Tensor], attacked: tuple[Tensor, Tensor]) -> Any:
+        """How far an attack moves the model, and what the adversary pays, all undivided; beside them what is only
+        reported, the share of units that was masked in each layer.
+
+        Args:
+            clean, attacked: logits of the tokens that are predicted, (N, classes), and first hidden states of the last
+                layer, (B, D), read as distributions over hidden units (Wu et al. 2023, equation 10), of both passes.
+        """
+        tokens, first = zip(clean, attacked, strict=True)
+        moved = divergence(*tokens) * len(tokens[0]) if len(tokens[0]) else tokens[1].sum() * 0
+        return {
+            "adversary/tokens": moved,
+            "adversary/sentence": divergence(*first) * len(first[0]),
+            "adversary/penalty": attack.penalties_B().sum(),
+            **{f"masked/{site.layer}": share_B.sum() for site, share_B in attack.masked_shares_B().items()},
+        }
+
+    def weights(self, step: int) -> dict[str, float]:
+        """The factor of every loss of a guide or an attack after ``step`` finished updates."""
+        weights = {self.name(label): alpha for label, alpha in self.handle.alphas(step, self.total_steps).items()}
+        if self.attacks:
+            alpha = self.handle.attack_alpha(step, self.total_steps)
+            weights |= {"adversary/tokens": alpha, "adversary/sentence": alpha, "adversary/penalty": 1.0}
+        return weights
+
+    def tallies(self) -> dict[str, float]:
+        """How many keys each guide's pattern has named in this process; earlier runs count for the first one."""
+        now = self.handle.matches()
+        return {
+            self._prefix + label: float(now.get(label, 0) + self._earlier.get(self._prefix + label, 0))
+            for label in self.labels
+        }
+
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        """Go on counting from here."""
+        self._earlier = dict(tallies)
+
+
+def check_matches(tallies: Mapping[str, float]) -> None:
+    """Raises GuidanceHadNoEffect when the pattern of a guide matched nothing from the first step to the last."""
+    for label, found in tallies.items():
+        if not found:
+            raise GuidanceHadNoEffect(
+                f"the pattern of guide {label!r} matched no token in the whole run",
+                hint="look at the text and the tokenizer, or leave the guide out of the plan",
+            )

@@ -1,0 +1,179 @@
+"""The objective ``mlm``: masked language modelling with the guides of a plan beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from guidance.errors import PlanError
+from guidance.forward import Guidance
+from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
+from guidance.objectives.selection import logits_at, places_of
+from guidance.plan import Plan
+from guidance.statistics.roles import NOTHING
+from pipelines.batches import pad
+from pipelines.models import build_model, check_lengths
+from pipelines.objectives import Given, ModelFolder
+from pipelines.objectives.guided import Guided
+
+VALID_EPOCH = 2**62
+"""The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
+
+VALID_BATCH = 32
+
+
+def check_plan(plan: Plan, config: Any, source: str) -> None:
+    """Raises PlanError when a guide cannot work in this objective."""
+    for number, guide in enumerate(plan.guides, 1):
+        where = f"{source}, guide {number} ({guide.label})"
+        if guide.part != "model":
+            raise PlanError(f"{where} is for a {guide.part}, and masked language modelling trains one model")
+        if guide.acts.place == "scores":
+            raise PlanError(
+                f"{where}: {guide.mechanism} acts where a generator mis-predicts, and masked language modelling has none"
+            )
+
+
+def prepare(given: Given) -> MaskedLM:
+    """Raises InputError when data, plan, model and settings do not fit each other."""
+    model = build_model(given.config, given.tokenizer, given.max_length, given.init, seed=given.config.seed)
+    check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
+    return MaskedLM(given, model)
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """One micro-batch: what the model sees, what it is asked, and the features of its tokens; rows not yet padded."""
+
+    seen: list[np.ndarray]
+    labels: list[np.ndarray]
+    columns: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """The longest row, in tokens."""
+        return max(map(len, self.seen))
+
+    @cached_property
+    def examples(self) -> float:
+        """How many rows have tokens."""
+        return float(sum(len(row) > 0 for row in self.seen))
+
+    @cached_property
+    def tokens(self) -> float:
+        """How many tokens there are."""
+        return float(sum(map(len, self.seen)))
+
+    @cached_property
+    def chosen(self) -> float:
+        """How many tokens are to be predicted."""
+        return float(num_chosen(self.labels))
+
+
+@dataclass(frozen=True)
+class MaskedInputs:
+    """The same as tensors on a device.
+
+    Attributes:
+        model: what the model reads.
+        places_N: where tokens are predicted, in the flattened batch, and ``labels_N``, what they are.
+        columns: token features, each (B, T).
+    """
+
+    model: Mapping[str, Tensor]
+    places_N: Tensor
+    labels_N: Tensor
+    columns: Mapping[str, Tensor]
+
+
+class MaskedLM:
+    """See `pipelines.training.Objective`."""
+
+    def __init__(self, given: Given, model: Any) -> None:
+        tokenizer = given.tokenizer
+        self.model, self.splits, self.seed = model, {"train": given.train, "valid": given.valid}, given.config.seed
+        self.pad_id = tokenizer.pad_token_id
+        probability = given.config.mask_probability
+        self.masker = Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
+        limit = given.config.valid_sequences
+        self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
+        self.lengths = given.train.lengths
+        self.guided = Guided(model, given.plan, tokenizer, given.tables)
+        self.passes = (self,)
+
+    def begin(self, total_steps: int) -> None:
+        self.guided.total_steps = total_steps
+
+    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
+        rows = self.splits[split]
+        pairs = [self.masker(rows[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
+        columns = {name: [rows.column(name, i) for _, i in examples] for name in rows.columns}
+        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns)
+
+    def counts(self, batch: MaskedBatch) -> dict[str, float]:
+        return {"mlm": batch.chosen, **self.guided.counts(batch.examples, batch.chosen), "tokens": batch.tokens}
+
+    def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
+        inputs = self.tensors(batch)
+        guidance = self.guide(inputs, step)
+        states = {"output_hidden_states": True} if self.guided.attacks else {}
+        clean = logits_at(model, inputs.places_N, **inputs.model, **self.guided.forward(guidance), **states)
+        losses = {"mlm": masked_lm_loss(clean.logits, inputs.labels_N), **self.guided.losses(guidance)}
+        if self.guided.attacks:
+            attack = guidance.attack()
+            other = logits_at(model, inputs.places_N, **inputs.model, guidance=attack, **states)
+            both = [(output.logits, output.hidden_states[-1][:, 0]) for output in (clean, other)]
+            losses |= self.guided.attack_losses(attack, *both)
+        return losses
+
+    def weights(self, step: int) -> dict[str, float]:
+        return {"mlm": 1.0, **self.guided.weights(step)}
+
+    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        if not self.num_valid:
+            return {}
+        total, count = 0.0, 0.0
+        mine = range(rank, self.num_valid, world)
+        for start in range(0, len(mine), VALID_BATCH):
+            batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
+            inputs = self.tensors(batch)
+            extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
+            output = logits_at(model, inputs.places_N, **inputs.model, **extra)
+            total += masked_lm_loss(output.logits, inputs.labels_N).item()
+            count += batch.chosen
+        return {"mlm": (total, count)}
+
+    def tallies(self) -> dict[str, float]:
+        return self.guided.tallies()
+
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        self.guided.restore(tallies)
+
+    def folders(self) -> tuple[ModelFolder, ...]:
+        return (ModelFolder("", "", self.model, self.guided.handle.plan),)
+
+    def tensors(self, batch: MaskedBatch) -> MaskedInputs:
+        """The batch on the device of the model."""
+        device = next(self.model.parameters()).device
+        labels_BT = pad(batch.labels, IGNORED, batch.length)
+        places_N = places_of(labels_BT != IGNORED)
+        return MaskedInputs(
+            {
+                "input_ids": pad(batch.seen, self.pad_id, batch.length, device),
+                "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device),
+            },
+            places_N.to(device, non_blocking=True),
+            labels_BT.flatten()[places_N].to(device, non_blocking=True),
+            {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
+        )
+
+    def guide(self, inputs: MaskedInputs, step: int = 0) -> Guidance:
+        """The guidance of a batch."""
+        return self.guided.handle.guide(
+            inputs.model["input_ids"], inputs.model["attention_mask"], step=step, **inputs.columns
+        )

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types that count positions from their padding id on."""
 
-Architecture = Literal["roberta", "bert", "electra", "modernbert"]
+Architecture = Literal["auto", "roberta", "bert", "electra", "modernbert", "marian"]
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "mlm": ("roberta", "bert", "electra", "modernbert"),
+    "mlm+nsp": ("bert",),
+    "electra": ("electra",),
+    "translation": ("marian",),
+}
+"""The families that an objective can train from nothing; the first one is meant by ``auto``."""
 
 SIZES: Mapping[str, tuple[int, int, int, int]] = {
     "tiny": (2, 128, 2, 512),
@@ -34,7 +42,9 @@ SIZES: Mapping[str, tuple[int, int, int, int]] = {
 class ModelConfig(stage.Config):
     """The shape of a model that starts from nothing."""
 
-    architecture: Architecture = Field("roberta", description="Family of the model, when it starts from nothing.")
+    architecture: Architecture = Field(
+        "auto", description="Family of a model that starts from nothing; auto is roberta for mlm, else the only one."
+    )
     size: Literal["tiny", "mini", "small", "base"] = Field("mini", description="Preset of layers, width and heads.")
     layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
     hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
@@ -51,63 +61,111 @@ def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
     return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
 
 
-def read_tokenizer(sequences: Artifact) -> Any:
-    """The tokenizer that made a sequences artifact."""
+def read_tokenizer(sequences: Artifact, folder: str = "tokenizer") -> Any:
+    """The tokenizer that made a sequences artifact; that of its targets, which needs no mask, is in ``target-tokenizer``."""
     from transformers import PreTrainedTokenizerFast
 
     from pipelines.sequences import load_tokenizer
 
     given: dict[str, Any] = {}
-    for name in ("tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json"):
+    for name in (f"{folder}/tokenizer_config.json", f"{folder}/special_tokens_map.json"):
         if name in sequences.files:  # transformers 5 writes only the first
             given |= json.loads(sequences.read(name))
-    tokenizer = load_tokenizer({"tokenizer.json": sequences.read("tokenizer/tokenizer.json")})
+    tokenizer = load_tokenizer({"tokenizer.json": sequences.read(f"{folder}/tokenizer.json")})
     texts = {k: v["content"] if isinstance(v, dict) else v for k, v in given.items() if k.endswith("_token")}
     names = {k: v for k, v in texts.items() if isinstance(v, str)}
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    if wrapped.mask_token_id is None or wrapped.pad_token_id is None:
+    if wrapped.pad_token_id is None or (wrapped.mask_token_id is None and folder == "tokenizer"):
         raise InputError("the tokenizer has no mask token or no padding token; masked language modelling needs both")
     return wrapped
 
 
-def build_model(config: ModelConfig, tokenizer: Any, max_length: int, init: Any, *, seed: int) -> Any:
+def family_of(config: ModelConfig, objective: str) -> str:
+    """The family of a model that starts from nothing.
+
+    Raises:
+        InputError: the objective cannot train the one that was asked for.
+    """
+    known = FAMILIES[objective]
+    if config.architecture == "auto":
+        return known[0]
+    if config.architecture not in known:
+        raise InputError(
+            f"--objective {objective} trains {' or '.join(known)}, not {config.architecture}",
+            hint=f"--architecture {known[0]}, or leave it out",
+        )
+    return config.architecture
+
+
+def build_model(
+    config: ModelConfig,
+    tokenizer: Any,
+    max_length: int,
+    init: Any,
+    *,
+    seed: int,
+    auto_class: Any = None,
+    objective: str = "mlm",
+) -> Any:
     """A new model of the configured size, or the one to start from, able to hold the sequences.
+
+    Args:
+        auto_class: a class of transformers that makes models of a kind; ``AutoModelForMaskedLM`` by default.
 
     Raises:
         InputError: the model to start from is too short, or has another vocabulary.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForMaskedLM
+    from transformers import AutoModelForMaskedLM
     from transformers.utils import logging as transformers_logging
 
     from guidance.checkpoint import load_model
 
+    auto_class = auto_class or AutoModelForMaskedLM
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if init is not None:
         folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
-        model = load_model(folder, AutoModelForMaskedLM)
+        model = load_model(folder, auto_class)
         _check_init(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was built again while it was read", hint="run again")
         return model
-    layers, hidden, heads, ffn = dimensions(config)
-    special = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
-    }
-    sizes = {
+    family = family_of(config, objective)
+    torch.manual_seed(seed)
+    return auto_class.from_config(configuration(config, family, tokenizer, max_length, dimensions(config)))
+
+
+def configuration(
+    config: ModelConfig,
+    family: str,
+    tokenizer: Any,
+    max_length: int,
+    sizes: tuple[int, int, int, int],
+    **more: Any,
+) -> Any:
+    """The configuration of a new encoder that holds ``max_length`` tokens.
+
+    Args:
+        sizes: layers, width, heads and feed-forward width.
+        more: further settings of the family.
+    """
+    from transformers import AutoConfig
+
+    layers, hidden, heads, ffn = sizes
+    given = {
         "vocab_size": len(tokenizer),
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "intermediate_size": ffn,
-        "max_position_embeddings": max_length
-        + (tokenizer.pad_token_id + 1 if config.architecture in OFFSET_POSITIONS else 0),
+        "max_position_embeddings": max_length + (tokenizer.pad_token_id + 1 if family in OFFSET_POSITIONS else 0),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
     }
-    if config.architecture == "modernbert":
-        drop = {
+    if family == "modernbert":
+        given |= {
             "attention_dropout": config.attention_dropout,
             "embedding_dropout": config.dropout,
             "mlp_dropout": config.dropout,
@@ -115,11 +173,10 @@ def build_model(config: ModelConfig, tokenizer: Any, max_length: int, init: Any,
             "sep_token_id": tokenizer.sep_token_id,
         }
     else:
-        drop = {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
-    if config.architecture == "electra":
-        drop["embedding_size"] = hidden
-    torch.manual_seed(seed)
-    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(config.architecture, **sizes, **special, **drop))
+        given |= {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
+    if family == "electra":
+        given["embedding_size"] = hidden
+    return AutoConfig.for_model(family, **given | more)
 
 
 def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:

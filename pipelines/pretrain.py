@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.artifacts import Artifact
@@ -37,12 +37,18 @@ if TYPE_CHECKING:
 class Config(ModelConfig):
     """Settings of a pre-training run."""
 
-    objective: Literal["mlm"] = Field("mlm", description="What the model learns: masked language modelling.")
+    objective: Literal["mlm", "mlm+nsp", "electra", "translation"] = Field(
+        "mlm",
+        description="What the model learns: masked words; also whether sentences follow each other; which words were "
+        "replaced; or to translate.",
+    )
     steps: int = Field(1000, ge=1, description="Optimizer steps.")
     epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of steps.")
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="How the rate falls after warm-up.")
+    schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
+        "linear", description="How the rate falls after warm-up."
+    )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the rate rises from zero.")
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay of matrices; biases and norms have none."
@@ -51,7 +57,21 @@ class Config(ModelConfig):
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
     epsilon: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
     clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 does not clip.")
+    batch_tokens: int = Field(
+        0, ge=0, description="Tokens per step, with padding, instead of --batch-size; similar lengths go together."
+    )
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
+    generator: Literal["auto", "none", "unigram", "transformer"] = Field(
+        "auto",
+        description="For electra, and for McMisP in mlm: who fills in the masked tokens; auto is a transformer where "
+        "one is needed.",
+    )
+    generator_size: float = Field(
+        1 / 3, gt=0, le=1, description="Width of a transformer generator over that of the model; it is as deep."
+    )
+    discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss in electra.")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")
+    decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder in translation, else --layers.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order, masking and dropout.")
     precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
         "auto", description="Arithmetic; auto is bf16 autocast on devices that have it, else fp32."
@@ -63,6 +83,7 @@ class Config(ModelConfig):
     plan: str = knob("", "Plan of guides: preset:ag or a TOML file; its content decides the recipe.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
     cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
+    masking: str = knob("", "An adversarial run whose masking proportions `random_mask` of kind `scheduled` follows.")
     scores: str = knob("", "Scores of heads, JSON, CSV or Parquet, for plans that choose heads by them.")
     init: str = knob("", "Model folder or artifact to start from; its content decides the recipe.")
     micro_batches: int = knob(1, "Parts into which each process cuts its share of a batch, to save memory.", ge=1)
@@ -72,6 +93,25 @@ class Config(ModelConfig):
     report_to: list[str] = knob(
         [], "Tracker that follows the run: tensorboard, wandb, …; files go to STORE/trackers (repeatable)."
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        for name, objectives in ONLY.items():
+            if self.objective not in objectives and getattr(self, name) != type(self).model_fields[name].default:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag} belongs to --objective {' or '.join(objectives)}, not to {self.objective}")
+        return self
+
+
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "mask_probability": ("mlm", "mlm+nsp", "electra"),
+    "generator": ("mlm", "electra"),
+    "generator_size": ("mlm", "electra"),
+    "discriminator_weight": ("electra",),
+    "label_smoothing": ("translation",),
+    "decoder_layers": ("translation",),
+}
+"""Settings that mean something in some objectives only."""
 
 
 @dataclass(frozen=True)

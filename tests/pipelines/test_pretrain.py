@@ -132,7 +132,7 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
         pretrain, "_write_model", lambda run, made, out: (write(run, made, out), trained.append(made.objective.model))
     )
     folders = []
-    for architecture in get_args(models.Architecture):
+    for architecture in models.FAMILIES["mlm"]:
         result = trainings.train(store, architecture=architecture, plan="preset:ag", steps=2)
         folders.append(str(result.artifact.path))
     done = subprocess.run(
@@ -334,7 +334,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
 SETTINGS = [
     name
     for name, field in pretrain.Config.model_fields.items()
-    if not is_knob(field) and not is_internal(field) and name != "objective"  # it has one value only
+    if not is_knob(field) and not is_internal(field) and "mlm" in pretrain.ONLY.get(name, ("mlm",))
 ]
 
 
@@ -348,6 +348,17 @@ def another(name: str) -> Any:
     if isinstance(old, list):
         return [1]
     return old + 1 if isinstance(old, int) else old / 2 or 0.25
+
+
+@pytest.mark.parametrize("name", [name for name, objectives in pretrain.ONLY.items() if "mlm" not in objectives])
+def test_a_setting_of_another_objective_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} belongs to --objective"):
+        trainings.config(**{name: another(name)})
+
+
+def test_a_family_that_an_objective_cannot_train_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="--objective mlm trains roberta or bert or electra or modernbert, not marian"):
+        trainings.train(store, architecture="marian")
 
 
 def test_the_schema_has_settings() -> None:
@@ -382,7 +393,7 @@ def test_knobs_may_change_on_resume(store: Store) -> None:
     (folder,) = (store.root / ".partial" / "model").iterdir()
     knobs: dict[str, Any] = {"micro_batches": 2, "device": "cpu", "save_every": 1, "max_time": 60.0}
     given = {name for name, field in pretrain.Config.model_fields.items() if is_knob(field)}
-    assert given - set(knobs) == {"plan", "init", "masks", "cooccur", "scores", "report_to"}
+    assert given - set(knobs) == {"plan", "init", "masks", "cooccur", "masking", "scores", "report_to"}
     result = trainings.train(store, resume=f"model/{folder.name[:8]}", **knobs)
     assert result.artifact.id == folder.name
 

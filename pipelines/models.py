@@ -124,6 +124,7 @@ def build_model(
     auto_class = auto_class or AutoModelForMaskedLM
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    torch.manual_seed(seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
         folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
         model = load_model(folder, auto_class)
@@ -132,7 +133,6 @@ def build_model(
             raise InputError(f"{folder} was built again while it was read", hint="run again")
         return model
     family = family_of(config, objective)
-    torch.manual_seed(seed)
     return auto_class.from_config(configuration(config, family, tokenizer, max_length, dimensions(config)))
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 def logits_at(model: nn.Module, places_N: Tensor, /, **inputs: Any) -> Any:
-    """Call a language model; its output has ``logits`` of the chosen tokens alone, (N, V) instead of (B, T, V).
+    """Call a language model; its output has ``logits`` of the chosen tokens alone, (N, V) instead of (B, T, V), also
+    where a model with a second head calls them ``prediction_logits``.
 
     The projection to the vocabulary reads only these tokens, so what it would cost in time and memory for the others is
     saved; everything before it is computed as always.
@@ -31,8 +32,9 @@ def logits_at(model: nn.Module, places_N: Tensor, /, **inputs: Any) -> Any:
     finally:
         if hook is not None:
             hook.remove()
-    if output.logits.dim() == 3:  # a head that does not pass through the module, as that of DeBERTa-v3
-        output.logits = output.logits.flatten(0, 1)[places_N]
+    logits = output.prediction_logits if "prediction_logits" in output else output.logits
+    # a head may not pass through the module, as that of DeBERTa-v3
+    output.logits = logits.flatten(0, 1)[places_N] if logits.dim() == 3 else logits
     return output
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -94,6 +94,9 @@ class MaskedInputs:
 class MaskedLM:
     """See `pipelines.training.Objective`."""
 
+    TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
+    """What `task_losses` gives; the first one decides which step is best."""
+
     def __init__(self, given: Given, model: Any) -> None:
         tokenizer = given.tokenizer
         self.model, self.splits, self.seed = model, {"train": given.train, "valid": given.valid}, given.config.seed
@@ -116,14 +119,15 @@ class MaskedLM:
         return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns)
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
-        return {"mlm": batch.chosen, **self.guided.counts(batch.examples, batch.chosen), "tokens": batch.tokens}
+        guides = self.guided.counts(batch.examples, batch.chosen)
+        return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
         inputs = self.tensors(batch)
         guidance = self.guide(inputs, step)
         states = {"output_hidden_states": True} if self.guided.attacks else {}
         clean = logits_at(model, inputs.places_N, **inputs.model, **self.guided.forward(guidance), **states)
-        losses = {"mlm": masked_lm_loss(clean.logits, inputs.labels_N), **self.guided.losses(guidance)}
+        losses = {**self.task_losses(clean, inputs), **self.guided.losses(guidance)}
         if self.guided.attacks:
             attack = guidance.attack()
             other = logits_at(model, inputs.places_N, **inputs.model, guidance=attack, **states)
@@ -137,16 +141,24 @@ class MaskedLM:
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         if not self.num_valid:
             return {}
-        total, count = 0.0, 0.0
+        found = dict.fromkeys(self.TASKS, (0.0, 0.0))
         mine = range(rank, self.num_valid, world)
         for start in range(0, len(mine), VALID_BATCH):
             batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
             inputs = self.tensors(batch)
             extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
             output = logits_at(model, inputs.places_N, **inputs.model, **extra)
-            total += masked_lm_loss(output.logits, inputs.labels_N).item()
-            count += batch.chosen
-        return {"mlm": (total, count)}
+            sums, counts = self.task_losses(output, inputs), self.task_counts(batch)
+            found = {name: (a + sums[name].item(), b + counts[name]) for name, (a, b) in found.items()}
+        return found
+
+    def task_counts(self, batch: MaskedBatch) -> dict[str, float]:
+        """The denominators of `task_losses`."""
+        return {"mlm": batch.chosen}
+
+    def task_losses(self, output: Any, inputs: MaskedInputs) -> dict[str, Tensor]:
+        """What the outputs of a pass cost, without any guide, undivided."""
+        return {"mlm": masked_lm_loss(output.logits, inputs.labels_N)}
 
     def tallies(self) -> dict[str, float]:
         return self.guided.tallies()

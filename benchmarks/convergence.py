@@ -20,7 +20,7 @@ import torch
 
 from guidance.plan import Guide, Plan
 from pipelines import corpus, pretrain, sequences, tokenizer
-from pipelines.comparison import Curve
+from pipelines.curves import Curve
 from pipelines.drawing import learning_curves
 from pipelines.store import Store
 

@@ -41,7 +41,19 @@ By name, so that nothing has to be imported to look: ``torch`` least of all.
 """
 
 
-COMMANDS = ("build", "statistics", "masks", "train", "convert", "patterns", "plan", "store", "models", "doctor")
+COMMANDS = (
+    "build",
+    "statistics",
+    "masks",
+    "train",
+    "compare",
+    "convert",
+    "patterns",
+    "plan",
+    "store",
+    "models",
+    "doctor",
+)
 """Modules of this package that hold commands, in the order of the help page."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -10,13 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipelines.comparison import Curve
 from pipelines.progress import log
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from pipelines.comparison import Comparison, Group
+    from pipelines.curves import Curve
+
 COLOURS = ("#7a7a7a", "#c8452d", "#2d6ac8", "#3a9a5b", "#8a5fbf")
+LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
+MARKERS = "osD^vPX*<>h"
+"""With lines and markers, runs are told apart without colours too."""
+
+MOST_POINTS = 1000
+"""Of a line; more cannot be seen, and make a picture of vectors large."""
 
 
 def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> bytes:
@@ -53,6 +62,63 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return _png(figure)
+
+
+def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
+    """Smoothed training loss and validation loss of groups of runs, over steps and over seconds.
+
+    A line is the mean of the seeds, the band around it their sample standard deviation, markers are validation losses.
+    Over seconds, each step stands at the mean of its times.
+
+    Args:
+        form: ``png`` or ``svg``.
+    """
+    import matplotlib
+    import numpy as np
+
+    figure, ((by_step, by_second),) = _figure(11, 4.8, 1, 2)
+    shown = np.unique(np.linspace(0, comparison.steps - 1, MOST_POINTS).astype(int))
+    groups = [row.group for row in comparison.rows]
+    looks = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
+    for group, colour, line, marker in looks:
+        losses = np.stack([curve.smoothed(comparison.window)[shown] for curve in group.curves])
+        mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
+        elapsed = np.mean([curve.elapsed() for curve in group.curves], axis=0)
+        valid = _validations(group)
+        dots = {"color": colour, "marker": marker, "markersize": 5, "markeredgecolor": "black"}
+        for axes, places in ((by_step, np.arange(1, comparison.steps + 1)), (by_second, elapsed)):
+            axes.plot(places[shown], mean, color=colour, linestyle=line, linewidth=1.8)
+            if spread is not None:
+                axes.fill_between(places[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+            axes.plot([places[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
+            if group is groups[0]:
+                axes.axhline(mean[-1], color="black", linewidth=0.6, zorder=0)
+        seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
+        by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
+    by_step.set_xlabel("optimizer steps")
+    by_second.set_xlabel("seconds of training")
+    for axes in (by_step, by_second):
+        axes.set_ylabel(f"{comparison.loss} loss (nats)")
+        axes.spines[["top", "right"]].set_visible(False)
+    said = [f"lines: training, means of {comparison.window} steps" if comparison.window > 1 else "lines: training"]
+    said += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
+    said += ["markers: validation", "thin line: where the first one ends"]
+    legend = by_step.legend(
+        frameon=False, title="\n".join(said), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if form == "png":
+        return _png(figure)
+    with matplotlib.rc_context({"svg.hashsalt": "guide"}):
+        return _saved(figure, format=form, metadata={"Date": None})
+
+
+def _validations(group: Group) -> dict[int, float]:
+    """The mean validation loss of the runs, at the steps at which all of them have one."""
+    runs = [dict(curve.valid) for curve in group.curves]
+    shared = sorted(set.intersection(*(set(run) for run in runs)))
+    return {step: sum(run[step] for run in runs) / len(runs) for step in shared}
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
@@ -195,9 +261,13 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
 
 
 def _png(figure: Any, **options: Any) -> bytes:
+    return _saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
+
+
+def _saved(figure: Any, **options: Any) -> bytes:
     from matplotlib import pyplot
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None}, **options)
+    figure.savefig(buffer, **options)
     pyplot.close(figure)
     return buffer.getvalue()

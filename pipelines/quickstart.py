@@ -97,15 +97,17 @@ def moments(steps: int) -> list[int]:
 
 def build(run: Run) -> None:
     """Compare the two runs and draw them."""
-    from pipelines.comparison import Curve, compare, table
+    from pipelines.comparison import Group, compare
+    from pipelines.comparison_tables import as_json, as_text
+    from pipelines.curves import Curve
     from pipelines.drawing import attention_grid, learning_curves
 
     curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
-    rows = compare(curves[0], curves[1:])
-    run.out.write_json("comparison.json", rows)
-    run.out.counts |= {"table": table(rows), "comparison": rows}
+    comparison = compare([Group(curve.label, (curve,)) for curve in curves])
+    run.out.write_json("comparison.json", as_json(comparison))
+    run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
     title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
-    run.out.write("learning.png", learning_curves(curves, window=rows[0]["window"], title=title))
+    run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title))
     maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], moments(run.config.steps))
     run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
 
@@ -153,4 +155,4 @@ def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
     return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
 
 
-STAGE = Stage("quickstart", "report", 1, Config, build)
+STAGE = Stage("quickstart", "report", 2, Config, build)

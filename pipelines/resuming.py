@@ -77,16 +77,19 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
             return found[0], read_json(found[0] / "run.json")
         if found and (found[0] / MANIFEST).exists():
             with Artifact(found[0]) as artifact:
-                manifest = artifact.manifest
-            fields = stage.config.model_fields
-            settings = {k: v for k, v in manifest["config"].items() if k not in fields or not is_knob(fields[k])}
-            return found[0], {
-                "config": settings,
-                "inputs": {role: given.get("content") for role, given in manifest["inputs"].items()},
-            }
+                return found[0], begun_with(artifact, stage)
     raise ArtifactMissing(
         f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
     )
+
+
+def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
+    """What ``run.json`` says of an unfinished run, for a finished one: settings without knobs, contents of the inputs."""
+    fields, manifest = stage.config.model_fields, artifact.manifest
+    return {
+        "config": {k: v for k, v in manifest.get("config", {}).items() if k not in fields or not is_knob(fields[k])},
+        "inputs": {role: given.get("content") for role, given in manifest.get("inputs", {}).items()},
+    }
 
 
 def seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:

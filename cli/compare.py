@@ -1,0 +1,99 @@
+"""``guide compare``: how much sooner a guided run learns than its baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.options import Session, command
+from cli.output import escape, say, say_json
+from cli.patterns import speaks_unicode
+from guidance.errors import InputError
+
+PICTURES = (".png", ".svg")
+
+
+@command(
+    "compare",
+    group="Train",
+    examples=[
+        "guide compare plain guided",
+        "guide compare plain guided --plot curves.svg --csv runs.csv",
+        "guide compare plain-0 plain-1 plain-2 guided-0 guided-1 guided-2 --group",
+        "guide compare plain model/1f0c   # one that is still going",
+        "guide compare plain guided --markdown > results.md",
+    ],
+)
+def compare_runs(
+    session: Session,
+    baseline: Annotated[
+        str,
+        typer.Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", show_default=False),
+    ],
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="What to compare with it.", show_default=False)
+    ] = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Take together the runs that differ in nothing but their seed.")
+    ] = False,
+    loss: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare this loss, else the first one that is logged.")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare this score as well: eval/TASK/METRIC.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Average training losses over so many steps, else 50; a quarter of the run at most."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw losses over steps and seconds, PNG or SVG.")
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write every figure of every run, one row a run.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a Markdown document.")] = False,
+) -> None:
+    """Compare finished or running trainings: loss at equal steps, steps and seconds to equal loss, speed.
+
+    Losses of guides are left out.  With --group, several seeds are shown as mean and sample standard deviation, and
+    tested against those of the baseline (two-sided paired t-test).
+    """
+    from pipelines import comparison, comparison_tables
+    from pipelines.files import write_file
+
+    if markdown and session.json:
+        raise InputError("--markdown and --json are two ways to write the same", hint="leave one of them out")
+    for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
+        if path is not None:
+            _check_place(flag, path, endings)
+    found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
+    if plot is not None:
+        from pipelines.drawing import run_curves
+
+        write_file(plot, run_curves(found, form=plot.suffix.lower().removeprefix(".")))
+    if csv_file is not None:
+        write_file(csv_file, comparison_tables.as_csv(found).encode())
+    if session.json:
+        say_json(comparison_tables.as_json(found) | {"plot": plot, "csv": csv_file})
+    else:
+        lines = comparison_tables.as_markdown(found) if markdown else comparison_tables.as_text(found)
+        for line in lines:
+            say(escape(line if speaks_unicode() else line.replace("±", "+-").replace("–", "-").replace("…", "~")))
+    for note in found.notes:
+        session.tell(f"note: {escape(note)}")
+    for path in (plot, csv_file):
+        if path is not None:
+            session.tell(f"written: {escape(path)}")
+
+
+def _check_place(flag: str, path: Path, endings: tuple[str, ...]) -> None:
+    """Raises InputError where no such file can be written."""
+    if path.suffix.lower() not in endings:
+        raise InputError(f"{flag} {str(path)!r}: a name that ends in {' or '.join(endings)} is expected")
+    if not path.parent.is_dir():
+        raise InputError(f"{str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder")

@@ -1,0 +1,133 @@
+"""``guide compare`` as people call it, on runs written by hand and on two tiny real ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guidance.errors import Interrupted
+from pipelines.progress import Progress
+from pipelines.store import Store
+from tests import runs, trainings
+from tests.trainings import one_thread  # noqa: F401
+
+Guide = Callable[..., Any]
+
+PLAIN = [8.0, 6, 5, 4, 4, 3, 3, 3]
+GUIDED = [8.0, 4, 3, 3, 2, 2, 2, 2]
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Store:
+    """A store with the runs plain and guided."""
+    store = Store(tmp_path / "artifacts")
+    for name, losses in (("plain", PLAIN), ("guided", GUIDED)):
+        more = {"valid/mlm": {8: losses[-1] + 1}, "eval/mnli/accuracy": {4: 0.5, 8: 0.75}}
+        store.add_name(name, runs.finished(store, runs.metrics(losses, more=more), plan=name))
+    return store
+
+
+def test_a_table_is_on_stdout_and_what_to_know_on_stderr(guide: Guide, named: Store) -> None:
+    answer = guide("compare", "plain", "guided", "--score", "mnli/accuracy")
+    assert answer.code == 0
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert ["guided", "3.250", "6.000", "3.000", "2.000", "2.000", "3.000"] in lines
+    assert ["guided", "4", "50%", "4.0", "50%"] in lines
+    assert ["guided", "-1.250", "–", "-1.000", "–", "-1.000", "–", "+0.000", "–"] in lines
+    assert ["guided", "0.75", "0.75", "8"] in lines
+    assert answer.err == "note: guided differs from the baseline in plan\n"
+    assert guide("compare", "plain", "guided", "-q").err == ""
+
+
+def test_a_run_alone_is_shown_alone(guide: Guide, named: Store) -> None:
+    answer = guide("compare", "plain")
+    assert (answer.code, answer.err) == (0, "")
+    assert "difference" not in answer.out
+
+
+def test_json_csv_and_pictures_are_written(guide: Guide, named: Store) -> None:
+    answer = guide("compare", "plain", "guided", "--json", "--csv", "runs.csv", "--plot", "curves.svg")
+    found = json.loads(answer.out)
+    assert found["groups"][1]["figures"]["share_of_steps"] == {"mean": 0.5, "sd": None}
+    assert found["groups"][1]["difference"]["final"] == {"mean": -1.0, "sd": None, "p": None}
+    assert (found["plot"], found["csv"]) == ("curves.svg", "runs.csv")
+    with Path("runs.csv").open(newline="") as file:
+        assert [row["average"] for row in csv.DictReader(file)] == ["4.5", "3.25"]
+    assert Path("curves.svg").read_text().startswith("<?xml")
+    assert "written: curves.svg" in answer.err
+
+
+def test_markdown_is_for_a_document(guide: Guide, named: Store) -> None:
+    answer = guide("compare", "plain", "guided", "--markdown")
+    assert "| guided | 3.250 | 6.000 | 3.000 | 2.000 | 2.000 | 3.000 |" in answer.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nothing"], 2, "no artifact 'nothing'"),
+        (["plain", "--loss", "mml"], 2, "did you mean 'mlm'"),
+        (["plain", "--score", "mnli/f1"], 2, "unknown score 'mnli/f1'"),
+        (["plain", "--window", "0"], 2, "--window"),
+        (["plain", "--plot", "curves.jpg"], 2, "ends in .png or .svg"),
+        (["plain", "--csv", "away/runs.csv"], 2, "there is no folder"),
+        (["plain", "--json", "--markdown"], 2, "leave one of them out"),
+        (["plain", "broken"], 4, "loss/mlm is nan at step 2"),
+        (["plain", "foreign"], 2, "no metrics.parquet"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    guide: Guide, named: Store, arguments: list[str], code: int, words: str
+) -> None:
+    named.add_name("broken", runs.finished(named, runs.metrics([1.0, float("nan")])))
+    named.add_name("foreign", runs.finished(named, None))
+    answer = guide("compare", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert words in answer.err and len(answer.err.splitlines()) < 4
+
+
+class _Impatient(Progress):
+    """Stops a run while its fourth step is counted."""
+
+    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Any:
+        class Task:
+            count = 0
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                pass
+
+            def advance(self, amount: float = 1, note: str = "") -> None:
+                self.count += 1
+                if self.count == 4:
+                    raise Interrupted("enough", signal_number=2)
+
+        return Task()
+
+
+def test_two_real_runs_and_one_that_is_unfinished(guide: Guide, tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    data = trainings.sequences(store)
+    plain = trainings.train(store, data, name="plain").artifact
+    guided = trainings.train(store, data, plan="preset:ag", name="guided").artifact
+    with pytest.raises(Interrupted):
+        trainings.train(store, data, seed=1, progress=_Impatient())
+    (unfinished,) = store.unfinished()
+    found = json.loads(guide("compare", "plain", "guided", f"model/{unfinished.name}", "--json").out)
+    assert found["steps"] == 4 and found["loss"] == "mlm"
+    for group, artifact in zip(found["groups"], (plain, guided), strict=False):
+        rows = [json.loads(line) for line in artifact.read("metrics.jsonl").splitlines()][:4]
+        assert group["runs"][0]["average"] == pytest.approx(sum(row["loss/mlm"] for row in rows) / 4)
+        assert group["runs"][0]["valid"] == rows[2]["valid/mlm"]
+        assert group["runs"][0]["final"] == pytest.approx(rows[3]["loss/mlm"])
+    assert [group["differs"] for group in found["groups"]] == [[], ["plan"], ["seed"]]
+    assert found["groups"][2]["runs"][0]["finished"] is False
+    grouped = json.loads(guide("compare", "plain", f"model/{unfinished.name}", "guided", "--group", "--json").out)
+    assert [(group["n"], group["pairs"]) for group in grouped["groups"]] == [(2, 2), (1, 1)]

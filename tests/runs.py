@@ -1,0 +1,83 @@
+"""Runs that nobody trained: model artifacts and unfinished work with metrics written by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.artifacts import Artifact
+from pipelines.manifest import digest
+from pipelines.store import Store
+
+_numbers = itertools.count()
+
+
+def metrics(
+    losses: Sequence[float | None],
+    *,
+    seconds: float = 1.0,
+    tokens: float = 30.0,
+    loss: str = "mlm",
+    more: Mapping[str, Mapping[int, float]] | None = None,
+) -> list[dict[str, float]]:
+    """One row a step, as training logs it; ``more`` columns have values at some steps, from 1."""
+    rows = []
+    for step, value in enumerate(losses, 1):
+        row = {"step": step, "loss/total": 9.0, f"loss/{loss}": value, "loss/guidance/next": 0.5}
+        row |= {"weight/guidance/next": 12.0, "tokens": tokens, "seconds": seconds}
+        row |= {name: points[step] for name, points in (more or {}).items() if step in points}
+        rows.append(row)
+    return rows  # type: ignore[return-value]
+
+
+def settings(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """The configuration of a run, without knobs."""
+    return {"objective": "mlm", "steps": 8, "epochs": None, "seed": seed, "valid_sequences": 512} | changes
+
+
+def finished(
+    store: Store,
+    rows: Sequence[Mapping[str, Any]] | None,
+    *,
+    seed: int = 0,
+    plan: str = "plain",
+    sequences: str = "same",
+    columns: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Artifact:
+    """A model artifact with these metrics, and no weights.
+
+    Args:
+        rows: None for a model that was not trained here.
+        columns: further columns of the table, all rows of them.
+    """
+    whole = settings(seed) | {"plan": f"{plan}.toml", "device": "auto"} | dict(config or {})
+    inputs = {"sequences": {"kind": "sequences", "content": sequences}, "plan": {"kind": "plan", "content": plan}}
+    recipe = digest([whole, inputs, next(_numbers)])
+    manifest = {"stage": "pretrain", "stage_version": 1, "config": whole, "inputs": inputs}
+    with store.build("model", recipe, manifest) as out:
+        out.write("config.json", b"{}")
+        if rows is not None:
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            table = pa.table({name: [row.get(name) for row in rows] for name in names} | dict(columns or {}))
+            with out.parquet("metrics.parquet", table.schema) as writer:
+                writer.write_table(table)
+        out.counts |= {"device": "cpu", "precision": "fp32", "processes": 1}
+    return Artifact(store.place("model", recipe))
+
+
+def going(
+    store: Store, rows: Sequence[Mapping[str, Any]], *, seed: int = 0, plan: str = "plain", torn: str = ""
+) -> str:
+    """Unfinished work with these metrics; gives its reference."""
+    folder: Path = store.root / ".partial" / "model" / digest(next(_numbers))[:16]
+    folder.mkdir(parents=True)
+    about = {"config": settings(seed), "inputs": {"sequences": "same", "plan": plan}}
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+    return f"model/{folder.name}"

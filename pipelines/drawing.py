@@ -24,7 +24,7 @@ LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2))
 MARKERS = "osD^vPX*<>h"
 """With lines and markers, runs are told apart without colours too."""
 
-MOST_POINTS = 1000
+MOST_POINTS, MOST_MARKERS = 500, 40
 """Of a line; more cannot be seen, and make a picture of vectors large."""
 
 
@@ -115,10 +115,11 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
 
 
 def _validations(group: Group) -> dict[int, float]:
-    """The mean validation loss of the runs, at the steps at which all of them have one."""
+    """The mean validation loss of the runs, at steps at which all of them have one; the last one is always there."""
     runs = [dict(curve.valid) for curve in group.curves]
     shared = sorted(set.intersection(*(set(run) for run in runs)))
-    return {step: sum(run[step] for run in runs) / len(runs) for step in shared}
+    shown = shared[:: -max(1, -(-len(shared) // MOST_MARKERS))]
+    return {step: sum(run[step] for run in runs) / len(runs) for step in reversed(shown)}
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:

@@ -221,9 +221,11 @@ class _Call:
         """Losses on the raw scores of some rows."""
         guidance = self.guidance
         for number, heads in self.work.scores:
-            how, rows = guidance.handle.plan.guides[number].how, guidance.rows(number, self.site, self.room)
+            how = guidance.handle.plan.guides[number].how
+            places_BR, weights_BRK = guidance.rows(number, self.site, self.room)
             query, key = _heads(self.query, heads), _heads(self.key, heads)
-            loss_B = row_losses(query, key, self.scale, rows, how, guidance.keys(self.site).valid_BT)
+            valid_BT = guidance.keys(self.site).valid_BT
+            loss_B = row_losses(query, key, self.scale, places_BR, weights_BRK, how, valid_BT)
             share = guidance.handle.num_guided(number) if how.head_reduction == "mean" else 1
             guidance.distances[number, self.site] = loss_B / share
 
@@ -237,7 +239,9 @@ class _Call:
 
 
 def _heads(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """Some heads of a projection; a view where they are neighbours."""
+    """Some heads of a projection; itself or a view where they are all or neighbours."""
+    if len(heads) == states_BHTD.shape[1]:
+        return states_BHTD  # the gradient of a slice would fill a tensor with zeros first
     if heads == tuple(range(heads[0], heads[-1] + 1)):
         return states_BHTD[:, heads[0] : heads[-1] + 1]
     return states_BHTD[:, list(heads)]

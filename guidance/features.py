@@ -41,7 +41,7 @@ class Feature:
 _VOCABULARY = "it is read off the token ids: give `install` the tokenizer"
 _MASKS = "it is a column of the artifact that `guide build-masks` writes"
 _CALLER = "whoever asks for guidance gives it: `handle.guide(input_ids, attention_mask, {})`"
-_OBJECTIVE = "the objective of replaced tokens gives it in pre-training"
+_OBJECTIVE = "an objective with a generator gives it in pre-training"
 
 FEATURES: Mapping[str, Feature] = {
     feature.name: feature
@@ -58,10 +58,14 @@ FEATURES: Mapping[str, Feature] = {
         Feature("stop_word", "bool", "belongs to a stop word", _MASKS),
         Feature("marked", "bool", "the caller marks it", _CALLER.format("marked=...")),
         Feature("mispredicted", "bool", "the generator put another token here than the text has", _OBJECTIVE),
+        Feature("predicted", "int", "id of the token that a generator put here; by default the id itself", _OBJECTIVE),
         Feature("original", "int", "id of the token that the text has here", _OBJECTIVE),
     )
 }
 """Every per-token feature by name."""
+
+OF_OBJECTIVES = tuple(name for name, feature in FEATURES.items() if feature.source == _OBJECTIVE)
+"""The features that an objective gives by itself."""
 
 TABLES: Mapping[str, str] = {
     "cooccurrence": "it is the artifact that `guide build-cooccur` writes: give it to `install` as `tables=`",

@@ -8,7 +8,7 @@ forward pass twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +53,7 @@ class Guidance:
         tokens: the features of the batch, by stack; a stack that is not told has none.
         step: optimizer steps so far, for masks that follow a schedule.
         attacking: this is the second pass, in which the adversary is at work and losses on heads are not.
+        measuring: losses on heads are wanted; at inference nobody asks for them.
         distances: per (guide, site), the loss of each example, (B,); filled by the forward pass.
         attacks: per (guide, site), what the adversary did; filled by the forward pass.
         kept: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
@@ -62,6 +63,7 @@ class Guidance:
     tokens: Mapping[str, Tokens]
     step: int = 0
     attacking: bool = False
+    measuring: bool = True
     distances: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     kept: dict[Site, Tensor] | None = None
@@ -110,14 +112,23 @@ class Guidance:
 
     def denominators(self) -> dict[str, Tensor]:
         """By what the sum over the examples of a batch is divided, by label: the number of examples that are not only
-        padding; for ``logit_loss`` the number of mis-predictions."""
+        padding; for ``logit_loss`` the number of mis-predictions.  It is known before the forward pass."""
         found: dict[str, Tensor] = {}
         for label in self.handle.alphas(0, 1):
-            number = self.handle.plan.labels.index(label)
-            guide = self.handle.plan.guides[number]
-            rows = next((rows for key, rows in self._cache.items() if key[:2] == ("rows", number)), None)
-            found[label] = rows.count_B.sum() if rows else (self.tokens[guide.stack].lengths_B > 0).sum()
+            guide = self.handle.plan.guides[self.handle.plan.labels.index(label)]
+            if guide.acts.place == "scores":
+                in_vocabulary, every = self.mispredictions(label)
+                found[label] = in_vocabulary if guide.how.rows == "in_vocabulary" else every
+            else:
+                found[label] = (self.tokens[guide.stack].lengths_B > 0).sum()
         return found
+
+    def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:
+        """How many mis-predictions the pattern of a ``logit_loss`` says anything about, and how many there are."""
+        number = self.handle.plan.labels.index(label)
+        stack = self.handle.plan.guides[number].stack
+        rows = self._mispredicted(stack)
+        return rows.in_vocabulary_BR(self._wish(number, stack)).sum(), rows.real_BR.sum()
 
     def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
         """The weighted sum of all losses on heads, averaged over this batch: a scalar to add to the task's loss after
@@ -231,6 +242,8 @@ class Guidance:
     def work(self, site: Site) -> Work | None:
         """What is to be done at a site in this pass, if anything."""
         work = self.handle.work.get(site)
+        if work and not self.measuring:
+            work = replace(work, probabilities=(), scores=())
         if self.kept is not None:
             return work or NOTHING
         return work if work and work.acts(attacking=self.attacking) else None
@@ -272,9 +285,7 @@ class Guidance:
         """The pattern of a guide on this batch, within what queries may see at all."""
         key = ("predicate", number, self._place(room))
         if key not in self._cache:
-            pattern = self.handle.plan.guides[number].wish
-            assert pattern is not None
-            predicate = pattern.build(self.keys(site))
+            predicate = self._wish(number, _keys_of(site))
             if site.attention == "cross":
                 predicate = predicate.across(self.queries(site).valid_BT)
             elif not room.is_plain:
@@ -283,6 +294,19 @@ class Guidance:
             if self.handle.plan.guides[number].acts.place != "scores":  # its weights are not written out
                 self.handle.count_matches(number, predicate.counts().sum())
         return self._cache[key]
+
+    def _wish(self, number: int, stack: str) -> Predicate:
+        """The pattern of a guide on this batch."""
+        key = ("wish", number, stack)
+        if key not in self._cache:
+            guide, tokens = self.handle.plan.guides[number], self._stack(stack)
+            assert guide.wish is not None
+            # masks and biases may not know what a generator put where the model sees a mask
+            if guide.acts.place == "scores" and "predicted" in tokens.columns:
+                tokens = replace(tokens, ids_BT=tokens.column("predicted"))
+            self._cache[key] = guide.wish.build(tokens)
+        predicate: Predicate = self._cache[key]
+        return predicate
 
     def target(self, number: int, site: Site, room: Room) -> Target:
         """What an ``attention_loss`` wants of the rows of a call."""
@@ -307,14 +331,20 @@ class Guidance:
         mask: Tensor = self._cache[key]
         return mask
 
-    def rows(self, number: int, site: Site, room: Room) -> Rows:
-        """The mis-predicted rows of the batch."""
-        key = ("rows", number, self._place(room))
+    def rows(self, number: int, site: Site, room: Room) -> tuple[Tensor, Tensor]:
+        """The mis-predicted rows of the batch: their positions, (B, R), and the weights of their keys, (B, R, K)."""
+        rows, key = self._mispredicted(site.stack), ("rows", number, self._place(room))
         if key not in self._cache:
-            how = self.handle.plan.guides[number].how
-            rows = self._cache[key] = Rows.of(self.predicate(number, site, room), self.queries(site), how)
-            self.handle.count_matches(number, (rows.weights_BRK > 0).sum())
-        return self._cache[key]
+            weights_BRK = self._cache[key] = rows.weights_BRK(self.predicate(number, site, room))
+            self.handle.count_matches(number, (weights_BRK > 0).sum())
+        return rows.places_BR, self._cache[key]
+
+    def _mispredicted(self, stack: str) -> Rows:
+        key = ("mispredicted", stack)
+        if key not in self._cache:
+            self._cache[key] = Rows.of(self._stack(stack))
+        rows: Rows = self._cache[key]
+        return rows
 
     def bias(self, number: int, site: Site, room: Room) -> Tensor:
         """What a bias adds to the scores: (B, Q, K)."""

@@ -40,20 +40,18 @@ class LogitLoss:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a batch that the loss is about.
+    """The mis-predictions of a batch, whatever a pattern says about them.
 
     Attributes:
-        places_BR: positions of mis-predictions, padded.
-        weights_BRK: S of each with every key; 0 in padded rows, and at padding.
-        count_B: how many rows of each example N counts.
+        places_BR: their positions, padded.
+        real_BR: which of these are no padding.
     """
 
     places_BR: Tensor
-    weights_BRK: Tensor
-    count_B: Tensor
+    real_BR: Tensor
 
     @classmethod
-    def of(cls, predicate: Predicate, tokens: Tokens, options: LogitLoss) -> Rows:
+    def of(cls, tokens: Tokens) -> Rows:
         """Raises InputError when a batch does not say where predictions were wrong."""
         wrong_BT = tokens.column("mispredicted")
         if wrong_BT.dtype != torch.bool:
@@ -61,21 +59,36 @@ class Rows:
         wrong_BT = wrong_BT & tokens.valid_BT
         most = int(wrong_BT.sum(-1).max()) if wrong_BT.numel() else 0
         places_BR = (~wrong_BT).long().argsort(dim=-1, stable=True)[:, :most]
-        real_BR = wrong_BT.gather(1, places_BR)
-        weights_BRK = predicate.at(places_BR) * real_BR.unsqueeze(-1)
-        counted_BR = real_BR & predicate.speaks_at(places_BR) if options.rows == "in_vocabulary" else real_BR
-        return cls(places_BR, weights_BRK, counted_BR.sum(-1))
+        return cls(places_BR, wrong_BT.gather(1, places_BR))
+
+    def in_vocabulary_BR(self, predicate: Predicate) -> Tensor:
+        """Which of them a pattern says anything about."""
+        return self.real_BR & predicate.speaks_at(self.places_BR)
+
+    def weights_BRK(self, predicate: Predicate) -> Tensor:
+        """S of each with every key; 0 in padded rows, and at padding."""
+        return predicate.at(self.places_BR) * self.real_BR.unsqueeze(-1)
 
 
 def row_losses(
-    query_BhQD: Tensor, key_BhKD: Tensor, scale: float, rows: Rows, options: LogitLoss, valid_BT: Tensor
+    query_BhQD: Tensor,
+    key_BhKD: Tensor,
+    scale: float,
+    places_BR: Tensor,
+    weights_BRK: Tensor,
+    options: LogitLoss,
+    valid_BT: Tensor,
 ) -> Tensor:
-    """The loss of each example at one site, (B,), float32, summed over its rows and heads; N is not applied."""
-    index = rows.places_BR[:, None, :, None].expand(-1, query_BhQD.shape[1], -1, query_BhQD.shape[3])
+    """The loss of each example at one site, (B,), float32, summed over its rows and heads; N is not applied.
+
+    Args:
+        places_BR: the positions of the rows, and ``weights_BRK`` what they give to every key: see `Rows`.
+    """
+    index = places_BR[:, None, :, None].expand(-1, query_BhQD.shape[1], -1, query_BhQD.shape[3])
     with torch.autocast(query_BhQD.device.type, enabled=False):
         dtype = torch.promote_types(query_BhQD.dtype, torch.float32)
         scores_BhRK = (query_BhQD.gather(2, index).to(dtype) * scale) @ key_BhKD.to(dtype).transpose(-1, -2)
-        weights = rows.weights_BRK[:, None].to(dtype)
+        weights = weights_BRK[:, None].to(dtype)
         distances = (scores_BhRK - (scores_BhRK * (1 - weights)).detach()).square().sum(-1)
         if options.key_reduction == "mean":
             distances = distances / valid_BT.sum(-1).clamp(min=1)[:, None, None]

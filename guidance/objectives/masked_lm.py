@@ -36,7 +36,8 @@ class Masker:
     probability: float = 0.15
 
     @cached_property
-    def _ordinary(self) -> np.ndarray:
+    def ordinary(self) -> np.ndarray:
+        """The ids that are chosen and drawn, in order."""
         return np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
 
     def __call__(self, ids: np.ndarray, *, seed: int, epoch: int, example: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +46,7 @@ class Masker:
         random = np.random.Generator(bits)
         chosen = (random.random(len(ids)) < self.probability) & ~np.isin(ids, self.special_ids)
         kind = random.random(len(ids))
-        replacement = self._ordinary[random.integers(len(self._ordinary), size=len(ids))]
+        replacement = self.ordinary[random.integers(len(self.ordinary), size=len(ids))]
         seen = np.where(kind < 0.8, self.mask_id, np.where(kind < 0.9, replacement, ids))
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 

@@ -18,10 +18,10 @@ def logits_at(model: nn.Module, places_N: Tensor, /, **inputs: Any) -> Any:
     Args:
         model: a model with a language modelling head, or one that wraps it for training.
         places_N: int64, places of tokens in the batch, b * T + t.
-        inputs: what the model is called with; no ``labels``.
+        inputs: what the model is called with; no ``labels``.  Where the module holds several models, ``part`` names one.
     """
     bare: Any = getattr(model, "module", model)
-    head = bare.get_output_embeddings()
+    head = (getattr(bare, inputs["part"]) if "part" in inputs else bare).get_output_embeddings()
 
     def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0].flatten(0, 1)[places_N], *args[1:])
@@ -41,3 +41,10 @@ def logits_at(model: nn.Module, places_N: Tensor, /, **inputs: Any) -> Any:
 def places_of(chosen_BT: Tensor) -> Tensor:
     """The places of chosen tokens, (N,), for `logits_at`; on the CPU, or the device has to be waited for."""
     return torch.nonzero(chosen_BT.flatten())[:, 0]
+
+
+def put_at(ids_BT: Tensor, places_N: Tensor, new_N: Tensor | int) -> Tensor:
+    """A copy of the ids with others at some places."""
+    flat = ids_BT.flatten().clone()
+    flat[places_N] = new_N
+    return flat.view_as(ids_BT)

@@ -49,8 +49,9 @@ def test_features_of_ones_own_may_have_any_type() -> None:
 def test_a_missing_feature_is_named_with_its_source(name: str) -> None:
     with pytest.raises(InputError, match=f"no feature '{name}'") as raised:
         three().column(name)
-    sources = {"delimiter": "tokenizer", "character": "tokenizer", "marked": "marked=", "mispredicted": "pre-training"}
-    assert sources.get(name, "guide build-masks" if name != "original" else "pre-training") in str(raised.value.hint)
+    sources = {"delimiter": "tokenizer", "character": "tokenizer", "marked": "marked="}
+    sources |= dict.fromkeys(("mispredicted", "predicted", "original"), "pre-training")
+    assert sources.get(name, "guide build-masks") in str(raised.value.hint)
 
 
 def test_a_missing_table_is_named_with_the_command_that_builds_it() -> None:

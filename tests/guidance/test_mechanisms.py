@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from guidance.errors import InputError, PlanError
 from guidance.features import FEATURES, Cooccurrence
 from guidance.installation import Handle, install
-from guidance.mechanisms.logit_loss import LogitLoss, Rows, row_losses
+from guidance.mechanisms.logit_loss import LogitLoss, row_losses
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, tiny_model
 from tests.guidance.models import inputs_of as inputs_of_family
@@ -283,8 +283,8 @@ def test_a_score_is_pulled_to_zero_by_twice_its_size_times_the_weight() -> None:
     """By hand: scores 1 and -2, weights 0.5 and 1.  The loss is 0.25 + 4; the negative score is pushed up."""
     query = torch.tensor([[[[1.0]]]], requires_grad=True)
     key = torch.tensor([[[[1.0], [-2.0]]]], requires_grad=True)
-    rows = Rows(torch.tensor([[0]]), torch.tensor([[[0.5, 1.0]]]), torch.tensor([1]))
-    loss_B = row_losses(query, key, 1.0, rows, LogitLoss(), torch.tensor([[True, True]]))
+    place, weights = torch.tensor([[0]]), torch.tensor([[[0.5, 1.0]]])
+    loss_B = row_losses(query, key, 1.0, place, weights, LogitLoss(), torch.tensor([[True, True]]))
     assert loss_B.tolist() == [4.25]
     loss_B.sum().backward()
     assert key.grad is not None and key.grad.flatten().tolist() == [2 * 1.0 * 0.5, 2 * -2.0 * 1.0]

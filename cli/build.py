@@ -43,6 +43,7 @@ def build_corpus(
         "guide build-dataset --train train.tsv --valid dev.tsv --test test.tsv --text-column sentence1 --pair-column sentence2",
         "guide build-dataset --train in_domain_train.tsv --no-header --text-column 4 --label-column 2",
         "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
+        "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
     ],
     next_command="guide build-sequences {} TOKENIZER",
 )
@@ -55,21 +56,31 @@ def build_dataset(
     train: Annotated[list[str] | None, typer.Option(help="File of training examples (repeatable).")] = None,
     valid: Annotated[list[str] | None, typer.Option(help="File of validation examples (repeatable).")] = None,
     test: Annotated[list[str] | None, typer.Option(help="File of test examples (repeatable).")] = None,
+    train_pair: Annotated[
+        list[str] | None, typer.Option(help="The other side of --train, line by line (repeatable, in its order).")
+    ] = None,
+    valid_pair: Annotated[list[str] | None, typer.Option(help="The other side of --valid, likewise.")] = None,
+    test_pair: Annotated[list[str] | None, typer.Option(help="The other side of --test, likewise.")] = None,
 ) -> Result:
-    """Read the labelled examples of a task: a text, perhaps a second one, perhaps a label.
+    """Read the labelled examples of a task: a text, perhaps a second one, perhaps a label; or parallel text.
 
     The result is a corpus: every command that takes one takes it too.  Each example is a document.
     """
     if files and train:
         raise InputError("training examples are given twice, as files and with --train", hint="leave one of them out")
     given = {"train": files or train or [], "valid": valid or [], "test": test or []}
-    return dataset.run(given, config, stdin=sys.stdin.buffer, **session.options())
+    pairs = {"train": train_pair or [], "valid": valid_pair or [], "test": test_pair or []}
+    return dataset.run(given, config, pairs=pairs, stdin=sys.stdin.buffer, **session.options())
 
 
 @stage_command(
     "build-tokenizer",
     tokenizer.Config,
-    examples=["guide build-tokenizer wiki --name bpe", "T=$(guide build-tokenizer $(guide build-corpus *.txt))"],
+    examples=[
+        "guide build-tokenizer wiki --name bpe",
+        "T=$(guide build-tokenizer $(guide build-corpus *.txt))",
+        "guide build-tokenizer multi30k --column pair --name english",
+    ],
     next_command="guide build-sequences CORPUS {}",
 )
 def build_tokenizer(
@@ -84,7 +95,11 @@ def build_tokenizer(
 @stage_command(
     "build-sequences",
     sequences.Config,
-    examples=["guide build-sequences wiki bpe", "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128"],
+    examples=[
+        "guide build-sequences wiki bpe",
+        "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128",
+        "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
+    ],
     next_command="guide pretrain {}",
 )
 def build_sequences(
@@ -92,6 +107,9 @@ def build_sequences(
     config: sequences.Config,
     corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
     tokenizer: Annotated[str, typer.Argument(help="A tokenizer, likewise.", show_default=False)],
+    target_tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer for the second text of each pair, instead of the same one.")
+    ] = None,
 ) -> Result:
-    """Pack the sentences of a corpus into sequences of token ids."""
-    return sequences.run(corpus, tokenizer, config, **session.options())
+    """Pack the sentences of a corpus into sequences of token ids; or write each pair of texts as source and target."""
+    return sequences.run(corpus, tokenizer, config, target_tokenizer=target_tokenizer, **session.options())

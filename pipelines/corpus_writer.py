@@ -413,3 +413,20 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
                 yield record_batch
         except pa.ArrowException as error:
             raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
+
+
+def check_pairs(corpus: Artifact) -> None:
+    """Raises ArtifactMismatch unless every document of a corpus is an example of a task with pairs."""
+    import pyarrow as pa
+
+    with corpus.open(DOCUMENTS) as raw:
+        try:
+            batches = open_parquet(raw).iter_batches(columns=["pair"])
+            if not any(batch.column(0).null_count for batch in batches):
+                return
+        except (pa.ArrowException, KeyError) as error:
+            raise ArtifactMismatch(f"{corpus.path / DOCUMENTS}: unreadable ({str(error)[:160]!r})") from error
+    raise ArtifactMismatch(
+        f"{corpus.reference} has documents without a second text",
+        hint="guide build-dataset --train-pair, or --pair-column",
+    )

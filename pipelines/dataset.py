@@ -1,7 +1,8 @@
 """Stage ``build-dataset``: labelled examples of a task as a corpus, so that every statistic and every mask takes them too.
 
 One example is one document.  Its first block is the text, the second one, where the task has pairs, is the pair; pair and
-label stand in ``documents.parquet`` as well.  Line ends inside a text become spaces.
+label stand in ``documents.parquet`` as well.  Line ends inside a text become spaces.  Parallel text comes in two files, of
+which line n of one is the translation of line n of the other.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ MOST_LABELS = 100
 """More different labels are numbers to predict, not classes: they are counted, not listed."""
 
 _SHOWN = 5
+_PAIR = "_pair"
+"""After the name of a split: the role of the files with the other side of its text."""
 
 
 class Config(stage.Config):
@@ -63,10 +66,10 @@ class Config(stage.Config):
     ragged: Literal["refuse", "drop", "keep"] = Field(
         "refuse", description="what to do with rows of another length; keep those that have the columns asked for"
     )
-    sentences: str = Field(
-        "rules",
+    sentences: str | None = Field(
+        None,
         description="where sentences end: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, stanza:LANG or "
-        "stanza:FOLDER:LANG:PACKAGE",
+        "stanza:FOLDER:LANG:PACKAGE; by default rules, and line for parallel files",
     )
     valid_fraction: float | None = Field(
         None, ge=0, lt=1, description="part of the training examples for validation; 0.05 where no file has them"
@@ -86,6 +89,7 @@ def run(
     files: Mapping[str, Sequence[str]],
     config: Config,
     *,
+    pairs: Mapping[str, Sequence[str]] | None = None,
     store: Store,
     name: str | None = None,
     force: bool = False,
@@ -97,34 +101,68 @@ def run(
 
     Args:
         files: the files of each split, train, valid and test, as `pipelines.sources.expand` takes them.
+        pairs: for parallel text the files with the other side, in the same order; all are read as plain text, line by
+            line.
 
     Raises:
-        InputError: a file cannot be read as what it claims to be, or lacks a column; file and line are named.
+        InputError: a file cannot be read as what it claims to be, or lacks a column; file and line are named.  Or parallel
+            files have different numbers of lines.
         MachineError: a model for sentences is not installed, or there is no space.
     """
     files = {split: list(files.get(split) or ()) for split in SPLITS}
-    config = _resolved(config, {split for split in files if files[split]})
+    pairs = {split: list(given) for split in SPLITS if (given := (pairs or {}).get(split))}
+    _check_pairs(files, pairs, config)
+    config = _resolved(config, {split for split in files if files[split]}, parallel=bool(pairs))
     check_encoding(config.encoding)
-    check_spec(config.sentences)
+    check_spec(_sentences(config))
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {}
-        for split, sources in files.items():
+        any_kind = bool(pairs) or config.format is not None
+        for role, sources in (*files.items(), *((f"{split}{_PAIR}", found) for split, found in pairs.items())):
             if not sources:
                 continue
-            found = stack.enter_context(expand(sources, any_kind=config.format is not None, stdin=stdin))
+            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin))
             if found.builtin:
                 raise InputError("the builtin text has no labels", hint="guide build-corpus builtin:python-docs")
             shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
             digests = tuple(found.digests.get(path) or stage.file_digest(path) for path in found.paths)
             about = [{"source": shown, "license": config.license}]
-            inputs[split] = Files(tuple(found.paths), tuple(found.names), digests, about)
-        if (model := model_files(config.sentences)) is not None:
+            inputs[role] = Files(tuple(found.paths), tuple(found.names), digests, about)
+        for split in pairs:
+            own, other = (len(inputs[role].names) for role in (split, f"{split}{_PAIR}"))  # type: ignore[attr-defined]
+            if own != other:
+                raise InputError(
+                    f"--{split} has {own} files and --{split}-pair has {other}", hint="one for each, in order"
+                )
+        if (model := model_files(_sentences(config))) is not None:
             inputs["parser"] = model
         return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
 
 
-def _resolved(config: Config, given: set[str]) -> Config:
-    """The configuration with the fraction for validation decided."""
+def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequence[str]], config: Config) -> None:
+    """Raises InputError when a split lacks one of its sides, or a setting is about tables."""
+    if not pairs:
+        return
+    for split, found in files.items():
+        if bool(found) != (split in pairs):
+            sides = (f"--{split}", f"--{split}-pair")
+            lacks, has = sides[::-1] if found else sides
+            raise InputError(f"{has} has no {lacks}", hint="parallel text has two files for every split")
+    for name in ("format", "pair_column", "label_column", "id_column"):
+        if getattr(config, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(
+                f"--{flag} is about tables, and parallel files are plain text", hint="leave one of them out"
+            )
+
+
+def _sentences(config: Config) -> str:
+    assert config.sentences is not None, "`run` has decided it"
+    return config.sentences
+
+
+def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
+    """The configuration with the fraction for validation and the ends of sentences decided."""
     if not given:
         raise InputError(
             "no files were given", hint="guide build-dataset FILE, or --train FILE --valid FILE --test FILE"
@@ -136,9 +174,12 @@ def _resolved(config: Config, given: set[str]) -> Config:
             )
         if fraction and "train" not in given:
             raise InputError(f"--{split}-fraction takes from training examples, and there are none")
-    if config.valid_fraction is not None:
-        return config
-    return config.model_copy(update={"valid_fraction": 0.05 if "train" in given and "valid" not in given else 0.0})
+    decided: dict[str, Any] = {}
+    if config.valid_fraction is None:
+        decided["valid_fraction"] = 0.05 if "train" in given and "valid" not in given else 0.0
+    if config.sentences is None:
+        decided["sentences"] = "line" if parallel else "rules"
+    return config.model_copy(update=decided)
 
 
 def build(run: Run) -> None:
@@ -148,13 +189,18 @@ def build(run: Run) -> None:
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
     total = sum(path.stat().st_size for files in given.values() for path in files.paths)
-    with contextlib.closing(CorpusWriter(run.out, splitter(config.sentences), notes)) as writer:
+    with contextlib.closing(CorpusWriter(run.out, splitter(_sentences(config)), notes)) as writer:
         with run.progress.task("dataset", total=total or None, unit="B") as bar:
             for split, files in given.items():
-                for path, name in zip(files.paths, files.names, strict=True):
+                others = run.inputs.get(f"{split}{_PAIR}")
+                for number, (path, name) in enumerate(zip(files.paths, files.names, strict=True)):
                     before = [split] if len(given) > 1 else []
                     before += [name] if len(files.paths) > 1 else []
-                    for record in _records(path, name, split, config, notes):
+                    if others is None:
+                        records = _records(path, name, split, config, notes)
+                    else:
+                        records = _parallel((path, name), (others.paths[number], others.names[number]), config, notes)
+                    for record in records:
                         document = _document(record, name, split, "/".join(before), config, notes)
                         if document is not None and document.example is not None:
                             writer.add(document)
@@ -214,7 +260,7 @@ def _document(record: _Record, name: str, split: str, before: str, config: Confi
         notes.drop("null text" if record.text is None else "empty text", record.place)
         return None
     blocks, pair = [block], None
-    if config.pair_column is not None:
+    if config.pair_column is not None or record.pair is not None:
         second = _block(record.pair or "", record, name, config, notes)
         if second is None:
             notes.warn("an example with an empty pair", record.place)
@@ -250,6 +296,31 @@ def _records(path: Path, name: str, split: str, config: Config, notes: Notes) ->
     if kind not in _READERS:
         raise InputError(f"{name!r}: examples are not read from {kind} files", hint=f"--format {', '.join(_READERS)}")
     yield from _READERS[kind](path, name, split, config, notes)
+
+
+def _parallel(text: tuple[Path, str], pair: tuple[Path, str], config: Config, notes: Notes) -> Iterator[_Record]:
+    """The examples of two parallel files, each a path and its name; a pair without its second side is dropped.
+
+    Raises:
+        InputError: the files have different numbers of lines.
+    """
+    lines = [open_lines(path, name, config.encoding, notes, any_end=False) for path, name in (text, pair)]
+    counts = [0, 0]
+    for own, other in itertools.zip_longest(*lines):
+        for side, found in enumerate((own, other)):
+            counts[side] += found is not None
+        if own is None or other is None:
+            continue  # counted to the end, to say how far they are apart
+        place = f"{text[1]!r}, line {own[0]}"
+        if own[1].strip() and not other[1].strip():
+            notes.drop("empty pair", place)
+        else:
+            yield _Record(own[0], place, own[1], pair=other[1])
+    if counts[0] != counts[1]:
+        raise InputError(
+            f"{text[1]!r} has {counts[0]:,} lines and {pair[1]!r} has {counts[1]:,}: they are not parallel",
+            hint="line n of one must be the translation of line n of the other",
+        )
 
 
 def _label_first(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:

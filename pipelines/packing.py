@@ -119,23 +119,34 @@ class Packer:
             np.asarray(places[:complete]) - np.concatenate([[0], np.cumsum(lengths[: complete - 1])]),
             lengths[:complete],
         )
-        return self._lay_out(tokens.slice(0, kept), target, np.asarray(ends))
+        return _lay_out(tokens.slice(0, kept), target, np.asarray(ends), self.begin, self.separator)
 
-    def _lay_out(self, tokens: Tokens, target: Any, ends: Any) -> Packed:
-        import numpy as np
 
-        size = int(ends[-1])
-        special = np.ones(size, bool)  # first, last, and between documents
-        special[target] = False
-        ids = np.full(size, self.separator, np.int32)
-        ids[np.concatenate([[0], ends[:-1]])] = self.begin
-        ids[target] = tokens.id
-        columns = [ids]
-        for column in tokens[1:]:
-            wide = np.full(size, NONE, column.dtype)
-            wide[target] = column
-            columns.append(wide)
-        return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
+def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed:
+    """A sequence for each run of ``lengths`` tokens, with the first and the last token that every sequence has."""
+    import numpy as np
+
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(tokens.id)) + 2 * rows + 1
+    return _lay_out(tokens, places, np.cumsum(lengths + 2), begin, separator)
+
+
+def _lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
+    """Tokens at their places among all sequences laid end to end, which are separators and begins elsewhere."""
+    import numpy as np
+
+    size = int(ends[-1])
+    special = np.ones(size, bool)  # first, last, and between documents
+    special[places] = False
+    ids = np.full(size, separator, np.int32)
+    ids[np.concatenate([[0], ends[:-1]])] = begin
+    ids[places] = tokens.id
+    columns = [ids]
+    for column in tokens[1:]:
+        wide = np.full(size, NONE, column.dtype)
+        wide[places] = column
+        columns.append(wide)
+    return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
 
 
 def _cut_long(lengths: Any, documents: Any, room: int) -> tuple[Any, Any]:

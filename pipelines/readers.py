@@ -1,6 +1,7 @@
 """From bytes to text: what a file is, gunzipping within bounds, strict decoding, lines.
 
-Lines end at ``\\n``, ``\\r\\n`` and ``\\r``, never where ``str.splitlines`` would also cut (U+2028, form feeds ...).
+Lines end at ``\\n``, ``\\r\\n`` and ``\\r``, never where ``str.splitlines`` would also cut (U+2028, form feeds ...); those of
+parallel files at ``\\n`` alone.
 """
 
 from __future__ import annotations
@@ -176,14 +177,17 @@ def check_encoding(encoding: str) -> str:
         raise InputError(f"unknown encoding {encoding!r}", hint="such as utf-8, latin-1, cp1252, utf-16") from error
 
 
-def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes) -> Iterator[str]:
+def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end: bool = True) -> Iterator[str]:
     """Chunks of text with ``\\n`` for every line end, and without a byte-order mark at the start.
+
+    Args:
+        any_end: ``\\r`` ends a line too; else it stays where it is.
 
     Raises:
         InputError: bytes that are not in the encoding; the message has the line, and the byte counted from 0.
     """
     decoder = codecs.getincrementaldecoder(encoding)("strict")
-    newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=True)
+    newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=any_end)
     position, lines, first = 0, 0, True
     while True:
         data = stream.read(_CHUNK)
@@ -209,7 +213,7 @@ def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes) -> Iterator
             yield text
         if not data:
             break
-    if isinstance(newlines.newlines, tuple):
+    if any_end and isinstance(newlines.newlines, tuple):
         notes.warn("line ends of several kinds in one file", repr(name))
 
 
@@ -235,7 +239,9 @@ def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
         yield number, "".join(pending)
 
 
-def open_lines(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[tuple[int, str]]:
+def open_lines(
+    path: Path, name: str, encoding: str, notes: Notes, *, any_end: bool = True
+) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file; see `open_text`, `decode` and `read_lines` for what is refused."""
     with open_text(path, name, encoding) as stream:
-        yield from read_lines(decode(stream, name, encoding, notes), name)
+        yield from read_lines(decode(stream, name, encoding, notes, any_end=any_end), name)

@@ -1,7 +1,8 @@
 """Stage ``build-sequences``: text as token ids, whole sentences packed to a length, each token with its place in the text.
 
 Writes ``train.parquet``, ``valid.parquet``, ``test.parquet`` (those that have text) with one row per sequence, and the
-tokenizer's files under ``tokenizer/``, so that later stages need the sequences alone.
+tokenizer's files under ``tokenizer/``, so that later stages need the sequences alone.  With ``--packing pairs`` a row is an
+example of two texts; see `pipelines.pair_sequences`.
 
 Source: Liu et al. 2019 (RoBERTa), section 4.2, FULL-SENTENCES: sequences may cross documents, with one separator between.
 """
@@ -45,8 +46,10 @@ class Config(stage.Config):
     """How text becomes sequences."""
 
     max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, special ones among them")
-    packing: Literal["full-sentences", "document"] = Field(
-        "full-sentences", description="whether a sequence may go on in the next document, or stops at its end"
+    packing: Literal["full-sentences", "document", "pairs"] = Field(
+        "full-sentences",
+        description="whether a sequence may go on in the next document, or stops at its end; or, for translation, "
+        "whether it is the first text of an example, with the second one as its target",
     )
 
 
@@ -55,6 +58,7 @@ def run(
     tokenizer: str,
     config: Config,
     *,
+    target_tokenizer: str | None = None,
     store: Store,
     name: str | None = None,
     force: bool = False,
@@ -65,19 +69,25 @@ def run(
 
     Of a folder only ``tokenizer.json`` and the texts of the special tokens are read.
 
+    Args:
+        target_tokenizer: for the second text of each pair, likewise; by default the same one.
+
     Raises:
         InputError: no such artifact; or the tokenizer is damaged, or has no tokens to begin and end a sequence.
     """
+    if target_tokenizer and config.packing != "pairs":
+        raise InputError("--target-tokenizer is for texts with a pair", hint="--packing pairs")
     with contextlib.ExitStack() as stack:
-        text = stack.enter_context(store.load(corpus, kind="corpus"))
-        folder = Path(tokenizer)
-        given: Artifact | Files
-        if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
-            found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-            given = Files.of((folder / name for name in found), found)
-        else:
-            given = stack.enter_context(store.load(tokenizer, kind="tokenizer"))
-        inputs = {"corpus": text, "tokenizer": given}
+        inputs: dict[str, stage.Input] = {"corpus": stack.enter_context(store.load(corpus, kind="corpus"))}
+        for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
+            if not reference:
+                continue
+            folder = Path(reference)
+            if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
+                found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+                inputs[role] = Files.of((folder / name for name in found), found)
+            else:
+                inputs[role] = stack.enter_context(store.load(reference, kind="tokenizer"))
         return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
 
 
@@ -85,19 +95,31 @@ def sequence_schema() -> Any:
     """Columns of a file of sequences: lists of one length, one entry per token; -1 where a special token has none."""
     import pyarrow as pa
 
-    def column(name: str, kind: Any, unit: str) -> Any:
-        return pa.field(name, pa.list_(pa.field("element", kind, False)), False, metadata={"unit": unit})
-
     return pa.schema(
         [
-            column("id", pa.int32(), "piece of the vocabulary"),
-            column("document", pa.int32(), "row in the corpus's documents.parquet"),
-            column("sentence", pa.int32(), "running number in the document"),
-            column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
-            column("end", pa.int64(), "code points in the document, exclusive"),
-            column("special", pa.bool_(), "true for tokens that are not text"),
+            _column("id", pa.int32(), "piece of the vocabulary"),
+            _column("document", pa.int32(), "row in the corpus's documents.parquet"),
+            _column("sentence", pa.int32(), "running number in the document"),
+            _column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
+            _column("end", pa.int64(), "code points in the document, exclusive"),
+            _column("special", pa.bool_(), "true for tokens that are not text"),
         ]
     )
+
+
+def pair_schema() -> Any:
+    """Columns of a file of pairs: those of the source, and the target, a list of its own length."""
+    import pyarrow as pa
+
+    return sequence_schema().append(
+        _column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
+    )
+
+
+def _column(name: str, kind: Any, unit: str) -> Any:
+    import pyarrow as pa
+
+    return pa.field(name, pa.list_(pa.field("element", kind, False)), False, metadata={"unit": unit})
 
 
 def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
@@ -179,6 +201,11 @@ def _json_object(data: bytes, name: str) -> dict[str, Any]:
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
+    if run.config.packing == "pairs":
+        from pipelines import pair_sequences
+
+        pair_sequences.build(run)
+        return
     config: Config = run.config
     corpus: Artifact = run.inputs["corpus"]
     files = tokenizer_files(run.inputs["tokenizer"])
@@ -211,26 +238,35 @@ def build(run: Run) -> None:
         "special_tokens": special,
         "splits": {split: writers[split].counts() for split in SPLITS if split in writers},
     }
-    _warn(run, encoder, writers)
+    warn(run, encoder.disarmed)
 
 
-def _warn(run: Run, encoder: _Encoder, writers: Mapping[str, _SplitWriter]) -> None:
+_TOLD = {
+    "cut_sentences": "sentences were longer than a sequence and were cut",
+    "cut_pairs": "pairs were longer than a sequence on one side at least, and were cut",
+    "long_pairs": "pairs were longer than a sequence on one side at least, and were dropped",
+    "empty_pairs": "pairs had no token on one side at least, and were dropped",
+}
+
+
+def warn(run: Run, disarmed: int) -> None:
+    """Say what the counts of the splits have that a user should know."""
     warnings = []
-    if encoder.disarmed:
-        warnings.append(f"{encoder.disarmed:,} pieces of text spelled a special token and became unknown tokens")
-    for split, writer in writers.items():
-        counts = writer.counts()
-        if counts["cut_sentences"]:
-            warnings.append(f"{split}: {counts['cut_sentences']:,} sentences were longer than a sequence and were cut")
-        if counts["unknown_tokens"] > 0.05 * counts["tokens"]:
-            warnings.append(f"{split}: {counts['unknown_tokens']:,} of {counts['tokens']:,} tokens are unknown")
+    if disarmed:
+        warnings.append(f"{disarmed:,} pieces of text spelled a special token and became unknown tokens")
+    for split, counts in run.out.counts["splits"].items():
+        warnings += [f"{split}: {counts[key]:,} {what}" for key, what in _TOLD.items() if counts.get(key)]
+        for side in ("", "target_"):
+            unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
+            if unknown > 0.05 * all_:
+                warnings.append(f"{split}: {unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")
     run.out.warnings += warnings
     for warning in warnings:
         log.warning("%s", warning)
 
 
 def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
-    """Blocks in batches of about `_BATCH_CHARACTERS`, as columns: lists for text, numpy for numbers."""
+    """Blocks in batches of about `_BATCH_CHARACTERS`, see `block_columns`."""
     columns = ["document", "split", "start", "first_sentence", "text", "sentences"]
     for batch in read_blocks(corpus, columns, batch=4096):
         texts = batch.column("text").to_pylist()
@@ -241,18 +277,22 @@ def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
             last = first + 1
             while last < len(texts) and sums[last] <= limit:
                 last += 1
-            part = batch.slice(first, last - first)
-            spans = part.column("sentences")
-            yield {
-                "text": texts[first:last],
-                "document": part.column("document").to_numpy(),
-                "split": part.column("split").cast("string").to_pylist(),
-                "start": part.column("start").to_numpy(),
-                "first_sentence": part.column("first_sentence").to_numpy(),
-                "sentence_counts": spans.value_lengths().to_numpy(),
-                "sentence_starts": spans.flatten().field("start").to_numpy(),
-            }
+            yield block_columns(batch.slice(first, last - first))
             first = last
+
+
+def block_columns(part: Any) -> dict[str, Any]:
+    """A record batch of blocks as columns: lists for text, numpy for numbers."""
+    spans = part.column("sentences")
+    return {
+        "text": part.column("text").to_pylist(),
+        "document": part.column("document").to_numpy(),
+        "split": part.column("split").cast("string").to_pylist(),
+        "start": part.column("start").to_numpy(),
+        "first_sentence": part.column("first_sentence").to_numpy(),
+        "sentence_counts": spans.value_lengths().to_numpy(),
+        "sentence_starts": spans.flatten().field("start").to_numpy(),
+    }
 
 
 def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
@@ -349,9 +389,7 @@ class _SplitWriter:
         begin, separator = special["cls"], special["sep"]
         assert begin is not None and separator is not None
         self._packer = Packer(config.max_length, begin, separator, config.packing == "full-sentences")
-        self._file = stack.enter_context(run.out.parquet(f"{split}.parquet", sequence_schema()))
-        self._unknown = special["unk"]
-        self._sequences = self._tokens = self._unknowns = 0
+        self._file = SequenceFile(split, sequence_schema(), special["unk"], run, stack)
 
     def add(self, tokens: Tokens) -> None:
         self._write(self._packer.add(tokens))
@@ -360,30 +398,39 @@ class _SplitWriter:
         self._write(self._packer.flush())
 
     def _write(self, packed: Packed | None) -> None:
-        import pyarrow as pa
-
-        if packed is None:
-            return
-        schema = sequence_schema()
-        columns = [*packed.tokens, packed.special]
-        arrays = [
-            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
-            for column, field in zip(columns, schema, strict=True)
-        ]
-        self._file.write_table(pa.table(arrays, schema=schema))
-        self._sequences += len(packed.offsets) - 1
-        self._tokens += len(packed.special)
-        if self._unknown is not None:
-            self._unknowns += int((packed.tokens.id == self._unknown).sum())
+        if packed is not None:
+            self._file.write(packed)
 
     def counts(self) -> dict[str, int]:
         """``tokens`` are all of them, special ones too; ``unknown_tokens`` and ``cut_sentences`` are text."""
-        return {
-            "sequences": self._sequences,
-            "tokens": self._tokens,
-            "unknown_tokens": self._unknowns,
-            "cut_sentences": self._packer.cut,
-        }
+        return {**self._file.counts, "cut_sentences": self._packer.cut}
+
+
+class SequenceFile:
+    """The file of one split.
+
+    Attributes:
+        counts: what it holds: ``tokens`` are all of them, special ones too, ``unknown_tokens`` are text.
+    """
+
+    def __init__(self, split: str, schema: Any, unknown: int | None, run: Run, stack: Any) -> None:
+        self._file = stack.enter_context(run.out.parquet(f"{split}.parquet", schema))
+        self._schema, self._unknown = schema, unknown
+        self.counts = {"sequences": 0, "tokens": 0, "unknown_tokens": 0}
+
+    def write(self, packed: Packed, *more: Any) -> None:
+        """Add sequences; ``more`` are the arrays of further columns of the schema."""
+        import pyarrow as pa
+
+        arrays = [
+            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
+            for column, field in zip([*packed.tokens, packed.special], self._schema, strict=False)
+        ]
+        self._file.write_table(pa.table([*arrays, *more], schema=self._schema))
+        self.counts["sequences"] += len(packed.offsets) - 1
+        self.counts["tokens"] += len(packed.special)
+        if self._unknown is not None:
+            self.counts["unknown_tokens"] += int((packed.tokens.id == self._unknown).sum())
 
 
 STAGE = Stage("build-sequences", "sequences", 1, Config, build)

@@ -15,7 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import read_blocks
+from pipelines.corpus_writer import check_pairs, read_blocks
 from pipelines.progress import Progress, log
 from pipelines.stage import Result, Run, Stage, run_stage
 from pipelines.store import Store
@@ -39,6 +39,9 @@ class Config(stage.Config):
     min_frequency: int = Field(2, ge=1, description="how often a pair or word must occur to get an entry (not Unigram)")
     lowercase: bool = Field(False, description="make letters small before anything else")
     model_max_length: int = Field(512, ge=8, description="longest input, in tokens, noted for later users")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="of examples with two texts, which one to learn from"
+    )
 
 
 def run(
@@ -79,11 +82,12 @@ def check_size(config: Config) -> None:
         )
 
 
-def training_texts(corpus: Artifact) -> Iterator[list[str]]:
-    """The texts of the training blocks, in batches."""
-    for batch in read_blocks(corpus, ["split", "text"]):
-        splits, texts = (column.to_pylist() for column in batch.columns)
-        yield [text for split, text in zip(splits, texts, strict=True) if split == "train"]
+def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]]:
+    """The texts of the training blocks, in batches; of examples the first text (``text``), the second (``pair``) or both."""
+    place = {"text": 0, "pair": 1}.get(column)
+    for batch in read_blocks(corpus, ["block", "split", "text"]):
+        rows = zip(*(batch.column(name).to_pylist() for name in ("block", "split", "text")), strict=True)
+        yield [text for block, split, text in rows if split == "train" and place in (None, block)]
 
 
 def build(run: Run) -> None:
@@ -91,16 +95,18 @@ def build(run: Run) -> None:
     config: Config = run.config
     corpus: Artifact = run.inputs["corpus"]
     blocks = int(corpus.counts.get("blocks", 0)) or None
+    if config.column != "both":
+        check_pairs(corpus)
 
     def texts() -> Iterator[list[str]]:
         with run.progress.task("tokenizer", total=blocks, unit="blocks") as bar:
-            for batch in training_texts(corpus):
+            for batch in training_texts(corpus, config.column):
                 yield batch
                 bar.advance(len(batch))
 
     letters: set[str] = set()
     # checked before training, which takes any text and gives an empty vocabulary
-    for batch in training_texts(corpus):
+    for batch in training_texts(corpus, config.column):
         for text in batch:
             letters.update(letter for letter in set(text) if not letter.isspace())
         if len(letters) > 1:

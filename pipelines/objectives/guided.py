@@ -20,6 +20,7 @@ class Guided:
     Attributes:
         handle: see `guidance.installation.Handle`.
         labels: the guides that have a loss.
+        on_scores: those of them whose loss is about mis-predictions.
         total_steps: over how many steps schedules run.
     """
 
@@ -28,6 +29,8 @@ class Guided:
     ) -> None:
         self.handle = install(model, plan, tokenizer, tables=tables)
         self.labels = tuple(self.handle.alphas(0, 1))
+        guides = dict(zip(plan.labels, plan.guides, strict=True))
+        self.on_scores = tuple(label for label in self.labels if guides[label].acts.place == "scores")
         self.total_steps = 1
         self._prefix = prefix
         self._masked = [f"masked/{site.layer}" for _, site in self.handle.attacks]
@@ -46,20 +49,34 @@ class Guided:
         """How the metrics call the loss of a guide."""
         return f"guidance/{self._prefix}{label}"
 
-    def counts(self, examples: float, predicted: float) -> dict[str, float]:
-        """The denominators of the losses, of so many examples with so many tokens to predict."""
+    def counts(self, examples: float, predicted: float, guidance: Guidance | None = None) -> dict[str, float]:
+        """The denominators of the losses, of so many examples with so many tokens to predict.
+
+        Args:
+            guidance: of the batch, where a loss is about mis-predictions; it need not have been through the model.
+        """
         found = {self.name(label): examples for label in self.labels}
+        if guidance is not None and self.on_scores:
+            denominators = guidance.denominators()
+            for label in self.on_scores:
+                found[self.name(label)] = float(denominators[label])
+                found[self._share(label)] = float(guidance.mispredictions(label)[1])
         if self.attacks:
             found |= {"adversary/tokens": predicted, "adversary/sentence": examples, "adversary/penalty": examples}
             found |= dict.fromkeys(self._masked, examples)
         return found
 
     def losses(self, guidance: Guidance) -> dict[str, Tensor]:
-        """The undivided loss of every guide, after the forward pass."""
-        return {
+        """The undivided loss of every guide, after the forward pass; beside them what is only reported, the
+        mis-predictions that have weights."""
+        losses = {
             self.name(label): (guidance.weights_B(label) * loss_B).sum()
             for label, loss_B in guidance.per_example().items()
         }
+        return losses | {self._share(label): guidance.mispredictions(label)[0] for label in self.on_scores}
+
+    def _share(self, label: str) -> str:
+        return f"share/in_vocabulary/{self._prefix}{label}"
 
     def attack_losses(self, attack: Guidance, clean: tuple[Tensor, Tensor], attacked: tuple[Tensor, Tensor]) -> Any:
         """How far an attack moves the model, and what the adversary pays, all undivided; beside them what is only

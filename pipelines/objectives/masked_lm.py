@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from guidance.errors import PlanError
 from guidance.forward import Guidance
 from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
-from guidance.objectives.selection import logits_at, places_of
+from guidance.objectives.replaced_token import Unigram, uniform_numbers
+from guidance.objectives.selection import logits_at, places_of, put_at
 from guidance.plan import Plan
 from guidance.statistics.roles import NOTHING
 from pipelines.batches import pad
 from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given, ModelFolder
+from pipelines.objectives.generator import FOLDER, Generator, Pair, build_generator, check_guides, kind_of, plan_of
 from pipelines.objectives.guided import Guided
 
 VALID_EPOCH = 2**62
@@ -29,21 +32,17 @@ VALID_BATCH = 32
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
     """Raises PlanError when a guide cannot work in this objective."""
-    for number, guide in enumerate(plan.guides, 1):
-        where = f"{source}, guide {number} ({guide.label})"
-        if guide.part != "model":
-            raise PlanError(f"{where} is for a {guide.part}, and masked language modelling trains one model")
-        if guide.acts.place == "scores":
-            raise PlanError(
-                f"{where}: {guide.mechanism} acts where a generator mis-predicts, and masked language modelling has none"
-            )
+    check_guides(plan, config, source)
 
 
 def prepare(given: Given) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     model = build_model(given.config, given.tokenizer, given.max_length, given.init, seed=given.config.seed)
     check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-    return MaskedLM(given, model)
+    kind = kind_of(given.plan, given.config)
+    if kind == "none":
+        return MaskedLM(given, model)
+    return FilledLM(given, model, build_generator(given, model) if kind == "transformer" else None)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class MaskedLM:
         self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
         self.lengths = given.train.lengths
         self.guided = Guided(model, given.plan, tokenizer, given.tables)
-        self.passes = (self,)
+        self.passes: tuple[Any, ...] = (self,)
 
     def begin(self, total_steps: int) -> None:
         self.guided.total_steps = total_steps
@@ -119,18 +118,19 @@ class MaskedLM:
         return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns)
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
-        guides = self.guided.counts(batch.examples, batch.chosen)
+        guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
+        guides = self.guided.counts(batch.examples, self.asked(batch), guidance)
         return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
         inputs = self.tensors(batch)
         guidance = self.guide(inputs, step)
         states = {"output_hidden_states": True} if self.guided.attacks else {}
-        clean = logits_at(model, inputs.places_N, **inputs.model, **self.guided.forward(guidance), **states)
+        clean = self.call(model, inputs, **self.guided.forward(guidance), **states)
         losses = {**self.task_losses(clean, inputs), **self.guided.losses(guidance)}
         if self.guided.attacks:
             attack = guidance.attack()
-            other = logits_at(model, inputs.places_N, **inputs.model, guidance=attack, **states)
+            other = self.call(model, inputs, guidance=attack, **states)
             both = [(output.logits, output.hidden_states[-1][:, 0]) for output in (clean, other)]
             losses |= self.guided.attack_losses(attack, *both)
         return losses
@@ -141,16 +141,32 @@ class MaskedLM:
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         if not self.num_valid:
             return {}
-        found = dict.fromkeys(self.TASKS, (0.0, 0.0))
+        found = dict.fromkeys(self.validated, (0.0, 0.0))
         mine = range(rank, self.num_valid, world)
         for start in range(0, len(mine), VALID_BATCH):
             batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
-            inputs = self.tensors(batch)
-            extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
-            output = logits_at(model, inputs.places_N, **inputs.model, **extra)
-            sums, counts = self.task_losses(output, inputs), self.task_counts(batch)
+            sums, counts = self.validate(model, batch)
             found = {name: (a + sums[name].item(), b + counts[name]) for name, (a, b) in found.items()}
         return found
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        """The losses of `evaluate`."""
+        return self.TASKS
+
+    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Sums and counts of the losses of a validation batch."""
+        inputs = self.tensors(batch)
+        extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
+        return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
+
+    def call(self, model: nn.Module, inputs: MaskedInputs, **extra: Any) -> Any:
+        """A forward pass, whose ``logits`` are those of the tokens that are asked about, (N, classes)."""
+        return logits_at(model, inputs.places_N, **inputs.model, **extra)
+
+    def asked(self, batch: MaskedBatch) -> float:
+        """About how many tokens the model is asked."""
+        return batch.chosen
 
     def task_counts(self, batch: MaskedBatch) -> dict[str, float]:
         """The denominators of `task_losses`."""
@@ -189,3 +205,100 @@ class MaskedLM:
         return self.guided.handle.guide(
             inputs.model["input_ids"], inputs.model["attention_mask"], step=step, **inputs.columns
         )
+
+
+@dataclass(frozen=True)
+class FilledBatch(MaskedBatch):
+    """One micro-batch whose masked tokens a generator fills in.
+
+    Attributes:
+        uniform_N: a number in [0, 1) for each masked token, with which it is drawn.
+        drawn: what has been drawn, (N,), once a generator has been there.
+    """
+
+    uniform_N: Tensor = field(default_factory=lambda: torch.zeros(0))
+    drawn: list[Tensor] = field(default_factory=list)
+
+    def fill(self, drawn_N: Tensor) -> None:
+        """Keep what a generator has drawn."""
+        self.drawn[:] = [drawn_N]
+
+    @property
+    def drawn_N(self) -> Tensor:
+        """What a generator has drawn."""
+        return self.drawn[0]
+
+
+class FilledLM(MaskedLM):
+    """Masked language modelling beside which a generator fills in the same tokens, for guides that act where it is wrong.
+
+    The model reads what it reads without a generator.  Mis-predictions are masked tokens that were drawn other than the
+    text has them (Xing et al. 2020, equation 11).
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("model",)
+    """Whose guides the model gets."""
+
+    def __init__(self, given: Given, model: Any, network: Any = None) -> None:
+        """
+        Args:
+            network: what fills in; by default the unigram distribution of the training sequences.
+        """
+        super().__init__(dataclasses.replace(given, plan=plan_of(given.plan, *self.PARTS)), model)
+        self.main, self.generator, self.unigram = model, None, None
+        if network is None:
+            self.unigram = Unigram.of(given.train.ids, self.masker.ordinary)
+        else:
+            self.generator = Generator(given, network, self.masker, super().tensors)
+            self.model, self.passes = Pair(model, network), (self.generator, self)
+
+    def begin(self, total_steps: int) -> None:
+        super().begin(total_steps)
+        if self.generator:
+            self.generator.guided.total_steps = total_steps
+
+    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> FilledBatch:
+        masked = super().prepare(examples, split)
+        uniform = [
+            uniform_numbers(len(row), seed=self.seed, epoch=epoch, example=i)[row != IGNORED]
+            for row, (epoch, i) in zip(masked.labels, examples, strict=True)
+        ]
+        batch = FilledBatch(masked.seen, masked.labels, masked.columns, torch.from_numpy(np.concatenate(uniform)))
+        if self.unigram:
+            batch.fill(self.unigram.draw(batch.uniform_N))
+        return batch
+
+    def tensors(self, batch: Any) -> MaskedInputs:
+        """The batch on the device of the model, once it has been filled in."""
+        inputs = super().tensors(batch)
+        ids_BT, drawn_N = inputs.model["input_ids"], batch.drawn_N.to(inputs.labels_N.device, non_blocking=True)
+        original_BT = put_at(ids_BT, inputs.places_N, inputs.labels_N)
+        predicted_BT = put_at(ids_BT, inputs.places_N, drawn_N)
+        told = {"original": original_BT, "predicted": predicted_BT, "mispredicted": predicted_BT != original_BT}
+        return dataclasses.replace(inputs, columns={**inputs.columns, **told})
+
+    def weights(self, step: int) -> dict[str, float]:
+        return {**super().weights(step), **(self.generator.weights(step) if self.generator else {})}
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        return (*super().validated, *(Generator.LOSSES if self.generator else ()))
+
+    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+        filling = self.generator.validate(model, batch) if self.generator else {}
+        sums, counts = super().validate(model, batch)
+        return {**sums, **filling}, {**counts, **dict.fromkeys(filling, batch.chosen)}
+
+    def tallies(self) -> dict[str, float]:
+        return {**super().tallies(), **(self.generator.guided.tallies() if self.generator else {})}
+
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        super().restore(tallies)
+        if self.generator:
+            self.generator.guided.restore(tallies)
+
+    def folders(self) -> tuple[ModelFolder, ...]:
+        if not self.generator:
+            return super().folders()
+        generator = ModelFolder(FOLDER, "generator.", self.generator.network, self.generator.guided.handle.plan)
+        return (ModelFolder("", "model.", self.main, self.guided.handle.plan), generator)

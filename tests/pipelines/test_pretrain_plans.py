@@ -76,7 +76,7 @@ def test_validation_sees_the_plan_too(store: Store, tmp_path: Path) -> None:
     ("plan", "message"),
     [
         ("preset:mcmisp", r"preset:mcmisp, guide 1 \(conflict\) is for a discriminator"),
-        ("preset:mcmisp-bert", r"guide 1 \(conflict\): logit_loss acts where a generator mis-predicts"),
+        ("preset:mcmisp-bert", "guide 'conflict' needs the table cooccurrence"),
         ("preset:roles", r"it needs the features word, idf, head, relation \(guide 'rare' needs word\)"),
         ('[[guide]]\npattern = "first"\nmechanism = "bias"\nstack = "decoder"', "has no decoder self-attention"),
         ('[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]', "about added heads"),

@@ -1,0 +1,106 @@
+"""What plans read beside sequences: token features, tables and the model to start from, by the references that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, PlanError
+from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactMismatch, ArtifactMissing
+from pipelines.stage import Files
+from pipelines.store import Store
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+
+
+def load_inputs(config: Any, data: Artifact, store: Store) -> dict[str, Any]:
+    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences.
+
+    Raises:
+        ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+    """
+    found: dict[str, Any] = {}
+    if config.masks:
+        found["masks"] = masks = store.load(config.masks, kind="masks")
+        made_of = masks.manifest["inputs"]["sequences"]
+        if made_of["content"] != data.content:
+            raise ArtifactMismatch(
+                f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
+                f"{data.reference} ({data.content[:12]})",
+                hint=f"guide build-masks {data.reference}",
+            )
+    if config.cooccur:
+        from pipelines.cooccurrence import check_tokenizer
+
+        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
+        check_tokenizer(counts, data)
+    if config.scores:
+        path = Path(config.scores)
+        found["scores"] = Files.of([path], [path.name])
+    return found
+
+
+def model_input(reference: str, store: Store) -> Artifact | Files:
+    """A trained model: an artifact, or any folder of a Hugging Face model."""
+    try:
+        return store.load(reference, kind="model")
+    except ArtifactMissing:
+        folder = Path(reference)
+        if not folder.is_dir():
+            raise
+        names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file())
+        if not any(p.name == "config.json" for p in names):
+            raise InputError(f"{reference}: not a model folder (no config.json)") from None
+        origin = {"source": f"weights of {folder.resolve().name}", "license": None}
+        return Files.of(names, (p.name for p in names), [origin])
+
+
+def features(plan: Plan) -> tuple[str, ...]:
+    """The token features that a plan reads and that do not follow from ids; rarity is one of words in their sentence."""
+    from guidance.features import Vocabulary
+
+    needs = plan.needs()
+    more = ("segment",) if "idf" in needs else ()
+    return tuple(dict.fromkeys((*(need for need in needs if need not in Vocabulary.FEATURES), *more)))
+
+
+def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
+    """Raises PlanError when a plan reads features or tables that no input has."""
+    from guidance.features import FEATURES, TABLES
+
+    masks = inputs.get("masks")
+    known = masks.counts["columns"] if masks else ("segment",)
+    missing = [need for need in features(plan) if need not in known]
+    if missing:
+        need, label = missing[0], plan.needs()[missing[0]]
+        told = masks.counts.get("missing", {}).get(need) if masks else None
+        raise PlanError(
+            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
+            + (f", which {masks.reference} does not have" if masks else ""),
+            hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
+        )
+    for label, guide in zip(plan.labels, plan.guides, strict=True):
+        for table in guide.wish.tables if guide.wish and guide.enabled else ():
+            if table == "cooccurrence" and "cooccur" not in inputs:
+                raise PlanError(
+                    f"{source}: guide {label!r} needs the table {table}", hint=f"{TABLES[table]}; here: --cooccur REF"
+                )
+
+
+def read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What patterns and rules look up beside tokens, by name."""
+    from pipelines.cooccurrence import load_table
+    from pipelines.masking import TABLE, read_proportions
+    from pipelines.plans import read_scores
+
+    tables: dict[str, Any] = {}
+    if "cooccur" in inputs:
+        tables["cooccurrence"] = load_table(inputs["cooccur"])
+    if "masking" in inputs:
+        tables[TABLE] = read_proportions(inputs["masking"])
+    if "scores" in inputs:
+        tables["importance"] = read_scores(inputs["scores"].paths[0])
+    return tables

@@ -198,4 +198,4 @@ def next_sentence_loss(logits_B2: Tensor, labels_B: Tensor) -> tuple[Tensor, Ten
     """
     logits_B2 = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
     loss = torch.nn.functional.cross_entropy(logits_B2, labels_B, ignore_index=IGNORED, reduction="sum")
-    return loss, (logits_B2.argmax(-1) == labels_B).sum()
+    return loss, (logits_B2.argmax(-1) == labels_B).sum().to(loss.dtype)

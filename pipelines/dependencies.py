@@ -22,7 +22,7 @@ from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines import executor
 from pipelines.corpus_writer import DOCUMENTS
-from pipelines.executor import Shard, map_shards, parquet_file, run_sharded, shards_of
+from pipelines.executor import Shard, evenly, map_shards, parquet_file, run_sharded, shards_of
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
 from pipelines.progress import Progress, log
@@ -137,7 +137,7 @@ def build(run: Run) -> None:
         scheme = scheme or _scheme_of(path)
     schema = dependency_schema().with_metadata({"scheme": scheme})
     with run.out.parquet(TABLE, schema) as writer:
-        for table in in_groups(_tables(paths), _GROUP):
+        for table in evenly(_tables(paths), _GROUP):
             tally.add(table)
             writer.write_table(table.cast(schema))
     tally.check()
@@ -273,23 +273,6 @@ def _tables(paths: Iterable[Path]) -> Iterator[Any]:
         with open(path, "rb") as raw:
             for batch in open_parquet(raw).iter_batches(batch_size=_GROUP):
                 yield pa.Table.from_batches([batch])
-
-
-def in_groups(tables: Iterable[Any], rows: int) -> Iterator[Any]:
-    """The same rows in tables of ``rows`` each, the last one shorter: bytes must not tell how the work was divided."""
-    import pyarrow as pa
-
-    held: list[Any] = []
-    count = 0
-    for table in tables:
-        held.append(table)
-        count += table.num_rows
-        while count >= rows:
-            whole = pa.concat_tables(held)
-            yield whole.slice(0, rows).combine_chunks()
-            held, count = [whole.slice(rows)], count - rows
-    if count:
-        yield pa.concat_tables(held).combine_chunks()
 
 
 class _Tally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import spacy
@@ -405,15 +403,6 @@ def test_windows_take_every_block_once_whatever_the_shards(window: int, store: S
         assert sum(map(len, windows)) == blocks
         found.add(tuple(windows))
     assert len(found) == 1
-
-
-@pytest.mark.parametrize("sizes", [[5], [1] * 11, [4, 0, 3, 9, 1], [3, 3, 3], []])
-def test_groups_have_their_rows_however_they_come(sizes: list[int]) -> None:
-    values = list(range(sum(sizes)))
-    bounds = [0, *itertools.accumulate(sizes)]
-    tables = [pa.table({"n": pa.array(values[a:b], pa.int64())}) for a, b in itertools.pairwise(bounds)]
-    groups = [group.column("n").to_pylist() for group in dependencies.in_groups(tables, 3)]
-    assert groups == [values[n : n + 3] for n in range(0, len(values), 3)]
 
 
 # the model, and the recipe

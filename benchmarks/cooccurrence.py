@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from pipelines import cooccurrence, corpus, tokenizer
-from pipelines.executor import shards_of
+from pipelines.shards import shards_of
 from pipelines.store import Store
 from pipelines.tokens import tokenizer_folder
 
@@ -163,8 +163,8 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
     """Everything that the sides read; gives the seconds that encoding took."""
     import pyarrow as pa
 
-    from pipelines.executor import parquet_file
     from pipelines.pair_counting import most_frequent
+    from pipelines.shards import parquet_file
 
     settings = {"tokenizer": tokenizer_folder(made), "cross": True}
     started = time.perf_counter()

@@ -25,22 +25,21 @@ from pydantic import Field, field_validator, model_validator
 from guidance.errors import InputError
 from pipelines import executor
 from pipelines.artifacts import Artifact
-from pipelines.executor import (
+from pipelines.files import DigestWriter, open_parquet
+from pipelines.manifest import ArtifactMismatch
+from pipelines.progress import Progress, log
+from pipelines.sequences import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.shards import (
     Shard,
     ShareDone,
     evenly,
-    knob,
     map_shards,
     merge_tree,
     parquet_file,
     run_sharded,
     shards_of,
 )
-from pipelines.files import DigestWriter, open_parquet
-from pipelines.manifest import ArtifactMismatch
-from pipelines.progress import Progress, log
-from pipelines.sequences import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
-from pipelines.stage import Result, Run, Stage
+from pipelines.stage import Result, Run, Stage, knob
 from pipelines.store import Store
 from pipelines.tokens import COLUMNS, open_tokenizer, tokenizer_folder, tokens_of
 

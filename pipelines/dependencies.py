@@ -22,10 +22,10 @@ from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines import executor
 from pipelines.corpus_writer import DOCUMENTS
-from pipelines.executor import Shard, evenly, map_shards, parquet_file, run_sharded, shards_of
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
 from pipelines.progress import Progress, log
+from pipelines.shards import Shard, evenly, map_shards, parquet_file, run_sharded, shards_of
 from pipelines.sources import expand
 from pipelines.stage import Files, Result, Run, Stage, knob
 from pipelines.store import Store

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import executor
-from pipelines.executor import Shard, evenly, knob, map_shards, merge_tree, parquet_file, run_sharded, shards_of
 from pipelines.files import open_parquet
 from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage
+from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.stage import Result, Run, Stage, knob
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "idf_schema", "run"]

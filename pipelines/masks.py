@@ -23,10 +23,10 @@ from pipelines import executor
 from pipelines.artifacts import Artifact
 from pipelines.blocks import BLOCK_LIMIT
 from pipelines.corpus_writer import BLOCKS, SPLITS
-from pipelines.executor import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.progress import Progress, log
+from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.stage import Result, Run, Stage, internal, knob, read_json, require
 from pipelines.store import Store
 

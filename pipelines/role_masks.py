@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact
-from pipelines.executor import parquet_file
 from pipelines.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.masks import RoleTables, origin, pieces_of
 from pipelines.models import read_tokenizer
 from pipelines.progress import Progress
+from pipelines.shards import parquet_file
 from pipelines.store import Store
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from cli.main import exit_code
 from guidance.errors import UnknownName
 from pipelines import executor
 from pipelines.artifacts import Artifact
-from pipelines.executor import Shard, map_shards, merge_tree, parquet_file, run_sharded, shards_of
 from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage
+from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.stage import Result, Run, Stage, knob
 from pipelines.store import Store
 
 SCHEMA = pa.schema([pa.field("text", pa.string(), False)])
@@ -30,8 +30,8 @@ SCHEMA = pa.schema([pa.field("text", pa.string(), False)])
 class Config(executor.Config):
     """Which work, and in which folder it leaves traces."""
 
-    work: str = executor.knob("copy", "")
-    traces: str = executor.knob("", "")
+    work: str = knob("copy", "")
+    traces: str = knob("", "")
 
 
 def copy(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
@@ -100,7 +100,7 @@ def build(run: Run) -> None:
     """Joins what the work gives."""
     merged = merge_tree(join, _map(run.inputs["corpus"], run.config, run.partial, run.progress), {}, run.config)
     with run.out.parquet("text.parquet", SCHEMA) as file:
-        for table in executor.evenly([pq.read_table(merged)], 3):
+        for table in evenly([pq.read_table(merged)], 3):
             file.write_table(table)
 
 

@@ -25,8 +25,8 @@ from guidance.statistics.cooccurrence import context_scores
 from pipelines import contexts, cooccurrence, corpus, pair_counting, sequences, tokenizer
 from pipelines.artifacts import Artifact
 from pipelines.cooccurrence import Config, Counts, check_tokenizer, count_schema, load_table, merge_pairs, run
-from pipelines.executor import parquet_file
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing
+from pipelines.shards import parquet_file
 from pipelines.store import Store
 from tests.shared import shared
 

@@ -22,7 +22,7 @@ from guidance.features import RELATIONS, relation_id
 from guidance.statistics.dependencies import Attachment, Tree, attachment
 from pipelines import corpus, dependencies, parsers
 from pipelines.artifacts import Artifact
-from pipelines.executor import shards_of
+from pipelines.shards import shards_of
 from pipelines.store import Store
 from tests.shared import shared
 

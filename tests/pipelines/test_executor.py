@@ -19,8 +19,8 @@ import pytest
 from guidance.errors import InputError, MachineError, UnknownName
 from pipelines import corpus, executor
 from pipelines.artifacts import Artifact
-from pipelines.executor import shards_of
 from pipelines.manifest import ArtifactDamaged, ArtifactInUse
+from pipelines.shards import evenly, shards_of
 from pipelines.store import Store
 from tests import works
 
@@ -180,10 +180,10 @@ def test_rows_come_in_tables_of_one_size() -> None:
         parts = [
             pa.table({"n": numbers[a:b]}, schema=pa.schema([("n", pa.int64())])) for a, b in itertools.pairwise(bounds)
         ]
-        tables = list(executor.evenly(parts, 5))
+        tables = list(evenly(parts, 5))
         assert [t["n"].to_pylist() for t in tables] == [numbers[a : a + 5] for a in range(0, 23, 5)]
         assert all(t["n"].num_chunks == 1 for t in tables)
-    assert list(executor.evenly([], 5)) == []
+    assert list(evenly([], 5)) == []
 
 
 # shares
@@ -284,12 +284,12 @@ def test_damaged_partial_file_is_made_again(how: str, text: Artifact, store: Sto
 
 
 def test_damaged_merge_is_made_again(text: Artifact, store: Store, tmp_path: Path) -> None:
-    from pipelines.executor import map_shards, merge_tree
     from pipelines.progress import Progress
+    from pipelines.shards import FAN_IN, map_shards, merge_tree
 
     config = works.Config(shard_size=1)
     paths = map_shards(works.copy, shards_of(text, 1), {}, tmp_path / "partial", config, Progress())
-    assert len(paths) == 30 > executor.FAN_IN
+    assert len(paths) == 30 > FAN_IN
     merged = merge_tree(works.join, paths, {}, config)
     before = merged.read_bytes()
     for path in (tmp_path / "partial").glob("merged-*"):

@@ -18,7 +18,7 @@ import pytest
 from guidance.errors import InputError, MachineError
 from pipelines import executor
 from pipelines.artifacts import Artifact
-from pipelines.executor import shards_of
+from pipelines.shards import shards_of
 from pipelines.store import Store
 from tests import works
 from tests.pipelines.test_executor import (

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from pipelines import cooccurrence, corpus, tokenizer
-from pipelines.shards import shards_of
+from pipelines.shards import parquet_file, row_groups, shards_of
 from pipelines.store import Store
 from pipelines.tokens import tokenizer_folder
 
@@ -164,14 +164,13 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
     import pyarrow as pa
 
     from pipelines.pair_counting import most_frequent
-    from pipelines.shards import parquet_file
 
     settings = {"tokenizer": tokenizer_folder(made), "cross": True}
     started = time.perf_counter()
     for number, shard in enumerate(shards_of(text, 4_000_000)):
         cooccurrence.encode(shard, settings, folder / f"all-{number:04}")
     seconds = time.perf_counter() - started
-    tables = [table for path in sorted(folder.glob("all-*")) for table in cooccurrence._tables(path)]
+    tables = [table for path in sorted(folder.glob("all-*")) for table in row_groups(path)]
     ids, lengths = (np.concatenate([t[n].combine_chunks().flatten() for t in tables]) for n in ("token", "length"))
     special = range(5)
     chosen = most_frequent(np.bincount(ids), top, special)

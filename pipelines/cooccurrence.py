@@ -36,6 +36,7 @@ from pipelines.shards import (
     map_shards,
     merge_tree,
     parquet_file,
+    row_groups,
     run_sharded,
     shards_of,
 )
@@ -173,7 +174,7 @@ def build(run: Run) -> None:
     _write_vocabulary(counting, run)
     pairs = positions = 0
     with run.out.parquet(COUNTS, count_schema()) as file:
-        for table in evenly(_tables(merged), ROWS):
+        for table in evenly(row_groups(merged), ROWS):
             file.write_table(table)
             i, j, count = _arrays(table)
             pairs += len(i)
@@ -334,7 +335,7 @@ def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: 
 
 def _sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
     for path in paths:
-        for table in _tables(path, ["id", "count"]):
+        for table in row_groups(path, ["id", "count"]):
             ids, found = (table[name].combine_chunks().flatten().to_numpy() for name in ("id", "count"))
             counts[ids] += found  # one row, so each id is there once
     return counts
@@ -377,7 +378,7 @@ def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
     row_of[list(ids)] = np.arange(len(ids), dtype=np.uint16)
     rows, lengths = [np.empty(0, np.uint16)], [np.zeros(1, np.int64)]
     for source in piece.paths:
-        for table in _tables(Path(source), ["token", "length"]):
+        for table in row_groups(Path(source), ["token", "length"]):
             tokens, unit_lengths = (table[name].combine_chunks().flatten().to_numpy() for name in ("token", "length"))
             rows.append(row_of[np.minimum(tokens, len(row_of) - 1)])
             lengths.append(unit_lengths)
@@ -436,14 +437,6 @@ class _Bands:
 def _arrays(batch: Any) -> tuple[Any, Any, Any]:
     i, j, number = (batch.column(name).to_numpy() for name in ("i", "j", "count"))
     return i, j, number
-
-
-def _tables(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The row groups of a file."""
-    with open(path, "rb") as raw:
-        file = open_parquet(raw)
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=columns)
 
 
 # what others read

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from pipelines.corpus_writer import DOCUMENTS
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
 from pipelines.progress import Progress, log
-from pipelines.shards import Shard, evenly, map_shards, parquet_file, run_sharded, shards_of
+from pipelines.shards import Shard, evenly, map_shards, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.sources import expand
 from pipelines.stage import Files, Result, Run, Stage, knob
 from pipelines.store import Store
@@ -137,7 +138,7 @@ def build(run: Run) -> None:
         scheme = scheme or _scheme_of(path)
     schema = dependency_schema().with_metadata({"scheme": scheme})
     with run.out.parquet(TABLE, schema) as writer:
-        for table in evenly(_tables(paths), _GROUP):
+        for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
             tally.add(table)
             writer.write_table(table.cast(schema))
     tally.check()
@@ -264,15 +265,6 @@ def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) ->
 def _scheme_of(path: Path) -> str:
     with open(path, "rb") as raw:
         return (open_parquet(raw).schema_arrow.metadata or {}).get(b"scheme", b"").decode()
-
-
-def _tables(paths: Iterable[Path]) -> Iterator[Any]:
-    import pyarrow as pa
-
-    for path in paths:
-        with open(path, "rb") as raw:
-            for batch in open_parquet(raw).iter_batches(batch_size=_GROUP):
-                yield pa.Table.from_batches([batch])
 
 
 class _Tally:

@@ -17,11 +17,13 @@ from guidance.errors import InputError
 from pipelines import executor
 from pipelines.files import open_parquet
 from pipelines.progress import Progress, log
-from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.stage import Result, Run, Stage, knob
 from pipelines.store import Store
 
-__all__ = ["STAGE", "Config", "idf_schema", "run"]
+__all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
+
+TABLE = "idf.parquet"
 
 ROWS = 1 << 16
 """Rows of a row group, in the table and in partial files."""
@@ -113,19 +115,19 @@ def _publish(merged: Path, run: Run) -> None:
 
     config: Config = run.config
     units = _units(merged)
-    most = max((int(table["df"].to_numpy().max(initial=1)) for table in _tables(merged)), default=1)
+    most = max((int(table["df"].to_numpy().max(initial=1)) for table in row_groups(merged)), default=1)
     if not units:
         raise InputError(f"{run.inputs['corpus'].reference} has no training text to count")
 
     def rows() -> Iterator[Any]:
-        for table in _tables(merged):
+        for table in row_groups(merged):
             table = table.filter(pa.array(table["df"].to_numpy() >= config.min_df))
             df = table["df"].to_numpy()
             idf = inverse_document_frequency(df, units, formula=config.formula, most=most)
             yield pa.table([table["token"], table["df"], pa.array(idf)], schema=idf_schema())
 
     tokens = 0
-    with run.out.parquet("idf.parquet", idf_schema()) as file:
+    with run.out.parquet(TABLE, idf_schema()) as file:
         for table in evenly(rows(), ROWS):
             file.write_table(table)
             tokens += table.num_rows
@@ -232,7 +234,7 @@ def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> Non
     """Add partial files, which are sorted: memory is that of some row groups."""
     schema = _partial_schema(sum(map(_units, paths)))
     with parquet_file(path, schema) as file:
-        for table in evenly(_added([_tables(path) for path in paths]), ROWS):
+        for table in evenly(_added([row_groups(path) for path in paths]), ROWS):
             file.write_table(table.cast(schema))
 
 
@@ -257,13 +259,6 @@ def _added(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
         heads = [(table.slice(count), stream) for (table, stream), count in zip(heads, counts, strict=True)]
         added = ready.group_by("token").aggregate([("df", "sum")]).sort_by("token")
         yield pa.table([added["token"], added["df_sum"]], names=["token", "df"])
-
-
-def _tables(path: Path) -> Iterator[Any]:
-    with open(path, "rb") as raw:
-        file = open_parquet(raw)
-        for group in range(file.num_row_groups):
-            yield file.read_row_group(group)
 
 
 def _units(path: Path) -> int:

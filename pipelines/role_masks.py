@@ -13,9 +13,10 @@ from guidance.errors import InputError
 from pipelines.artifacts import Artifact
 from pipelines.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.manifest import ArtifactDamaged, ArtifactMissing
-from pipelines.masks import RoleTables, origin, pieces_of
+from pipelines.masks import origin
 from pipelines.models import read_tokenizer
 from pipelines.progress import Progress
+from pipelines.role_tables import RoleTables, pieces_of
 from pipelines.shards import parquet_file
 from pipelines.store import Store
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guidance.errors import InputError, MachineError
 from pipelines.artifacts import Artifact
@@ -31,6 +31,8 @@ from pipelines.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.progress import Progress, log
 from pipelines.stage import Result, Run, Stage, file_digest, recipe_of, run_stage
 from pipelines.store import Store
+
+Found = TypeVar("Found")
 
 FAN_IN = 16
 """How many partial files are merged at once."""
@@ -94,32 +96,17 @@ class Shard:
 
 @contextlib.contextmanager
 def _blocks(path: str) -> Iterator[Any]:
-    """The blocks of a corpus, open; every page that is read is compared with its checksum.
+    """The blocks of a corpus, open; see `open_checked`.
 
     Raises:
         MachineError: the file is not there.
-        ArtifactDamaged: it cannot be read.
     """
-    import pyarrow as pa
-
-    try:
-        about = os.stat(path)
-        footer = _footer(path, about.st_ino, about.st_size, about.st_mtime_ns)
-        with open(path, "rb") as file:
-            yield open_parquet(file, metadata=footer, page_checksum_verification=True)
-    except FileNotFoundError as error:
+    if not os.path.exists(path):
         raise MachineError(
             f"a worker finds no {path}", hint="the store must be in a folder that all workers share, at one path"
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        raise ArtifactDamaged(f"{path}: unreadable ({str(error)[:160]!r})") from error
-
-
-@functools.lru_cache(maxsize=2)
-def _footer(path: str, *version: int) -> Any:
-    """Where everything is in a Parquet file; that of a large corpus takes a while to read, so workers remember it."""
-    with open(path, "rb") as file:
-        return open_parquet(file).metadata
+        )
+    with open_checked(path) as file:
+        yield file
 
 
 def _rows(file: Any, piece: tuple[int, int, int], columns: Sequence[str]) -> Any:
@@ -148,6 +135,55 @@ def shards_of(corpus: Artifact, size: int) -> list[Shard]:
             held.append((number, start, stop))
             characters += weight / parts
     return [*found, Shard(str(path), tuple(held))] if held else found
+
+
+# what workers read
+
+
+@contextlib.contextmanager
+def open_checked(path: str | Path) -> Iterator[Any]:
+    """A table of an artifact, open; every page that is read is compared with its checksum.
+
+    Raises:
+        ArtifactDamaged: it cannot be read, or lacks a column.
+    """
+    import pyarrow as pa
+
+    try:
+        with open(path, "rb") as file:
+            yield open_parquet(file, metadata=footer(str(path)), page_checksum_verification=True)
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise ArtifactDamaged(f"{path}: unreadable ({str(error)[:160]!r})") from error
+
+
+def remembered(function: Callable[..., Found]) -> Callable[..., Found]:
+    """A function of a file, whose path comes first: what it gives is remembered for a few files, while they are the same."""
+
+    @functools.lru_cache(maxsize=4)
+    def known(version: tuple[int, ...], *task: Any) -> Found:
+        return function(*task)
+
+    @functools.wraps(function)
+    def call(path: str, *rest: Any) -> Found:
+        about = os.stat(path)
+        return known((about.st_ino, about.st_size, about.st_mtime_ns), path, *rest)
+
+    return call
+
+
+@remembered
+def footer(path: str) -> Any:
+    """Where everything is in a Parquet file; that of a large corpus takes a while to read."""
+    with open(path, "rb") as file:
+        return open_parquet(file).metadata
+
+
+def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """A partial file as one ``pyarrow.Table`` after the other."""
+    with open(path, "rb") as raw:
+        file = open_parquet(raw)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=columns)
 
 
 # the map, the merge, and the files between

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from pipelines.artifacts import Artifact
 from pipelines.packing import Tokens
 from pipelines.sequences import TOKENIZER_FILES, _Encoder, load_tokenizer, special_ids, tokenizer_files
+from pipelines.shards import remembered
 from pipelines.stage import Files
 from pipelines.store import Store
 
@@ -44,25 +44,22 @@ def tokenizer_folder(given: Artifact | Files) -> str:
 
 def load(folder: str) -> Any:
     """The ``tokenizers.Tokenizer`` of a folder; a worker opens it once."""
-    return _load(folder)[0]
+    return _opened(os.path.join(folder, "tokenizer.json"))[0]
 
 
 def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
     """All tokens of the blocks in some tables, as ``build-sequences`` makes them: no special ones, and none for text that
     spells one; a batch of about a million characters at a time."""
-    tokenizer, encoder = _load(folder)
+    tokenizer, encoder = _opened(os.path.join(folder, "tokenizer.json"))
     for table in tables:
         for batch in _batches(table):
             yield encoder(batch, tokenizer.encode_batch(batch["text"], add_special_tokens=False))[0]
 
 
-def _load(folder: str) -> tuple[Any, _Encoder]:
-    about = os.stat(os.path.join(folder, "tokenizer.json"))
-    return _load_version(folder, about.st_ino, about.st_size, about.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=2)
-def _load_version(folder: str, *version: int) -> tuple[Any, _Encoder]:
+@remembered
+def _opened(file: str) -> tuple[Any, _Encoder]:
+    """The tokenizer of a ``tokenizer.json`` and of what stands beside it."""
+    folder = os.path.dirname(file)
     names = [name for name in TOKENIZER_FILES if os.path.exists(os.path.join(folder, name))]
     files = tokenizer_files(Files.of((Path(folder, name) for name in names), names))
     tokenizer = load_tokenizer(files)

@@ -26,7 +26,7 @@ from pipelines.corpus_writer import DOCUMENTS
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
 from pipelines.progress import Progress, log
-from pipelines.shards import Shard, evenly, map_shards, parquet_file, row_groups, run_sharded, shards_of
+from pipelines.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.sources import expand
 from pipelines.stage import Files, Result, Run, Stage, knob
 from pipelines.store import Store
@@ -114,7 +114,7 @@ def run(
     """
     kind, _, rest = config.parser.partition(":")
     with contextlib.ExitStack() as stack:
-        text = stack.enter_context(store.load(corpus, kind="corpus"))
+        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
         if kind == "conllu":
             found = stack.enter_context(expand([rest], any_kind=True, stdin=None))
             parser = Files.of(found.paths, found.names)
@@ -207,8 +207,7 @@ def _found(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> l
 def _document_ids(shard: Shard, wanted: set[int]) -> dict[int, str]:
     """The ids of some documents of the corpus, by their row."""
     found: dict[int, str] = {}
-    with open(Path(shard.path).with_name(DOCUMENTS), "rb") as raw:
-        file = open_parquet(raw)
+    with open_checked(Path(shard.path).with_name(DOCUMENTS)) as file:
         first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows

@@ -75,7 +75,6 @@ def run(
         InputError: no such artifact, or no training text.
     """
     with contextlib.ExitStack() as stack:
-        # a share reads a part of the corpus, page by page with checksums; the run that merges verifies all of it
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
         inputs: dict[str, Any] = {"corpus": text}
         if tokenizer is not None:

@@ -67,7 +67,6 @@ def run(
         ArtifactMissing: the corpus of the sequences is no longer there.
     """
     with contextlib.ExitStack() as stack:
-        # a share reads a part of all that, with the checksums of pages; the run that merges verifies the whole
         verify = not config.shard
         data = stack.enter_context(store.load(sequences, kind="sequences", verify=verify))
         text = stack.enter_context(origin(data, "corpus", store, verify=verify))

@@ -360,7 +360,8 @@ def run_sharded(
 ) -> Result | None:
     """Run a stage that maps over shards; with ``--shard i/n`` only a share of them, which gives None.
 
-    Shares run beside one another; a run that merges waits until they have ended, and does what is then missing.
+    Shares run beside one another; a run that merges waits until they have ended, and does what is then missing.  A share
+    needs no verified inputs, as it reads a part of them, with the checksums of pages; the run that merges does.
 
     Args:
         share: works on the shards, keeping partial files in the folder it is given, and raises `ShareDone`.

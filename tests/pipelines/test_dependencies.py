@@ -22,6 +22,7 @@ from guidance.features import RELATIONS, relation_id
 from guidance.statistics.dependencies import Attachment, Tree, attachment
 from pipelines import corpus, dependencies, parsers
 from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactDamaged
 from pipelines.shards import shards_of
 from pipelines.store import Store
 from tests.shared import shared
@@ -594,6 +595,20 @@ def test_sentences_without_heads_have_no_tree(store: Store, tmp_path: Path) -> N
     text = corpus.run([str(tmp_path / "t.conllu")], corpus.Config(valid=0), store=store).artifact
     rows = rows_of(parse(store, text, f"conllu:{tmp_path / 't.conllu'}"))
     assert [row["status"] for row in rows] == ["no tree", "ok"]
+
+
+def test_a_share_verifies_what_it_reads(store: Store, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "t.conllu").write_text(conllu(DU))
+    text = corpus.run([str(tmp_path / "t.conllu")], corpus.Config(valid=0), store=store).artifact
+    config = dependencies.Config(parser=f"conllu:{tmp_path / 't.conllu'}", shard="1/1")
+    monkeypatch.setattr(Artifact, "verify", lambda _: pytest.fail("all of it"))
+    path = text.path / "documents.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"t.conllu", b"u.conllu", 1))
+    with pytest.raises(ArtifactDamaged, match="documents"):
+        dependencies.run(text.reference, config, store=store)
+    path.write_bytes(whole)
+    assert dependencies.run(text.reference, config, store=store) is None
 
 
 def test_trees_of_another_text_are_refused(store: Store, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import cooccurrence, corpus, tokenizer
+from pipelines import cooccurrence, corpus, pair_files, tokenizer
 from pipelines.shards import parquet_file, row_groups, shards_of
 from pipelines.store import Store
 from pipelines.tokens import tokenizer_folder
@@ -58,9 +58,9 @@ def ours_files(folder: Path, window: int) -> Iterator[Any]:
     ids = json.loads((folder / "ids.json").read_text())
     kept = [str(path) for path in sorted(folder.glob("kept-*"))]
     settings = {"ids": ids, "window": window, "presence": False}
-    cooccurrence.count(cooccurrence.Piece(tuple(kept[:1])), settings, folder / f"warm-{os.getpid()}")
+    pair_files.count(pair_files.Piece(tuple(kept[:1])), settings, folder / f"warm-{os.getpid()}")
     yield
-    cooccurrence.count(cooccurrence.Piece(tuple(kept)), settings, folder / f"counts-{os.getpid()}")
+    pair_files.count(pair_files.Piece(tuple(kept)), settings, folder / f"counts-{os.getpid()}")
     yield
     found = pq.read_table(folder / f"counts-{os.getpid()}")
     yield tuple(found[name].to_numpy() for name in ("i", "j", "count"))
@@ -168,7 +168,7 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
     settings = {"tokenizer": tokenizer_folder(made), "cross": True}
     started = time.perf_counter()
     for number, shard in enumerate(shards_of(text, 4_000_000)):
-        cooccurrence.encode(shard, settings, folder / f"all-{number:04}")
+        pair_files.encode(shard, settings, folder / f"all-{number:04}")
     seconds = time.perf_counter() - started
     tables = [table for path in sorted(folder.glob("all-*")) for table in row_groups(path)]
     ids, lengths = (np.concatenate([t[n].combine_chunks().flatten() for t in tables]) for n in ("token", "length"))
@@ -189,7 +189,7 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
     with open(folder / "words.txt", "w") as file:
         for first, last in itertools.pairwise(bounds):
             file.write(" ".join(f"t{id_}" for id_ in ids[first:last].tolist()) + "\n")
-    schema = cooccurrence._encoded_schema()
+    schema = pair_files.encoded_schema()
     pieces = np.array_split(np.arange(len(lengths)), max(1, len(ids) // 200_000))
     with parquet_file(folder / "kept-0", schema) as file:
         for piece in pieces:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact
-from pipelines.cooccurrence import load_table, read_vocabulary
+from pipelines.cooccurrence_table import load_table, read_vocabulary
 from pipelines.manifest import ArtifactMissing
 from pipelines.sequences import load_tokenizer
 from pipelines.store import Store

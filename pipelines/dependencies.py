@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines import executor
+from pipelines.columns import column, list_column
 from pipelines.corpus_writer import DOCUMENTS
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
@@ -75,23 +76,19 @@ def dependency_schema() -> Any:
     """Columns of ``deps.parquet``; the lists of a row have one length, the number of words."""
     import pyarrow as pa
 
-    def column(name: str, kind: Any, unit: str, *, is_list: bool = True) -> Any:
-        kind = pa.list_(pa.field("element", kind, False)) if is_list else kind
-        return pa.field(name, kind, False, metadata={"unit": unit})
-
     place = "code points in the document, its blocks joined by one newline"
     return pa.schema(
         [
-            column("document", pa.int64(), "row in the corpus's documents.parquet", is_list=False),
-            column("sentence", pa.int32(), "running number in the document", is_list=False),
-            column("start", pa.int64(), place),
-            column("end", pa.int64(), f"{place}, exclusive"),
-            column("form", pa.string(), "word; of a multi-word token, the word that it stands for"),
-            column("lemma", pa.string(), "dictionary form, empty for none"),
-            column("upos", pa.string(), "universal part of speech, empty for none"),
-            column("head", pa.int32(), "place of the head in the lists of this row; a root's is its own"),
-            column("relation", pa.string(), "label of the arc to the head, in the scheme of the table"),
-            column("status", pa.string(), "ok, or why there are no words", is_list=False),
+            column("document", pa.int64(), "row in the corpus's documents.parquet"),
+            column("sentence", pa.int32(), "running number in the document"),
+            list_column("start", pa.int64(), place),
+            list_column("end", pa.int64(), f"{place}, exclusive"),
+            list_column("form", pa.string(), "word; of a multi-word token, the word that it stands for"),
+            list_column("lemma", pa.string(), "dictionary form, empty for none"),
+            list_column("upos", pa.string(), "universal part of speech, empty for none"),
+            list_column("head", pa.int32(), "place of the head in the lists of this row; a root's is its own"),
+            list_column("relation", pa.string(), "label of the arc to the head, in the scheme of the table"),
+            column("status", pa.string(), "ok, or why there are no words"),
         ]
     )
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import executor
+from pipelines.columns import column
 from pipelines.files import open_parquet
 from pipelines.progress import Progress, log
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
@@ -51,9 +52,9 @@ def idf_schema() -> Any:
 
     return pa.schema(
         [
-            pa.field("token", pa.string(), False, metadata={"unit": "a word in small letters, or a tokenizer's token"}),
-            pa.field("df", pa.int64(), False, metadata={"unit": "documents (or sentences) that hold it"}),
-            pa.field("idf", pa.float64(), False, metadata={"unit": "nats"}),
+            column("token", pa.string(), "a word in small letters, or a tokenizer's token"),
+            column("df", pa.int64(), "documents (or sentences) that hold it"),
+            column("idf", pa.float64(), "nats"),
         ]
     )
 

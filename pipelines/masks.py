@@ -19,6 +19,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines import executor
 from pipelines.artifacts import Artifact
+from pipelines.columns import list_column
 from pipelines.corpus_writer import SPLITS
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
@@ -161,12 +162,7 @@ def mask_schema(columns: Sequence[str]) -> Any:
 
     return pa.schema(
         [
-            pa.field(
-                name,
-                pa.list_(pa.field("element", pa.from_numpy_dtype(kind), False)),
-                False,
-                metadata={"unit": FEATURES[name].summary},
-            )
+            list_column(name, pa.from_numpy_dtype(kind), FEATURES[name].summary)
             for name, (_, kind) in NOTHING.items()
             if name in columns
         ]

@@ -33,7 +33,7 @@ def load_inputs(config: Any, data: Artifact, store: Store) -> dict[str, Any]:
                 hint=f"guide build-masks {data.reference}",
             )
     if config.cooccur:
-        from pipelines.cooccurrence import check_tokenizer
+        from pipelines.cooccurrence_table import check_tokenizer
 
         found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
         check_tokenizer(counts, data)
@@ -92,7 +92,7 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
 
 def read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What patterns and rules look up beside tokens, by name."""
-    from pipelines.cooccurrence import load_table
+    from pipelines.cooccurrence_table import load_table
     from pipelines.masking import TABLE, read_proportions
     from pipelines.plans import read_scores
 

@@ -243,7 +243,7 @@ def _tables(config: Config, data: Artifact, store: Store) -> dict[str, Any]:
                 hint=f"guide build-masks {data.reference}",
             )
     if config.cooccur:
-        from pipelines.cooccurrence import check_tokenizer
+        from pipelines.cooccurrence_table import check_tokenizer
 
         found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
         check_tokenizer(counts, data)
@@ -405,7 +405,7 @@ class _Prepared:
 
 def _read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What patterns and rules look up beside tokens, by name."""
-    from pipelines.cooccurrence import load_table
+    from pipelines.cooccurrence_table import load_table
     from pipelines.plans import read_scores
 
     tables: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact
+from pipelines.columns import column, list_column
 from pipelines.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.masks import origin
@@ -224,15 +225,12 @@ def dense_schema(roles: Sequence[str]) -> Any:
     """Columns of a file of dense masks, one row for each sequence."""
     import pyarrow as pa
 
-    def column(name: str, kind: Any, unit: str) -> Any:
-        return pa.field(name, kind, False, metadata={"unit": unit})
-
     unit = "length x length, query after query; true: the key may be looked at"
     return pa.schema(
         [
             column("sequence", pa.int64(), "row in the file of the same name of the sequences"),
             column("length", pa.int32(), "tokens"),
-            *(column(role, pa.list_(pa.field("element", pa.bool_(), False)), unit) for role in roles),
+            *(list_column(role, pa.bool_(), unit) for role in roles),
         ]
     )
 

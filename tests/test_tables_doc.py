@@ -14,11 +14,12 @@ import pytest
 
 from guidance.statistics.roles import NOTHING
 from pipelines import cooccurrence, corpus, idf, masks, sequences, tokenizer
-from pipelines.cooccurrence import count_schema, vocabulary_schema
+from pipelines.cooccurrence import vocabulary_schema
 from pipelines.corpus_writer import block_schema, document_schema
 from pipelines.dependencies import dependency_schema
 from pipelines.idf import idf_schema
 from pipelines.masks import mask_schema
+from pipelines.pair_files import count_schema
 from pipelines.sequences import sequence_schema
 from pipelines.store import Store
 

@@ -22,11 +22,13 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 import guidance
 from guidance.errors import InputError
 from guidance.statistics.cooccurrence import context_scores
-from pipelines import contexts, cooccurrence, corpus, pair_counting, sequences, tokenizer
+from pipelines import contexts, cooccurrence, corpus, pair_counting, pair_files, sequences, tokenizer
 from pipelines.artifacts import Artifact
-from pipelines.cooccurrence import Config, Counts, check_tokenizer, count_schema, load_table, merge_pairs, run
+from pipelines.cooccurrence import Config, run
+from pipelines.cooccurrence_table import Counts, check_tokenizer, load_table
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing
-from pipelines.shards import parquet_file
+from pipelines.pair_files import count_schema, merge_pairs
+from pipelines.shards import parquet_file, shards_of
 from pipelines.store import Store
 from tests.shared import shared
 
@@ -280,14 +282,14 @@ def test_shares_encode_then_count_and_the_plain_command_merges(store: Store, mon
         return len([path for folder in store.unfinished() for path in folder.glob(f"{kind}/*.partial")])
 
     share(1)
-    shards = len(cooccurrence.shards_of(text, 300))
+    shards = len(shards_of(text, 300))
     assert kept("ids") == -(-shards // 2) > 3 and kept("pairs") == 0
     share(2)  # the last to encode finds all there, and counts its share
     assert kept("ids") > shards and kept("pairs") == 1
     share(1)
     assert kept("pairs") == 2
     for name in ("encode", "count"):  # all is done
-        monkeypatch.setattr(cooccurrence, name, lambda *_: pytest.fail("again"))
+        monkeypatch.setattr(pair_files, name, lambda *_: pytest.fail("again"))
     result = run(text.reference, made.reference, Config(shard_size=300), store=store)
     assert result is not None and digests(result.artifact) == whole
     assert not store.unfinished()
@@ -306,7 +308,7 @@ def test_a_run_that_was_stopped_goes_on_and_makes_damaged_files_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cooccurrence, "count", stop)
+        patch.setattr(pair_files, "count", stop)
         with pytest.raises(KeyboardInterrupt):
             run(text.reference, made.reference, Config(shard_size=300), store=store)
     paths = [path for folder in store.unfinished() for path in folder.glob("ids/*.partial")]
@@ -315,8 +317,8 @@ def test_a_run_that_was_stopped_goes_on_and_makes_damaged_files_again(
     data[len(data) // 2] ^= 4
     paths[1].write_bytes(data)
     encoded = []
-    encode = cooccurrence.encode
-    monkeypatch.setattr(cooccurrence, "encode", lambda *task: (encoded.append(task), encode(*task)))
+    encode = pair_files.encode
+    monkeypatch.setattr(pair_files, "encode", lambda *task: (encoded.append(task), encode(*task)))
     result = run(text.reference, made.reference, Config(shard_size=300), store=store)
     assert result is not None and digests(result.artifact) == whole
     shards = [path for path in paths if not path.name.startswith("merged")]
@@ -353,7 +355,7 @@ def test_merging_in_bands_adds_every_pair_once(tmp_path: Path, monkeypatch: pyte
         with parquet_file(paths[-1], count_schema()) as file:
             rows = [{"i": i, "j": j, "count": n} for (i, j), n in sorted(pairs.items())]
             file.write_table(pa.Table.from_pylist(rows, schema=count_schema()), row_group_size=97)
-    monkeypatch.setattr(cooccurrence, "BAND", 1000)
+    monkeypatch.setattr(pair_files, "BAND", 1000)
     merge_pairs(paths, {"rows": 200}, tmp_path / "sum")
     merged = {(row["i"], row["j"]): row["count"] for row in pq.read_table(tmp_path / "sum").to_pylist()}
     assert merged == dict(total)

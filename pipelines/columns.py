@@ -1,0 +1,26 @@
+"""Columns of tables: they are never null, and their metadata has the unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["column", "list_column"]
+
+
+def column(name: str, kind: Any, unit: str) -> Any:
+    """A ``pyarrow.Field``.
+
+    Args:
+        kind: its ``pyarrow.DataType``.
+        unit: what a value is, in a few words.
+    """
+    import pyarrow as pa
+
+    return pa.field(name, kind, False, metadata={"unit": unit})
+
+
+def list_column(name: str, kind: Any, unit: str) -> Any:
+    """A column of lists, whose elements are of a kind and never null."""
+    import pyarrow as pa
+
+    return column(name, pa.list_(pa.field("element", kind, False)), unit)

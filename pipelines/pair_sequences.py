@@ -22,8 +22,8 @@ from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import SPLITS, check_pairs, read_blocks
 from pipelines.packing import Tokens, one_each
 from pipelines.sequences import (
+    Encoder,
     SequenceFile,
-    _Encoder,
     block_columns,
     load_tokenizer,
     pair_schema,
@@ -86,7 +86,7 @@ class _Side:
         files = tokenizer_files(run.inputs[role])
         tokenizer = load_tokenizer(files)
         special = special_ids(files, tokenizer)
-        return cls(role, files, tokenizer, special, _Encoder(tokenizer, special))
+        return cls(role, files, tokenizer, special, Encoder(tokenizer, special))
 
     def encode(self, blocks: dict[str, Any]) -> tuple[Tokens, Any]:
         """The tokens of some blocks, and how many there are of each."""

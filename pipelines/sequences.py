@@ -28,7 +28,7 @@ from pipelines.progress import Progress, log
 from pipelines.stage import Files, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
-__all__ = ["STAGE", "Config", "load_tokenizer", "run", "sequence_schema", "special_ids"]
+__all__ = ["STAGE", "Config", "Encoder", "load_tokenizer", "run", "sequence_schema", "special_ids"]
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _SIZE_LIMIT = 256 << 20
@@ -214,7 +214,7 @@ def build(run: Run) -> None:
     writers: dict[str, _SplitWriter] = {}
     total = int(corpus.counts.get("characters", 0)) or None
     with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="chars") as bar:
-        encoder = _Encoder(tokenizer, special)
+        encoder = Encoder(tokenizer, special)
         for blocks, encodings in _encoded_ahead(tokenizer, _batches(corpus)):
             tokens, split_of_token = encoder(blocks, encodings)
             del encodings
@@ -310,7 +310,7 @@ def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterato
             del ready
 
 
-class _Encoder:
+class Encoder:
     """Blocks and their encodings to `Tokens`.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.artifacts import Artifact
 from pipelines.packing import Tokens
-from pipelines.sequences import TOKENIZER_FILES, _Encoder, load_tokenizer, special_ids, tokenizer_files
+from pipelines.sequences import TOKENIZER_FILES, Encoder, load_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import remembered
 from pipelines.stage import Files
 from pipelines.store import Store
@@ -57,17 +57,17 @@ def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
 
 
 @remembered
-def _opened(file: str) -> tuple[Any, _Encoder]:
+def _opened(file: str) -> tuple[Any, Encoder]:
     """The tokenizer of a ``tokenizer.json`` and of what stands beside it."""
     folder = os.path.dirname(file)
     names = [name for name in TOKENIZER_FILES if os.path.exists(os.path.join(folder, name))]
     files = tokenizer_files(Files.of((Path(folder, name) for name in names), names))
     tokenizer = load_tokenizer(files)
-    return tokenizer, _Encoder(tokenizer, special_ids(files, tokenizer))
+    return tokenizer, Encoder(tokenizer, special_ids(files, tokenizer))
 
 
 def _batches(table: Any) -> Iterator[dict[str, Any]]:
-    """Blocks as `sequences._Encoder` takes them: lists for text, numpy for numbers."""
+    """Blocks as `sequences.Encoder` takes them: lists for text, numpy for numbers."""
     texts = table["text"].to_pylist()
     sums = [0, *itertools.accumulate(map(len, texts))]
     first = 0

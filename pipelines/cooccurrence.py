@@ -17,7 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,7 +28,7 @@ from pipelines.columns import column
 from pipelines.progress import Progress, log
 from pipelines.sequences import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
-from pipelines.stage import Result, Run, Stage, knob
+from pipelines.stage import Options, Result, Run, Stage, knob
 from pipelines.store import Store
 from pipelines.tokens import open_tokenizer, tokenizer_folder
 
@@ -91,17 +91,7 @@ def vocabulary_schema() -> Any:
     )
 
 
-def run(
-    corpus: str,
-    tokenizer: str,
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-) -> Result | None:
+def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
     """Count pairs; the tokenizer is a reference, or a Hugging Face folder with a ``tokenizer.json``.
 
     With ``--shard i/n`` a share is done and None comes back: of encoding, or, once all is encoded, of counting.
@@ -116,7 +106,6 @@ def run(
         def share(folder: Path, progress: Progress) -> None:
             _Counting(inputs, config, folder, progress).run()
 
-        options: dict[str, Any] = {"name": name, "force": force, "wait": wait, "progress": progress}
         return run_sharded(STAGE, config, inputs, share, store=store, **options)
 
 

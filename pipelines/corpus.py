@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
@@ -17,12 +17,12 @@ from pipelines import stage
 from pipelines.blocks import Document, Notes, text_documents
 from pipelines.conllu import conllu_documents
 from pipelines.corpus_writer import CorpusWriter, read_blocks
-from pipelines.progress import Progress, log
+from pipelines.progress import log
 from pipelines.readers import check_encoding, decode, format_of, open_lines, open_text
 from pipelines.records import Fields, json_documents, parquet_documents, table_documents
 from pipelines.sentences import check_spec, model_files, splitter
 from pipelines.sources import expand
-from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "read_blocks", "run"]
@@ -61,15 +61,7 @@ class Config(stage.Config):
 
 
 def run(
-    sources: Sequence[str],
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-    stdin: BinaryIO | None = None,
+    sources: Sequence[str], config: Config, *, store: Store, stdin: BinaryIO | None = None, **options: Unpack[Options]
 ) -> Result:
     """Build a corpus from files, globs, folders, ``-`` (``stdin``) or ``builtin:python-docs``.
 
@@ -97,7 +89,7 @@ def run(
             inputs["parser"] = model
         if found.skipped:
             log.info("%d files passed over: hidden, of other kinds, or there already under another name", found.skipped)
-        return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+        return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def _digested(paths: list[Path], names: list[str], known: dict[Path, str], provenance: list[dict]) -> Files:

@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pydantic import Field, field_validator
 
@@ -29,7 +29,7 @@ from pipelines.parsers import READERS
 from pipelines.progress import Progress, log
 from pipelines.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.sources import expand
-from pipelines.stage import Files, Result, Run, Stage, knob
+from pipelines.stage import Files, Options, Result, Run, Stage, knob
 from pipelines.store import Store
 from pipelines.treebank import Treebank
 
@@ -93,16 +93,7 @@ def dependency_schema() -> Any:
     )
 
 
-def run(
-    corpus: str,
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-) -> Result | None:
+def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
     """Parse every sentence of a corpus; None where only a share was worked on.
 
     Raises:
@@ -117,18 +108,14 @@ def run(
             parser = Files.of(found.paths, found.names)
         else:
             parser = READERS[kind].files(rest)
-
-        def share(folder: Path, progress: Progress) -> None:
-            _map(text, parser, config, folder, progress)
-
         inputs = {"corpus": text, "parser": parser}
-        options: dict[str, Any] = {"name": name, "force": force, "wait": wait, "progress": progress}
+        share = functools.partial(_map, inputs, config)
         return run_sharded(STAGE, config, inputs, share, store=store, **options)
 
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    paths = _map(run.inputs["corpus"], run.inputs["parser"], run.config, run.partial, run.progress)
+    paths = _map(run.inputs, run.config, run.partial, run.progress)
     tally = _Tally()
     scheme = ""
     for path in paths:
@@ -148,14 +135,15 @@ def build(run: Run) -> None:
 STAGE = Stage("build-deps", "deps", 1, Config, build)
 
 
-def _map(corpus: Any, parser: Files, config: Config, folder: Path, progress: Progress) -> list[Path]:
+def _map(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> list[Path]:
     kind, _, rest = config.parser.partition(":")
+    parser: Files = inputs["parser"]
     settings = {"parser": config.parser, "max_words": config.max_words, "device": config.device}
     if kind == "conllu":
         settings |= {"paths": [os.path.abspath(path) for path in parser.paths], "names": list(parser.names)}
     elif os.path.isdir(rest.split(":")[0]):
         settings["parser"] = f"{kind}:{os.path.abspath(rest.split(':')[0])}{rest[len(rest.split(':')[0]) :]}"
-    return map_shards(parse_shard, shards_of(corpus, config.shard_size), settings, folder, config, progress)
+    return map_shards(parse_shard, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
 
 
 # work on a shard

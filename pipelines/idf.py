@@ -6,10 +6,11 @@ Writes ``idf.parquet``, one row for each word that occurs, sorted by it.  ``coun
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ from pipelines.columns import column
 from pipelines.files import open_parquet
 from pipelines.progress import Progress, log
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
-from pipelines.stage import Result, Run, Stage, knob
+from pipelines.stage import Options, Result, Run, Stage, knob
 from pipelines.store import Store
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
@@ -60,15 +61,7 @@ def idf_schema() -> Any:
 
 
 def run(
-    corpus: str,
-    tokenizer: str | None,
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
+    corpus: str, tokenizer: str | None, config: Config, *, store: Store, **options: Unpack[Options]
 ) -> Result | None:
     """Count the words of a corpus, or the tokens of a tokenizer; with ``--shard`` a share of them, which gives None.
 
@@ -82,11 +75,7 @@ def run(
             from pipelines.tokens import open_tokenizer
 
             inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
-
-        def share(folder: Path, progress: Progress) -> None:
-            _count(inputs, config, folder, progress)
-
-        options: dict[str, Any] = {"name": name, "force": force, "wait": wait, "progress": progress}
+        share = functools.partial(_count, inputs, config)
         return run_sharded(STAGE, config, inputs, share, store=store, **options)
 
 

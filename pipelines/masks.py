@@ -7,6 +7,7 @@ each split of the sequences, row by row in their order, with list columns as lon
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -14,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from guidance.errors import InputError
 from pipelines import executor
@@ -26,7 +27,7 @@ from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.progress import Progress, log
 from pipelines.role_tables import RoleTables, pieces_of
 from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
-from pipelines.stage import Result, Run, Stage, internal, knob, read_json, require
+from pipelines.stage import Options, Result, Run, Stage, internal, knob, read_json, require
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]
@@ -51,16 +52,7 @@ class Config(executor.Config):
     stop_words: str = internal("Digest of the language's stop words.")
 
 
-def run(
-    sequences: str,
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-) -> Result | None:
+def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
     """Join sequences with what is known about their words; None where ``--shard`` asked for a share only.
 
     Raises:
@@ -81,12 +73,8 @@ def run(
         words = stop_words(inputs["deps"]) if "deps" in inputs else None
         if words is not None:
             config = config.model_copy(update={"stop_words": digest(words)})
-
-        def share(folder: Path, progress: Progress) -> None:
-            _partials(inputs, config, words, folder, progress)
-
-        stage = Stage(STAGE.name, STAGE.kind, STAGE.version, STAGE.config, functools.partial(build, stop_words=words))
-        options: dict[str, Any] = {"name": name, "force": force, "wait": wait, "progress": progress}
+        share = functools.partial(_partials, inputs, config, words)
+        stage = dataclasses.replace(STAGE, build=functools.partial(build, stop_words=words))
         return run_sharded(stage, config, inputs, share, store=store, **options)
 
 

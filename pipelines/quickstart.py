@@ -7,14 +7,14 @@ Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import Field
 
 from pipelines import corpus, pretrain, sequences, stage, tokenizer
 from pipelines.models import read_tokenizer
-from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage, run_stage
+from pipelines.progress import log
+from pipelines.stage import Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
 if TYPE_CHECKING:
@@ -39,36 +39,29 @@ class Config(stage.Config):
     seed: int = Field(0, ge=0, description="Seed of both runs.")
 
 
-def run(
-    sources: Sequence[str],
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-) -> Result:
+def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Run all stages and report; stages whose artifacts are there are skipped.
 
     Args:
         sources: the user's text, as `corpus.run` takes it; none for the documentation of Python.
     """
-    common: dict[str, Any] = {"store": store, "wait": wait, "progress": progress}
+    for_models: Options = {**options, "name": None}
+    for_data: Options = {**for_models, "force": False}  # nobody wants the same text to be read again
     log.info("1/5 corpus")
-    text = corpus.run(sources or [BUILTIN], corpus.Config(), **common).reference
+    text = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data).reference
     log.info("2/5 tokenizer")
-    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=config.vocab_size), **common).reference
+    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=config.vocab_size), store=store, **for_data).reference
     log.info("3/5 sequences")
-    packed = sequences.run(text, bpe, sequences.Config(max_length=config.max_length), **common).reference
+    packing = sequences.Config(max_length=config.max_length)
+    packed = sequences.run(text, bpe, packing, store=store, **for_data).reference
     models = {}
     for number, (label, plan) in enumerate((("plain", ""), ("guided", PLAN)), 4):
         log.info("%d/5 pre-training, %s", number, label)
-        result = pretrain.run(packed, training(config, plan), force=force, **common)
+        result = pretrain.run(packed, training(config, plan), store=store, **for_models)
         assert result is not None, "only processes of torchrun get none"
         models[label] = result.artifact
     inputs = {**models, "sequences": store.load(packed, kind="sequences")}
-    return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+    return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def training(config: Config, plan: str) -> pretrain.Config:

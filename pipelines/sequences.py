@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -24,8 +24,8 @@ from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import SPLITS, read_blocks
 from pipelines.packing import Packed, Packer, Tokens
-from pipelines.progress import Progress, log
-from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.progress import log
+from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "Encoder", "load_tokenizer", "run", "sequence_schema", "special_ids"]
@@ -60,10 +60,7 @@ def run(
     *,
     target_tokenizer: str | None = None,
     store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Result:
     """Pack the corpus with a tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
 
@@ -88,7 +85,7 @@ def run(
                 inputs[role] = Files.of((folder / name for name in found), found)
             else:
                 inputs[role] = stack.enter_context(store.load(reference, kind="tokenizer"))
-        return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+        return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def sequence_schema() -> Any:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.artifacts import Artifact
@@ -29,7 +29,7 @@ from pipelines.executor import Config, run_all
 from pipelines.files import DigestWriter, machine_errors, open_parquet, remove_tree
 from pipelines.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage, file_digest, recipe_of, run_stage
+from pipelines.stage import Options, Result, Run, Stage, file_digest, recipe_of, run_stage
 from pipelines.store import Store
 
 Found = TypeVar("Found")
@@ -350,13 +350,10 @@ def run_sharded(
     stage: Stage,
     config: Config,
     inputs: Mapping[str, Any],
-    share: Callable[[Path, Progress], None],
+    share: Callable[[Path, Progress], object],
     *,
     store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Result | None:
     """Run a stage that maps over shards; with ``--shard i/n`` only a share of them, which gives None.
 
@@ -367,19 +364,19 @@ def run_sharded(
         share: works on the shards, keeping partial files in the folder it is given, and raises `ShareDone`.
     """
     recipe = recipe_of(stage, config, inputs)
-    partial = store.partial(stage.kind, recipe)
+    partial, force = store.partial(stage.kind, recipe), options.get("force", False)
     if config.shard:
-        if name or force:
+        if options.get("name") or force:
             raise InputError("a share has no artifact to name or to replace", hint="--shard without --name and --force")
-        return _run_share(stage, config, recipe, lambda: share(partial, progress or Progress()), store, wait)
+        progress = options.get("progress") or Progress()
+        return _run_share(stage, config, recipe, lambda: share(partial, progress), store, options.get("wait", True))
 
     def build(run: Run) -> None:
         if force:
             remove_tree(run.partial)
         stage.build(run)
 
-    stage_ = dataclasses.replace(stage, build=build)
-    result = run_stage(stage_, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+    result = run_stage(dataclasses.replace(stage, build=build), config, inputs, store=store, **options)
     lock = store.lock(stage.kind, recipe)
     if lock.acquire(wait=False):  # else somebody builds it again, with --force
         remove_tree(partial)
@@ -388,7 +385,7 @@ def run_sharded(
 
 
 def _run_share(
-    stage: Stage, config: Config, recipe: str, share: Callable[[], None], store: Store, wait: bool
+    stage: Stage, config: Config, recipe: str, share: Callable[[], object], store: Store, wait: bool
 ) -> Result | None:
     store.check_writable()
     lock = store.lock(stage.kind, recipe, shared=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -156,6 +156,22 @@ class Result:
     @property
     def reference(self) -> str:
         return self.artifact.reference
+
+
+class Options(TypedDict, total=False):
+    """What every stage's ``run`` takes by keyword beside the store, and hands on to `run_stage`.
+
+    Attributes:
+        name: give the artifact a new version of this name, too.
+        force: build it again even if it is there.
+        wait: wait for a run that builds the same artifact; else that is an error.
+        progress: draws what is going on.
+    """
+
+    name: str | None
+    force: bool
+    wait: bool
+    progress: Progress | None
 
 
 def recipe_of(stage: Stage, config: Config, inputs: Mapping[str, Input]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -16,8 +16,8 @@ from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import check_pairs, read_blocks
-from pipelines.progress import Progress, log
-from pipelines.stage import Result, Run, Stage, run_stage
+from pipelines.progress import log
+from pipelines.stage import Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
@@ -44,16 +44,7 @@ class Config(stage.Config):
     )
 
 
-def run(
-    corpus: str,
-    config: Config,
-    *,
-    store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
-) -> Result:
+def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Train a tokenizer on the training split of the corpus that the reference ``corpus`` names.
 
     Raises:
@@ -62,9 +53,7 @@ def run(
     """
     check_size(config)
     with store.load(corpus, kind="corpus") as artifact:
-        return run_stage(
-            STAGE, config, {"corpus": artifact}, store=store, name=name, force=force, wait=wait, progress=progress
-        )
+        return run_stage(STAGE, config, {"corpus": artifact}, store=store, **options)
 
 
 def special_tokens(kind: str) -> dict[str, str]:

@@ -138,11 +138,9 @@ def build(run: Run) -> None:
     for name, data in plain_tokenizer(counting.files).items():
         run.out.write(f"tokenizer/{name}", data)
     if len(counting.ids) < config.top:
-        run.out.warnings.append(f"only {len(counting.ids):,} tokens occur, fewer than --top {config.top:,}")
+        run.warn(f"only {len(counting.ids):,} tokens occur, fewer than --top {config.top:,}")
     if not pairs:
-        run.out.warnings.append("no two of the tokens ever stand together")
-    for warning in run.out.warnings:
-        log.warning("%s", warning)
+        run.warn("no two of the tokens ever stand together")
 
 
 def _write_vocabulary(counting: _Counting, run: Run) -> None:

@@ -118,9 +118,7 @@ def build(run: Run) -> None:
                     writer.add(document)
         run.out.counts |= writer.finish(valid=config.valid, test=config.test)
     run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
-    run.out.warnings += notes.lines()
-    for line in notes.lines():
-        log.warning("%s", line)
+    run.warn(*notes.lines())
 
 
 def _documents(path: Path, name: str, config: Config, notes: Notes) -> Iterator[Document]:

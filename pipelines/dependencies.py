@@ -26,7 +26,7 @@ from pipelines.columns import column, list_column
 from pipelines.corpus_writer import DOCUMENTS
 from pipelines.files import open_parquet
 from pipelines.parsers import READERS
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.sources import expand
 from pipelines.stage import Files, Options, Result, Run, Stage, knob
@@ -127,9 +127,7 @@ def build(run: Run) -> None:
             writer.write_table(table.cast(schema))
     tally.check()
     run.out.counts |= tally.counts() | {"scheme": scheme}
-    run.out.warnings += tally.warnings(scheme)
-    for line in run.out.warnings:
-        log.warning("%s", line)
+    run.warn(*tally.warnings(scheme))
 
 
 STAGE = Stage("build-deps", "deps", 1, Config, build)

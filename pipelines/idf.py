@@ -18,7 +18,7 @@ from guidance.errors import InputError
 from pipelines import executor
 from pipelines.columns import column
 from pipelines.files import open_parquet
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
 from pipelines.store import Store
@@ -127,11 +127,9 @@ def _publish(merged: Path, run: Run) -> None:
         "of": "tokens" if "tokenizer" in run.inputs else "words",
     }
     if config.unit == "document" and units < FEW:
-        run.out.warnings.append(f"only {units} documents, so that idf has few values: perhaps --unit sentence")
+        run.warn(f"only {units} documents, so that idf has few values: perhaps --unit sentence")
     if not tokens:
-        run.out.warnings.append("nothing was counted: the training text has no words, or --min-df is too large")
-    for warning in run.out.warnings:
-        log.warning("%s", warning)
+        run.warn("nothing was counted: the training text has no words, or --min-df is too large")
 
 
 # one shard, and many

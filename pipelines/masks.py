@@ -24,7 +24,7 @@ from pipelines.columns import list_column
 from pipelines.corpus_writer import SPLITS
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.role_tables import RoleTables, pieces_of
 from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.stage import Options, Result, Run, Stage, internal, knob, read_json, require
@@ -267,19 +267,15 @@ def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
 
 
 def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[str, str]) -> None:
-    warnings = []
     for why in dict.fromkeys(missing.values()):
-        warnings.append(f"no {', '.join(name for name in missing if missing[name] == why)}: {why}")
+        run.warn(f"no {', '.join(name for name in missing if missing[name] == why)}: {why}")
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
-            warnings.append(
+            run.warn(
                 f"{split}: {counts['cut_arcs']:,} of {counts['arcs']:,} arcs lead out of a sequence and were dropped"
             )
         if counts.get("silent_words"):
-            warnings.append(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
-    run.out.warnings += warnings
-    for warning in warnings:
-        log.warning("%s", warning)
+            run.warn(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
 
 
 STAGE = Stage("build-masks", "masks", 1, Config, build)

@@ -24,7 +24,6 @@ from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import SPLITS, read_blocks
 from pipelines.packing import Packed, Packer, Tokens
-from pipelines.progress import log
 from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
@@ -248,18 +247,14 @@ _TOLD = {
 
 def warn(run: Run, disarmed: int) -> None:
     """Say what the counts of the splits have that a user should know."""
-    warnings = []
     if disarmed:
-        warnings.append(f"{disarmed:,} pieces of text spelled a special token and became unknown tokens")
+        run.warn(f"{disarmed:,} pieces of text spelled a special token and became unknown tokens")
     for split, counts in run.out.counts["splits"].items():
-        warnings += [f"{split}: {counts[key]:,} {what}" for key, what in _TOLD.items() if counts.get(key)]
+        run.warn(*(f"{split}: {counts[key]:,} {what}" for key, what in _TOLD.items() if counts.get(key)))
         for side in ("", "target_"):
             unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
             if unknown > 0.05 * all_:
-                warnings.append(f"{split}: {unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")
-    run.out.warnings += warnings
-    for warning in warnings:
-        log.warning("%s", warning)
+                run.warn(f"{split}: {unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")
 
 
 def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:

@@ -144,6 +144,12 @@ class Run:
     partial: Path
     progress: Progress
 
+    def warn(self, *warnings: str) -> None:
+        """Say something to people, now and whenever the artifact is used again."""
+        self.out.warnings += warnings
+        for warning in warnings:
+            log.warning("%s", warning)
+
 
 @dataclass(frozen=True)
 class Result:

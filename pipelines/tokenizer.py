@@ -16,7 +16,6 @@ from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
 from pipelines.corpus_writer import check_pairs, read_blocks
-from pipelines.progress import log
 from pipelines.stage import Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
@@ -108,9 +107,7 @@ def build(run: Run) -> None:
     size = tokenizer.get_vocab_size()
     run.out.counts |= {"vocab_size": size, "special": len(special_tokens(config.kind))}
     if size < config.vocab_size:
-        warning = f"the text gave {size:,} entries, not {config.vocab_size:,}"
-        run.out.warnings.append(warning)
-        log.warning("%s", warning)
+        run.warn(f"the text gave {size:,} entries, not {config.vocab_size:,}")
     for file, data in folder_files(tokenizer, config).items():
         run.out.write(file, data)
 

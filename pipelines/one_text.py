@@ -6,6 +6,7 @@ that only a person can know are given one by one, for each word or for each toke
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, UnknownName
-from pipelines.stage import Files
 from pipelines.store import Store
 
 if TYPE_CHECKING:
@@ -225,16 +225,13 @@ def _word_at(start: int, end: int, text: str, words: Sequence[tuple[int, int]]) 
 
 
 def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
-    from pipelines.sequences import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
+    from pipelines.sequences import load_tokenizer, special_ids, tokenizer_files
+    from pipelines.tokens import open_tokenizer
 
-    folder = Path(reference)
-    folder = folder.parent if folder.name == "tokenizer.json" else folder
-    if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
-        names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-        files = tokenizer_files(Files.of([folder / name for name in names], names))
-    else:
-        with store.load(reference, kind="tokenizer") as artifact:
-            files = tokenizer_files(artifact)
+    file = Path(reference)
+    with contextlib.ExitStack() as stack:
+        is_file = file.name == "tokenizer.json" and file.is_file()
+        files = tokenizer_files(open_tokenizer(str(file.parent) if is_file else reference, store, stack))
     backend = load_tokenizer(files)
     special = special_ids(files, backend)
     return backend, {f"{role}_token": backend.id_to_token(special[role]) for role in ("cls", "sep")}

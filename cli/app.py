@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,26 +31,33 @@ class Page(TyperCommand):
         group: heading under which `guide --help` lists it.
         examples: command lines, without the prompt.
         shared: names of the options that every command has.
+        topics: headings for some of the other options, in order, each with their names.
     """
 
     group = "Help"
     examples: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()
+    topics: Mapping[str, tuple[str, ...]] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], "Shared options": []}
+        titles = ("Arguments", *self.topics, "Options", "Shared options")
+        records: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                shared = param.name in self.shared or param.name == "help"
-                title = (
-                    "Arguments" if param.param_type_name == "argument" else "Shared options" if shared else "Options"
-                )
-                records[title].append(record)
+                records[self._title(param)].append(record)
         for title, rows in records.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+    def _title(self, param: Any) -> str:
+        """The heading under which a parameter stands."""
+        if param.param_type_name == "argument":
+            return "Arguments"
+        if param.name in self.shared or param.name == "help":
+            return "Shared options"
+        return next((title for title, names in self.topics.items() if param.name in names), "Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)

@@ -18,7 +18,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -103,14 +103,17 @@ def stage_command(
     examples: Sequence[str],
     group: str = "Data",
     next_command: str | None = None,
+    topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that runs a stage; it returns the `Result`, or None where another process speaks for it.
 
     Args:
         config: becomes the flags; the function gets an instance of it as ``config``.
         next_command: what to suggest afterwards; ``{}`` stands for the reference of the new artifact.
+        topics: headings for the options on the help page, where there are many; the others stand under "Options".
     """
-    return command(name, examples=examples, group=group, config=config, finish=_announce(next_command), shared=_STAGE)
+    finish = _announce(next_command)
+    return command(name, examples=examples, group=group, config=config, finish=finish, shared=_STAGE, topics=topics)
 
 
 def command(
@@ -121,6 +124,7 @@ def command(
     config: type[BaseModel] | None = None,
     finish: Callable[[Session, Any], None] | None = None,
     shared: dict[str, Any] | None = None,
+    topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command.  Its first parameter is ``session``, with ``config`` the second is ``config``;
     the others are Typer's.  The function comes back unchanged, so that Python code can call it.
@@ -156,6 +160,8 @@ def command(
         parameters = [context, *own, *fields, *always]
         if len({parameter.name for parameter in parameters}) != len(parameters):
             raise ValueError(f"{name}: two parameters have one name")
+        if strangers := {key for names in (topics or {}).values() for key in names} - {p.name for p in parameters}:
+            raise ValueError(f"{name} has no option {min(strangers)}")
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
         settings = {p.name for p in (*own, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
@@ -164,6 +170,7 @@ def command(
             "group": heading or group,
             "examples": tuple(examples),
             "shared": frozenset(parameter.name for parameter in always),
+            "topics": topics or {},
             "settings": frozenset(settings & {parameter.name for parameter in parameters}),
         }
         page = type("Page", (Page,), attributes)

@@ -10,15 +10,58 @@ from cli.options import Session, stage_command
 from pipelines import pretrain, quickstart
 from pipelines.stage import Result
 
+TOPICS = {
+    "What is learned": (
+        "objective",
+        "mask_probability",
+        "generator",
+        "generator_size",
+        "discriminator_weight",
+        "label_smoothing",
+        "decoder_layers",
+    ),
+    "Model": ("init", "architecture", "size", "layers", "hidden", "heads", "ffn", "dropout", "attention_dropout"),
+    "Guidance": ("plan", "masks", "cooccur", "masking", "scores"),
+    "Batches": ("steps", "epochs", "batch_size", "batch_tokens", "bucket", "sampling", "seed"),
+    "Optimizer": (
+        "learning_rate",
+        "schedule",
+        "warmup_steps",
+        "weight_decay",
+        "beta1",
+        "beta2",
+        "epsilon",
+        "clip",
+    ),
+    "Validation and checkpoints": (
+        "evaluate_every",
+        "valid_sequences",
+        "snapshots",
+        "save_every",
+        "max_time",
+        "resume",
+        "allow_change",
+        "report_to",
+    ),
+    "Machine": ("device", "precision", "micro_batches", "gradient_checkpointing", "compile"),
+}
+
 
 @stage_command(
     "pretrain",
     pretrain.Config,
     group="Train",
+    topics=TOPICS,
     examples=[
         "guide pretrain wiki-128 --plan preset:ag --size mini --steps 5000",
+        "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles",
+        "guide pretrain wiki-128 --objective mlm+nsp --epochs 40",
+        "guide pretrain wiki-128 --objective electra --plan preset:mcmisp --cooccur wiki-pairs",
+        "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert",
+        "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --steps 10000 --learning-rate 5e-5",
+        "guide pretrain de-en --objective translation --plan preset:ag-translation --batch-tokens 25000 --schedule inverse-sqrt --warmup-steps 4000",
+        "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
         "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
-        "guide pretrain wiki-128 --init ./roberta-base --plan my-plan.toml",
         "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:ag",
         "guide pretrain wiki-128 --steps 9000 --resume model/1f0c --allow-change steps",
     ],
@@ -27,7 +70,9 @@ from pipelines.stage import Result
 def pretrain_command(
     session: Session,
     config: pretrain.Config,
-    sequences: Annotated[str, typer.Argument(help="Sequences: a name, name@n, an id, or a path.", show_default=False)],
+    sequences: Annotated[
+        list[str], typer.Argument(help="Sequences: a name, name@n, an id, or a path; one or more.", show_default=False)
+    ],
     resume: Annotated[
         str | None, typer.Option(help="The unfinished run that this must be, model/ID; other settings are refused.")
     ] = None,
@@ -35,7 +80,14 @@ def pretrain_command(
         list[str] | None, typer.Option(help="A setting that may differ from those of --resume (repeatable).")
     ] = None,
 ) -> Result | None:
-    """Pre-train a masked language model, with or without guided heads.
+    """Pre-train a model, with or without guided heads.
+
+    mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, in
+    sequences of two documents or more.  electra tells which words a small generator has replaced.  translation (an
+    encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text.
+
+    A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
+    and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  What is missing is said before training begins.
 
     Ctrl-C or SIGTERM finishes the step and saves; the same command continues the run, bit for bit.
     """

@@ -1,4 +1,4 @@
-"""Training examples: token ids held compactly, in an order that is a function of (seed, epoch, step)."""
+"""Training examples: token ids held compactly, and batches of them as tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from guidance.errors import InputError
 from guidance.statistics.roles import NOTHING, Pieces, segment_numbers
 from pipelines.artifacts import Artifact
 from pipelines.files import open_parquet
@@ -42,12 +41,14 @@ class Examples:
         *,
         features: Sequence[str] = (),
         masks: Artifact | None = None,
+        column: str = "id",
     ) -> Examples:
         """The sequences of a split of a sequences artifact; none if the split has no file.
 
         Args:
             features: token features to read as well, from ``masks``; ``segment`` also follows from the sequences.
             masks: what ``build-masks`` made of these sequences.
+            column: where the ids are: ``target`` for the other side of pairs, which has no features.
 
         Raises:
             ArtifactDamaged: a file is no table; or a column is missing, of another type, has nulls or another length than
@@ -63,9 +64,9 @@ class Examples:
                 raise ArtifactDamaged(f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}")
             return ids.astype(dtype)
 
-        ids, lengths = _read_column(artifact, name, "id", pa.int32(), checked)
+        ids, lengths = read_column(artifact, name, column, pa.int32(), checked)
         if not lengths.all():
-            raise ArtifactDamaged(f"{artifact.path / name}: column id has empty sequences")
+            raise ArtifactDamaged(f"{artifact.path / name}: column {column} has empty sequences")
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         columns = {}
         for feature in features:
@@ -73,11 +74,45 @@ class Examples:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
-            values, found = _read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]), _compact)
+            values, found = read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]), compact)
             if not np.array_equal(found, lengths):
                 raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
             columns[feature] = values
         return cls(ids, bounds, columns)
+
+    @classmethod
+    def read_all(
+        cls,
+        artifacts: Sequence[Artifact],
+        split: str,
+        vocab_size: int,
+        *,
+        features: Sequence[str] = (),
+        masks: Artifact | None = None,
+        column: str = "id",
+        limit: int = 0,
+    ) -> Examples:
+        """The sequences of a split of several artifacts, one artifact after the other; see `read`.
+
+        Args:
+            limit: how many sequences to keep of several artifacts, 0 for all; each gives its share, from its beginning.
+        """
+        parts = [cls.read(a, split, vocab_size, features=features, masks=masks, column=column) for a in artifacts]
+        if len(parts) == 1:
+            return parts[0]
+        sizes = np.array([len(part) for part in parts])
+        if 0 < limit < sizes.sum():
+            kept = np.diff(np.round(np.cumsum([0, *sizes]) * limit / sizes.sum()).astype(int))
+            parts = [part._first(int(number)) for part, number in zip(parts, kept, strict=True)]
+        starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+        bounds = [part.bounds[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in features}
+        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([*bounds, starts[-1:]]), columns)
+
+    def _first(self, number: int) -> Examples:
+        end = self.bounds[number]
+        columns = {name: column[:end] for name, column in self.columns.items()}
+        return Examples(self.ids[:end], self.bounds[: number + 1], columns)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -95,7 +130,7 @@ class Examples:
         return self.columns[name][self.bounds[index] : self.bounds[index + 1]]
 
 
-def _read_column(
+def read_column(
     artifact: Artifact, name: str, column: str, kind: Any, shrink: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """All values of a column of lists, made smaller as they come, and the length of each list."""
@@ -124,7 +159,7 @@ def _read_column(
 def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
     """The sentence of each token within its sequence, from the places that sequences keep."""
     document, sentence = (
-        _read_column(artifact, name, column, pa.int32(), _compact)[0] for column in ("document", "sentence")
+        read_column(artifact, name, column, pa.int32(), compact)[0] for column in ("document", "sentence")
     )
     if not len(document) == len(sentence) == bounds[-1]:
         raise ArtifactDamaged(f"{artifact.path / name}: document and sentence do not have one value for each token")
@@ -133,37 +168,15 @@ def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
         some = bounds[start : start + _SEQUENCES + 1]
         places = slice(some[0], some[-1])
         found.append(
-            _compact(segment_numbers(Pieces(some - some[0], document[places], sentence[places], nowhere, nowhere)))
+            compact(segment_numbers(Pieces(some - some[0], document[places], sentence[places], nowhere, nowhere)))
         )
     return np.concatenate(found)
 
 
-def _compact(values: np.ndarray) -> np.ndarray:
+def compact(values: np.ndarray) -> np.ndarray:
     """Whole numbers in two bytes where they fit."""
     fits = values.dtype.kind == "i" and (not len(values) or -(1 << 15) <= values.min() <= values.max() < 1 << 15)
     return values.astype(np.int16) if fits and values.itemsize > 2 else values
-
-
-class Order:
-    """Which examples a step sees: every epoch is a permutation of all, and batches run on across epochs."""
-
-    def __init__(self, num_examples: int, batch_size: int, seed: int) -> None:
-        if not num_examples:
-            raise InputError("there are no training sequences")
-        self.num_examples, self.batch_size, self.seed = num_examples, batch_size, seed
-        self._epoch, self._permutation = -1, np.zeros(0, np.int64)
-
-    def batch(self, step: int) -> list[tuple[int, int]]:
-        """(epoch, example) for each place of the batch of a step."""
-        places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        return [(p // self.num_examples, self._example(p)) for p in places]
-
-    def _example(self, place: int) -> int:
-        epoch, within = divmod(place, self.num_examples)
-        if epoch != self._epoch:
-            random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            self._epoch, self._permutation = epoch, random.permutation(self.num_examples)
-        return int(self._permutation[within])
 
 
 def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> Tensor:

@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipelines.stage import Run
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+    from pipelines.objectives import ModelFolder
     from pipelines.training import Outcome
 
 
-def card(run: Run, plan: Plan, outcome: Outcome, architecture: str) -> str:
-    """The card in Markdown, with the metadata block that model hubs read."""
-    config, out = run.config, run.out
+class Kind(NamedTuple):
+    """What an objective makes: in words, as hubs call its use, and the class of transformers that opens it."""
+
+    words: str
+    pipeline: str
+    auto_class: str
+
+
+KINDS = {
+    "mlm": Kind("masked language model", "fill-mask", "AutoModelForMaskedLM"),
+    "mlm+nsp": Kind("masked language model that predicts next sentences", "fill-mask", "AutoModelForPreTraining"),
+    "electra": Kind("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining"),
+    "translation": Kind("translation model", "translation", "AutoModelForSeq2SeqLM"),
+}
+
+OTHER_FOLDERS = {
+    "generator/": "`generator/` holds the masked language model that filled in masked tokens while this one learned. Open it "
+    "with `AutoModelForMaskedLM`; only further training of the same kind needs it.\n",
+}
+"""What is said of the model folders beside the one at the top."""
+
+
+def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder]) -> str:
+    """The card in Markdown, with the metadata block that model hubs read.
+
+    Args:
+        folders: the models of the run, that which the card is about first.
+    """
+    config, out, kind = run.config, run.out, KINDS[run.config.objective]
     licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
     sources = [
         f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
         for e in out.provenance
     ]
     origin = {"init": "Its weights were taken from an earlier model. "} if "init" in run.inputs else {}
-    last = outcome.rows[-1]
-    losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in last.items() if k.startswith(("loss/", "valid/")))
+    losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in outcome.last.items() if k.startswith(("loss/", "valid/")))
+    batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
+    others = "".join(f"\n{OTHER_FOLDERS[folder.path]}" for folder in folders[1:])
     guided = (
         f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
         if plan.guides or plan.pal
@@ -30,14 +59,14 @@ def card(run: Run, plan: Plan, outcome: Outcome, architecture: str) -> str:
     )
     return f"""---
 library_name: transformers
-pipeline_tag: fill-mask
+pipeline_tag: {kind.pipeline}
 license: {json.dumps(licences[0].lower() if len(licences) == 1 else "other")}
 tags: [attention-guidance]
 ---
 
-# A {architecture} masked language model
+# A {folders[0].model.config.model_type} {kind.words}
 
-Trained by `guide pretrain` for {out.counts["steps"]} steps of {config.batch_size} sequences, seed {config.seed}:
+Trained by `guide pretrain` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
 {out.counts["parameters"]:,} parameters. {origin.get("init", "")}{guided}
 
 ## Data
@@ -48,7 +77,7 @@ The licence of the data travels with the model; ask its owner where it is not st
 
 ## Metrics at the last step
 
-Losses in nats per predicted token; those of guides before their weight.
+Losses in nats per token or example that is predicted; those of guides before their weight.
 
 | metric | value |
 |---|---|
@@ -58,14 +87,14 @@ Every step is in `metrics.parquet`. `best/` holds the weights of the lowest vali
 
 ## How to open it
 
-{_opening(plan)}"""
+{_opening(plan, kind.auto_class)}{others}"""
 
 
 _ORDINARY = """\
 ```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AUTO_CLASS, AutoTokenizer
 
-model = AutoModelForMaskedLM.from_pretrained("FOLDER")
+model = AUTO_CLASS.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```
 
@@ -86,13 +115,14 @@ answer the model takes as `guidance=`.
 """
 
 
-def _opening(plan: Plan) -> str:
+def _opening(plan: Plan, auto_class: str) -> str:
     """How to open a model that was trained with a plan, and what happens without it."""
     if plan.shapes_outputs:
         return _GUIDED
+    ordinary = _ORDINARY.replace("AUTO_CLASS", auto_class)
     if plan.guides:
-        return _ORDINARY + "The plan worked through the loss alone: the model needs no further code.\n"
-    return _ORDINARY
+        return ordinary + "The plan worked through the loss alone: the model needs no further code.\n"
+    return ordinary
 
 
 def _line(text: object) -> str:

@@ -8,30 +8,40 @@ lowest validation loss) and ``snapshots/step-N/`` where asked for.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError, Interrupted, PlanError
-from pipelines.artifacts import Artifact
+from pipelines.artifacts import Artifact, Builder
 from pipelines.files import machine_errors, remove_tree, write_file
-from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
+from pipelines.manifest import ArtifactMismatch, digest
 from pipelines.models import ModelConfig, dimensions, read_tokenizer
 from pipelines.objectives import Given, ModelFolder, module_of
+from pipelines.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
-from pipelines.stage import Files, Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
+from pipelines.stage import Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
 from pipelines.store import Store
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from guidance.plan import Plan
     from pipelines.cluster import Cluster
+    from pipelines.order import AnyOrder
     from pipelines.training import Outcome
+
+
+METRICS_PART = 10_000
+"""How many rows of metrics are held at once."""
 
 
 class Config(ModelConfig):
@@ -47,7 +57,7 @@ class Config(ModelConfig):
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
-        "linear", description="How the rate falls after warm-up."
+        "linear", description="How the rate falls after warm-up; inverse-sqrt as 1 / √step."
     )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the rate rises from zero.")
     weight_decay: float = Field(
@@ -59,6 +69,10 @@ class Config(ModelConfig):
     clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 does not clip.")
     batch_tokens: int = Field(
         0, ge=0, description="Tokens per step, with padding, instead of --batch-size; similar lengths go together."
+    )
+    bucket: bool = Field(False, description="Put sequences of similar length together in batches of --batch-size.")
+    sampling: list[Annotated[float, Field(gt=0)]] = Field(
+        [], description="Share of each of several sequences, in any unit (repeatable); else each gives all it has."
     )
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
     generator: Literal["auto", "none", "unigram", "transformer"] = Field(
@@ -89,6 +103,10 @@ class Config(ModelConfig):
     micro_batches: int = knob(1, "Parts into which each process cuts its share of a batch, to save memory.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU where there is one.")
     save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
+    gradient_checkpointing: bool = knob(
+        False, "Keep little for the backward pass and compute it again: less memory, a third more time."
+    )
+    compile: bool = knob(False, "Compile the model before training (torch.compile): minutes first, faster steps then.")
     max_time: float | None = knob(None, "Minutes after which to save and stop; the same command continues.", gt=0)
     report_to: list[str] = knob(
         [], "Tracker that follows the run: tensorboard, wandb, …; files go to STORE/trackers (repeatable)."
@@ -100,6 +118,12 @@ class Config(ModelConfig):
             if self.objective not in objectives and getattr(self, name) != type(self).model_fields[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} belongs to --objective {' or '.join(objectives)}, not to {self.objective}")
+        if self.schedule == "inverse-sqrt" and not self.warmup_steps:
+            raise ValueError("--schedule inverse-sqrt falls from the end of warm-up on: it needs --warmup-steps")
+        if self.batch_tokens and self.bucket:
+            raise ValueError("--batch-tokens puts similar lengths together by itself: leave --bucket out")
+        if self.sampling and (self.batch_tokens or self.bucket):
+            raise ValueError("--sampling draws sequences one by one: not with --batch-tokens or --bucket")
         return self
 
 
@@ -130,7 +154,7 @@ class PlanText:
 
 
 def run(
-    sequences: str,
+    sequences: str | Sequence[str],
     config: Config,
     *,
     store: Store,
@@ -144,7 +168,7 @@ def run(
     """Pre-train a model; under ``torchrun`` every process calls this, and all but the first get None.
 
     Args:
-        sequences: reference of a sequences artifact.
+        sequences: reference of a sequences artifact; or of several, on all of which the model is trained.
         resume: an unfinished run that this must be, ``model/<id>``.
         allow_change: settings that may differ from those of ``resume``.
 
@@ -158,17 +182,21 @@ def run(
 
     if resume and force:
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
+    references = [sequences] if isinstance(sequences, str) else sequences
     plan = Plan.load(config.plan) if config.plan else Plan()
     if config.plan:
         if not plan.guides and plan.pal is None:
             raise PlanError(f"{config.plan}: there is no guide in this plan", hint="leave --plan out for a plain model")
         module_of(config.objective).check_plan(plan, config, config.plan)
-    with store.load(sequences, kind="sequences") as data:
-        inputs: dict[str, Any] = {"sequences": data, "plan": PlanText(plan.dumps()), **_tables(config, data, store)}
+    with ExitStack() as opened:
+        corpora = [opened.enter_context(store.load(reference, kind="sequences")) for reference in references]
+        _check_corpora(config, corpora)
+        inputs: dict[str, Any] = {f"sequences-{n}" if n > 1 else "sequences": data for n, data in enumerate(corpora, 1)}
+        inputs |= {"plan": PlanText(plan.dumps()), **_tables(config, plan, corpora[0], store)}
         if config.plan:
-            _check_needs(plan, config.plan, inputs)
+            check_needs(plan, config.plan, inputs)
         if config.init:
-            inputs["init"] = _init_input(config.init, store)
+            inputs["init"] = model_input(config.init, store)
         begun = None
         if resume:
             config, begun = resumed(STAGE, resume, allow_change, config, inputs, store)
@@ -194,62 +222,50 @@ def run(
         return result
 
 
-def _features(plan: Plan) -> tuple[str, ...]:
-    """The token features that a plan reads and that do not follow from ids; rarity is one of words in their sentence."""
-    from guidance.features import Vocabulary
-
-    needs = plan.needs()
-    more = ("segment",) if "idf" in needs else ()
-    return tuple(dict.fromkeys((*(need for need in needs if need not in Vocabulary.FEATURES), *more)))
-
-
-def _check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
-    """Raises PlanError when a plan reads features or tables that no input has."""
-    from guidance.features import FEATURES, TABLES
-
-    masks = inputs.get("masks")
-    known = masks.counts["columns"] if masks else ("segment",)
-    missing = [need for need in _features(plan) if need not in known]
-    if missing:
-        need, label = missing[0], plan.needs()[missing[0]]
-        told = masks.counts.get("missing", {}).get(need) if masks else None
-        raise PlanError(
-            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
-            + (f", which {masks.reference} does not have" if masks else ""),
-            hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
+def _check_corpora(config: Config, corpora: Sequence[Artifact]) -> None:
+    """Raises InputError when several sequences cannot train one model, or not with these settings."""
+    if config.sampling and len(config.sampling) != len(corpora):
+        raise InputError(
+            f"{len(config.sampling)} shares for {len(corpora)} sequences",
+            hint="one --sampling for each, in their order",
         )
-    for label, guide in zip(plan.labels, plan.guides, strict=True):
-        for table in guide.wish.tables if guide.wish and guide.enabled else ():
-            if table == "cooccurrence" and "cooccur" not in inputs:
-                raise PlanError(
-                    f"{source}: guide {label!r} needs the table {table}", hint=f"{TABLES[table]}; here: --cooccur REF"
-                )
+    if len(corpora) > 1 and config.masks:
+        raise InputError(
+            "--masks is of one of the sequences, and there are several",
+            hint="build one corpus of all texts, or train on one of the sequences after the other with --init",
+        )
+    first = corpora[0]
+    for other in corpora[1:]:
+        if _tokenizer_of(other) != _tokenizer_of(first):
+            raise ArtifactMismatch(
+                f"{other.reference} was made with another tokenizer than {first.reference}",
+                hint="guide build-sequences with the tokenizer of the first",
+            )
 
 
-def _tables(config: Config, data: Artifact, store: Store) -> dict[str, Any]:
-    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences.
+def _tokenizer_of(data: Artifact) -> dict[str, str]:
+    """The digests of the files of its tokenizers."""
+    return {name: entry["sha256"] for name, entry in data.files.items() if "tokenizer/" in name}
+
+
+def _corpora(inputs: Mapping[str, Any]) -> tuple[Artifact, ...]:
+    """The sequences among the inputs, in the order in which they were named."""
+    return tuple(given for role, given in inputs.items() if role == "sequences" or role.startswith("sequences-"))
+
+
+def _tables(config: Config, plan: Plan, data: Artifact, store: Store) -> dict[str, Any]:
+    """The inputs that ``--masks``, ``--cooccur``, ``--masking`` and ``--scores`` name, checked against the sequences.
 
     Raises:
         ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+        InputError: a run whose masking no guide follows, or a guide that follows none.
     """
-    found: dict[str, Any] = {}
-    if config.masks:
-        found["masks"] = masks = store.load(config.masks, kind="masks")
-        made_of = masks.manifest["inputs"]["sequences"]
-        if made_of["content"] != data.content:
-            raise ArtifactMismatch(
-                f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
-                f"{data.reference} ({data.content[:12]})",
-                hint=f"guide build-masks {data.reference}",
-            )
-    if config.cooccur:
-        from pipelines.cooccurrence_table import check_tokenizer
+    from pipelines.masking import check_masking
 
-        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
-        check_tokenizer(counts, data)
-    if config.scores:
-        path = Path(config.scores)
-        found["scores"] = Files.of([path], [path.name])
+    found = load_inputs(config, data, store)
+    check_masking(plan, config.plan, config.masking)
+    if config.masking:
+        found["masking"] = store.load(config.masking, kind="model")
     return found
 
 
@@ -293,12 +309,15 @@ def build(
         seed_partial(*begun, run.partial)
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
+    run.out.warnings += _short_of_examples(prepared.order, _corpora(run.inputs))
+    for line in run.out.warnings:
+        log.warning("%s", line)
     if told:
         told.send(go=True, cluster=cluster)
     outcome = _train(run.config, prepared, cluster, run.partial, run.progress)
     _write_model(run, prepared, outcome)
-    architecture = prepared.objective.folders()[0].model.config.model_type
-    run.out.write("README.md", model_card.card(run, prepared.plan, outcome, architecture).encode())
+    card = model_card.card(run, prepared.plan, outcome, prepared.objective.folders())
+    run.out.write("README.md", card.encode())
 
 
 class _Announcement:
@@ -350,7 +369,14 @@ def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path,
         )
     trackers = partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}"
     outcome = train(
-        prepared.objective, settings, cluster, partial, progress=progress, title="pre-training", trackers=trackers
+        prepared.objective,
+        prepared.order,
+        settings,
+        cluster,
+        partial,
+        progress=progress,
+        title="pre-training",
+        trackers=trackers,
     )
     check_matches(outcome.tallies)
     return outcome
@@ -362,7 +388,7 @@ class _Prepared:
 
     plan: Plan
     objective: Any
-    tokenizer: Any
+    order: AnyOrder
     steps: int
 
     @staticmethod
@@ -375,8 +401,9 @@ class _Prepared:
         _, hidden, heads, _ = dimensions(config)
         if not config.init and hidden % heads:
             raise InputError(f"the width {hidden} cannot be shared by {heads} heads", hint="--hidden or --heads")
-        if not inputs["sequences"].files.get("train.parquet", {}).get("rows"):
-            raise InputError(f"{inputs['sequences'].reference} has no training sequences")
+        for data in _corpora(inputs):
+            if not data.files.get("train.parquet", {}).get("rows"):
+                raise InputError(f"{data.reference} has no training sequences")
 
     @classmethod
     def of(cls, config: Config, inputs: Mapping[str, Any]) -> _Prepared:
@@ -384,58 +411,70 @@ class _Prepared:
         cls.check(config, inputs)
         from guidance.plan import Plan
         from pipelines.batches import Examples
+        from pipelines.training import checkpoint_activations
 
-        data = inputs["sequences"]
-        tokenizer = read_tokenizer(data)
+        corpora = _corpora(inputs)
+        tokenizer = read_tokenizer(corpora[0])
         plan = Plan.parse(inputs["plan"].text)
         train_split, valid = (
-            Examples.read(data, split, len(tokenizer), features=_features(plan), masks=inputs.get("masks"))
+            Examples.read_all(
+                corpora,
+                split,
+                len(tokenizer),
+                features=features(plan),
+                masks=inputs.get("masks"),
+                limit=config.valid_sequences if split == "valid" else 0,
+            )
             for split in ("train", "valid")
         )
-        given = Given(config, plan, data, tokenizer, train_split, valid, _read_tables(inputs), inputs.get("init"))
+        tables, init = read_tables(inputs), inputs.get("init")
+        given = Given(config, plan, corpora[0], tokenizer, train_split, valid, tables, init, corpora)
         objective = module_of(config.objective).prepare(given)
-        steps = config.steps
-        if config.epochs is not None:
-            steps = max(1, round(config.epochs * len(objective.lengths) / config.batch_size))
+        if config.gradient_checkpointing:
+            checkpoint_activations(folder.model for folder in objective.folders())
+        order = _order(config, objective.lengths, [data.files["train.parquet"]["rows"] for data in corpora])
+        steps = config.steps if config.epochs is None else order.steps(config.epochs)
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:
             raise InputError(f"no snapshot after step {outside[0]} can be made: the run has {steps} steps")
-        return cls(plan, objective, tokenizer, steps)
+        return cls(plan, objective, order, steps)
 
 
-def _read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What patterns and rules look up beside tokens, by name."""
-    from pipelines.cooccurrence_table import load_table
-    from pipelines.plans import read_scores
+def _order(config: Config, lengths: np.ndarray, sizes: Sequence[int]) -> AnyOrder:
+    """The order of examples of these lengths, of corpora of these sizes."""
+    from pipelines.order import LengthOrder, MixedOrder, Order
 
-    tables: dict[str, Any] = {}
-    if "cooccur" in inputs:
-        tables["cooccurrence"] = load_table(inputs["cooccur"])
-    if "scores" in inputs:
-        tables["importance"] = read_scores(inputs["scores"].paths[0])
-    return tables
+    if config.batch_tokens:
+        return LengthOrder(lengths, config.seed, batch_tokens=config.batch_tokens)
+    if config.bucket:
+        return LengthOrder(lengths, config.seed, batch_size=config.batch_size)
+    if config.sampling:
+        return MixedOrder(sizes, config.sampling, config.batch_size, config.seed)
+    return Order(len(lengths), config.batch_size, config.seed)
 
 
-def _init_input(reference: str, store: Store) -> Any:
-    """A model to start from: an artifact, or any folder of a Hugging Face model."""
-    try:
-        return store.load(reference, kind="model")
-    except ArtifactMissing:
-        folder = Path(reference)
-        if not folder.is_dir():
-            raise
-        names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file())
-        if not any(p.name == "config.json" for p in names):
-            raise InputError(f"{reference}: not a model folder (no config.json)") from None
-        origin = {"source": f"weights of {folder.resolve().name}", "license": None}
-        return Files.of(names, (p.name for p in names), [origin])
+def _short_of_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str]:
+    """What to say where a batch has more places than there are examples for them."""
+    from pipelines.order import BLOCK, MixedOrder, Order
+
+    if isinstance(order, MixedOrder):
+        places = [order.batch_size * quota / BLOCK for quota in order.quotas]
+        found = list(zip((data.reference for data in corpora), order.sizes, places, strict=True))
+    elif isinstance(order, Order):
+        found = [(" and ".join(data.reference for data in corpora), order.num_examples, order.batch_size)]
+    else:
+        return []  # its batches end with the epoch
+    return [
+        f"{reference}: {size} training examples for {place:g} places in every batch, which repeats some"
+        for reference, size, place in found
+        if size < place
+    ]
 
 
 def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
-    import pyarrow as pa
     import safetensors.torch
 
-    from guidance.checkpoint import model_files, weight_files
+    from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
     from pipelines.checkpoints import Checkpoints
 
     data, out = run.inputs["sequences"], run.out
@@ -443,7 +482,9 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     files = {folder.path: model_files(folder.model, folder.plan) for folder in folders}
     parameters = sum(p.numel() for p in prepared.objective.model.parameters())
     tokenizer = {
-        name.removeprefix("tokenizer/"): data.read(name) for name in data.files if name.startswith("tokenizer/")
+        name.removeprefix("tokenizer/"): data.read(name)
+        for name in data.files
+        if name.startswith(("tokenizer/", f"{TARGET_FOLDER}/"))
     }
     for folder in folders:
         for name, content in {**files[folder.path], **tokenizer}.items():
@@ -457,16 +498,11 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
         for folder in folders:
             for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
                 out.write(place + folder.path + name, content)
-            for name in ("config.json", "plan.toml", *tokenizer):
-                out.write(place + folder.path + name, {**tokenizer, **files[folder.path]}[name])
-    out.write("metrics.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in outcome.rows).encode())
-    keys = list(dict.fromkeys(key for row in outcome.rows for key in row))
-    table = pa.table(
-        {k: pa.array([r.get(k) for r in outcome.rows], pa.int64() if k == "step" else pa.float64()) for k in keys}
-    )
-    with out.parquet("metrics.parquet", table.schema) as writer:
-        writer.write_table(table)
-    last = outcome.rows[-1]
+            for name, content in {**tokenizer, **files[folder.path]}.items():
+                if not name.endswith(".safetensors"):
+                    out.write(place + folder.path + name, content)
+    _write_metrics(out, outcome.log)
+    last = outcome.last
     out.counts |= {
         "steps": prepared.steps,
         "parameters": parameters,
@@ -478,6 +514,27 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
         "device": outcome.facts["device"],
         "precision": outcome.facts["precision"],
     }
+
+
+def _write_metrics(out: Builder, log: Path) -> None:
+    """The metrics of every step, as they were logged and as a table; a part at a time, since there may be millions."""
+    import pyarrow as pa
+
+    keys: dict[str, None] = {}
+    with out.open("metrics.jsonl") as copy:
+        for lines in _parts(log):
+            copy.write(b"".join(lines))
+            keys |= dict.fromkeys(key for line in lines for key in json.loads(line))
+    schema = pa.schema([(key, pa.int64() if key == "step" else pa.float64()) for key in keys])
+    with out.parquet("metrics.parquet", schema) as writer:
+        for lines in _parts(log):
+            writer.write_table(pa.Table.from_pylist([json.loads(line) for line in lines], schema))
+
+
+def _parts(log: Path) -> Iterator[list[bytes]]:
+    with open(log, "rb") as file:
+        while lines := list(itertools.islice(file, METRICS_PART)):
+            yield lines
 
 
 def _tensors_of(folder: ModelFolder, tensors: Mapping[str, Any]) -> dict[str, Any]:

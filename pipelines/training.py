@@ -7,12 +7,14 @@ over the whole global batch, the trajectory does not depend on how.  ``accelerat
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +30,13 @@ from torch import Tensor, nn
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError, UnknownName
 from pipelines.artifacts import Artifact, Builder
-from pipelines.batches import Order, shares
+from pipelines.batches import shares
 from pipelines.checkpoints import Checkpoints
 from pipelines.cluster import Cluster, StopRequest
-from pipelines.files import machine_errors, write_file
+from pipelines.files import machine_errors
 from pipelines.manifest import ArtifactDamaged
+from pipelines.objectives import ModelFolder
+from pipelines.order import AnyOrder
 from pipelines.progress import Progress, log
 
 KEEP_CHECKPOINTS = 2
@@ -44,10 +48,9 @@ class Settings:
     """What the loop needs to know; see `pipelines.pretrain.Config` for meanings and units."""
 
     steps: int
-    batch_size: int
     micro_batches: int
     learning_rate: float
-    schedule: Literal["linear", "cosine", "constant"]
+    schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"]
     warmup_steps: int
     weight_decay: float
     beta1: float
@@ -61,14 +64,21 @@ class Settings:
     save_every: int
     snapshots: tuple[int, ...]
     max_time: float | None
+    compile: bool
     report_to: tuple[str, ...] = ()
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update that follows ``step`` finished ones."""
+        """The learning rate of the update that follows ``step`` finished ones.
+
+        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3, with its peak, at the last step of warm-up, given
+        instead of following from the width.
+        """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.learning_rate
+        if self.schedule == "inverse-sqrt":
+            return self.learning_rate * math.sqrt(self.warmup_steps / (step + 1))
         left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
@@ -118,13 +128,22 @@ class Objective(Protocol):
     def restore(self, tallies: Mapping[str, float]) -> None:
         """Go on counting from here."""
 
+    def folders(self) -> Sequence[ModelFolder]:
+        """The models that a finished run leaves; the first one is that which one goes on with."""
+
 
 @dataclass
 class Outcome:
-    """What a finished run leaves: the metrics of every step, the best step by validation loss, and what the objective
-    counted in all processes from the first step on."""
+    """What a finished run leaves, besides its checkpoints.
 
-    rows: list[dict[str, float]]
+    Attributes:
+        last: the metrics of the last step, and ``log`` those of every step, one JSON object a line; in the leading process.
+        best_step, best_loss: the lowest validation loss and where it was.
+        tallies: what the objective counted in all processes from the first step on.
+    """
+
+    last: dict[str, float]
+    log: Path
     best_step: int | None
     best_loss: float | None
     tallies: dict[str, float] = field(default_factory=dict)
@@ -133,6 +152,7 @@ class Outcome:
 
 def train(
     objective: Objective,
+    order: AnyOrder,
     settings: Settings,
     cluster: Cluster,
     partial: Path,
@@ -149,15 +169,17 @@ def train(
     Raises:
         NumericalError: a loss or the gradient is not finite; nothing was updated with it.
         Interrupted: the run was asked to end; a checkpoint is saved.
-        InputError: the batch has fewer examples than there are processes; a tracker that does not exist.
+        InputError: a batch has fewer examples than there are processes; a tracker that does not exist.
         MachineError: something could not be saved; there is not enough memory.
     """
-    if settings.batch_size < cluster.world:
+    if order.smallest < cluster.world:
         raise InputError(
-            f"a batch of {settings.batch_size} cannot be shared by {cluster.world} processes", hint="--batch-size"
+            f"a batch of {order.smallest} cannot be shared by {cluster.world} processes",
+            hint="a larger --batch-size or --batch-tokens, or fewer processes",
         )
+    folder = trackers or partial / "trackers"
     try:
-        return _Loop(objective, settings, cluster, partial, progress, title, trackers or partial / "trackers").run()
+        return _Loop(objective, order, settings, cluster, partial, progress, title, folder).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
@@ -166,10 +188,29 @@ def train(
         raise
 
 
+def checkpoint_activations(models: Iterable[Any]) -> None:
+    """Let models keep only what their layers read for the backward pass, which computes the rest once more.
+
+    Raises:
+        InputError: a model cannot.
+    """
+    for model in models:
+        if not model.supports_gradient_checkpointing:
+            raise InputError(
+                f"--gradient-checkpointing: {type(model).__name__} cannot compute its layers again",
+                hint="--micro-batches saves memory too",
+            )
+        with warnings.catch_warnings():  # later versions of transformers have another name for it
+            warnings.simplefilter("ignore", FutureWarning)
+            # the reentrant kind would lose the gradients of what guides read inside of layers
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
 class _Loop:
     def __init__(
         self,
         objective: Objective,
+        order: AnyOrder,
         settings: Settings,
         cluster: Cluster,
         partial: Path,
@@ -177,7 +218,7 @@ class _Loop:
         title: str,
         tracker_folder: Path,
     ) -> None:
-        self.objective, self.settings, self.cluster = objective, settings, cluster
+        self.objective, self.order, self.settings, self.cluster = objective, order, settings, cluster
         objective.begin(settings.steps)
         self.progress, self.title, self.tracker_folder = progress, title, tracker_folder
         self.checkpoints = Checkpoints(partial)
@@ -197,9 +238,7 @@ class _Loop:
             eps=settings.epsilon,
         )
         self.parameter_names = {id(p): name for name, p in named}
-        self.order = Order(len(objective.lengths), settings.batch_size, settings.seed)
-        self.rows: list[dict[str, float]] = []
-        self.step = 0
+        self.step, self.last = 0, dict[str, float]()
         self.best: tuple[int, float] | None = None
         self.protected: list[int] = []  # the best steps that kept checkpoints go back to
 
@@ -223,7 +262,7 @@ class _Loop:
                 row = self._train_step()
                 if self._due(settings.evaluate_every):
                     row |= self._evaluate()
-                self.rows.append(row)
+                self.last = row
                 with cluster.only_leader(), machine_errors(f"cannot write {self.log_path}"):
                     if metrics_log:
                         metrics_log.write(json.dumps(row, allow_nan=False) + "\n")
@@ -242,7 +281,8 @@ class _Loop:
                         hint="the same command continues it",
                     )
         best_step, best_loss = self.best or (None, None)
-        return Outcome(self.rows, best_step, best_loss, cluster.sum(self.objective.tallies()), self._circumstances())
+        tallies = cluster.sum(self.objective.tallies())
+        return Outcome(self.last, self.log_path, best_step, best_loss, tallies, self._circumstances())
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """0, or the signal that any process got; the same answer in all of them."""
@@ -259,6 +299,7 @@ class _Loop:
             "device": self.cluster.device.type,
             "precision": self.cluster.precision,
             "micro_batches": self.settings.micro_batches,
+            "compiled": self.settings.compile,
             "threads": torch.get_num_threads(),
         }
 
@@ -405,6 +446,7 @@ class _Loop:
                 self._take_back(artifact)
         with self.cluster.only_leader() as leads:
             if leads:  # what is newer was made on a way that is taken once more, or is damaged
+                self.last = cut_log(self.log_path, self.step)
                 for name in ("checkpoint", "best", "snapshot"):
                     self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
         self.protected = self.checkpoints.steps("best")
@@ -436,7 +478,6 @@ class _Loop:
                 f"{artifact.path}: not a checkpoint of this run ({error})",
                 hint="--force starts again from the beginning",
             ) from error
-        self.rows = _read_log(self.log_path, self.step)
         if not self.cluster.leads:
             return
         now = self._circumstances()
@@ -447,9 +488,6 @@ class _Loop:
 
     @contextmanager
     def _open_log(self) -> Iterator[Any]:
-        with self.cluster.only_leader() as leads:
-            if leads:  # whole or not at all, or a kill now would lose the steps before the checkpoint
-                write_file(self.log_path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         if not self.cluster.leads:
             yield None
             return
@@ -497,16 +535,28 @@ def _load_weights(model: nn.Module, artifact: Artifact) -> None:
         raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")
 
 
-def _read_log(path: Path, last_step: int) -> list[dict[str, float]]:
-    """The metrics up to a step; what was logged after the checkpoint is left out, and so is a torn last line."""
-    rows = []
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and row.get("step", last_step + 1) <= last_step:
-            rows.append(row)
-    if [row["step"] for row in rows] != list(range(1, last_step + 1)):
-        raise ArtifactDamaged(f"{path}: does not hold steps 1 to {last_step}", hint="--force starts again")
-    return rows
+def cut_log(path: Path, last_step: int) -> dict[str, float]:
+    """Cut off what was logged after a step, and what a kill left of a line; give the metrics of that step.
+
+    Raises:
+        ArtifactDamaged: the log does not reach that step.
+    """
+    end, line = 0, b"{}"
+    with machine_errors(f"cannot write {path}"), open(path, "a+b") as file:
+        file.seek(0)
+        for line in itertools.islice(file, last_step):
+            end += len(line)
+        row = _read_row(line)
+        if row.get("step", 0) != last_step:
+            raise ArtifactDamaged(f"{path}: does not hold steps 1 to {last_step}", hint="--force starts again")
+        file.truncate(end)
+    return row
+
+
+def _read_row(line: bytes) -> dict[str, float]:
+    """A line of the log; nothing where it is torn."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}

@@ -121,11 +121,11 @@ def config(**changes: Any) -> pretrain.Config:
     return pretrain.Config(**(defaults | changes))
 
 
-def train(store: Store, data: Artifact | None = None, *, progress: Progress | None = None, **changes: Any) -> Result:
+def train(store: Store, *data: Artifact, progress: Progress | None = None, **changes: Any) -> Result:
     """Run ``pretrain``; what is no field of its configuration goes to `pipelines.pretrain.run`."""
     options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
-    data = data or sequences(store)
-    result = pretrain.run(data.reference, config(**changes), store=store, progress=progress, **options)
+    references = [given.reference for given in data or (sequences(store),)]
+    result = pretrain.run(references, config(**changes), store=store, progress=progress, **options)
     assert result is not None
     return result
 

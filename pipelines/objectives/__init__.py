@@ -36,10 +36,11 @@ class Given:
 
     Attributes:
         config: the `pipelines.pretrain.Config`.
-        sequences: the artifact with the training sequences.
-        train, valid: its sequences, with the token features that the plan reads.
+        sequences: the artifact with the training sequences, the first one where there are several.
+        train, valid: the sequences of all ``corpora``, with the token features that the plan reads.
         tables: what patterns and rules look up beside tokens, by name.
         init: the model to start from: an artifact, or files of a folder.
+        corpora: all artifacts with training sequences; none means ``sequences`` alone.
     """
 
     config: Any
@@ -50,11 +51,12 @@ class Given:
     valid: Examples
     tables: Mapping[str, Any] = field(default_factory=dict)
     init: Any = None
+    corpora: tuple[Artifact, ...] = ()
 
     @property
     def max_length(self) -> int:
         """The longest sequence that there can be, in tokens."""
-        return int(self.sequences.manifest["config"]["max_length"])
+        return max(int(data.manifest["config"]["max_length"]) for data in self.corpora or (self.sequences,))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from guidance.errors import Interrupted, NumericalError
 from pipelines import pretrain, training
 from pipelines.checkpoints import Checkpoints
 from pipelines.objectives.masked_lm import MaskedLM
+from pipelines.order import Order
 from pipelines.progress import Progress, Task
 from pipelines.stage import Result
 from pipelines.store import Store
@@ -230,15 +231,15 @@ def test_the_command_says_how_to_continue_and_ends_with_the_code_of_the_signal(
     data = trainings.sequences(store).reference
     arguments = ["pretrain", data, "--store", str(store.root), "--steps", "5", "--batch-size", "4"]
     arguments += ["--layers", "1", "--hidden", "8", "--heads", "2", "--ffn", "8"]
-    batch = training.Order.batch
+    batch = Order.batch
 
-    def interrupted(order: training.Order, step: int) -> list[tuple[int, int]]:
+    def interrupted(order: Order, step: int) -> list[tuple[int, int]]:
         if step == 2:
             os.kill(os.getpid(), number)
         return batch(order, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Order, "batch", interrupted)
+        patch.setattr(Order, "batch", interrupted)
         assert in_child(lambda: sys.exit(run_command(arguments))) == code
     out, err = capfd.readouterr()
     assert not out and "stopped after step 3 of 5; the run is saved" in err and "the same command continues it" in err
@@ -288,10 +289,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value:
     """Let the loss, or only its gradient, be bad at a step."""
     losses, calls = MaskedLM.losses, 0
 
-    def bad(objective: MaskedLM, model: Any, batch: Any, step: int) -> dict[str, torch.Tensor]:
+    def bad(objective: MaskedLM, model: Any, batch: Any, done: int) -> dict[str, torch.Tensor]:
         nonlocal calls
         calls += 1
-        found = losses(objective, model, batch, step)
+        found = losses(objective, model, batch, done)
         if calls == step:
             if gradient:
                 found["mlm"].register_hook(lambda grad: grad * value)
@@ -495,14 +496,14 @@ def test_a_signal_to_one_process_stops_all_and_one_process_can_continue(
     data, reference = trainings.sequences(store), whole(**EXACT, plan="preset:ag")
 
     def work(rank: int) -> None:
-        batch = training.Order.batch
+        batch = Order.batch
 
-        def ask(order: training.Order, step: int) -> list[tuple[int, int]]:
+        def ask(order: Order, step: int) -> list[tuple[int, int]]:
             if rank and step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
             return batch(order, step)
 
-        monkeypatch.setattr(training.Order, "batch", ask)
+        monkeypatch.setattr(Order, "batch", ask)
         together(store, data, rank, **EXACT, plan="preset:ag")
 
     assert processes(2, work) == [143, 143]

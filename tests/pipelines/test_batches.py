@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from guidance.errors import InputError
 from pipelines.artifacts import Artifact
-from pipelines.batches import Examples, Order, pad, shares
+from pipelines.batches import Examples, pad, shares
 from pipelines.manifest import ArtifactDamaged, digest
 from pipelines.store import Store
 from tests import trainings
@@ -57,28 +56,26 @@ def test_a_column_that_cannot_be_used_is_named(store: Store, table: pa.Table, me
     assert "train.parquet" in caught.value.message
 
 
-def test_every_example_comes_once_in_every_epoch() -> None:
-    order = Order(10, 4, seed=3)
-    seen = [pair for step in range(10) for pair in order.batch(step)]
-    assert sorted(seen) == [(epoch, example) for epoch in range(4) for example in range(10)]
+def test_several_artifacts_are_read_one_after_the_other(store: Store) -> None:
+    rows = [[[0, 5, 6, 7, 8, 9, 2], [0, 7, 2]], [[0, 8, 2]], [[0, n, n, 2] for n in range(5, 12)]]
+    data = [trainings.write_sequences(store, {"train": trainings.with_places(part)}) for part in rows]
+    found = Examples.read_all(data, "train", 64, features=("segment",))
+    assert [found[n].tolist() for n in range(len(found))] == [row for part in rows for row in part]
+    assert [found.column("segment", n).tolist() for n in (0, 2)] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0]]
+    assert len(Examples.read_all(data, "valid", 64)) == 0
 
 
-def test_the_order_is_a_function_of_seed_and_step_alone() -> None:
-    straight = [Order(10, 4, seed=3).batch(step) for step in range(8)]
-    one = Order(10, 4, seed=3)
-    assert [one.batch(step) for step in (7, 0, 3)] == [straight[step] for step in (7, 0, 3)]
-    assert straight != [Order(10, 4, seed=4).batch(step) for step in range(8)]
-    epochs = [[example for _, example in Order(50, 50, seed=3).batch(step)] for step in range(2)]
-    assert epochs[0] != epochs[1]
-
-
-def test_a_batch_larger_than_the_data_spans_epochs() -> None:
-    assert Order(1, 3, seed=0).batch(1) == [(3, 0), (4, 0), (5, 0)]
-
-
-def test_no_examples_are_refused() -> None:
-    with pytest.raises(InputError, match="no training sequences"):
-        Order(0, 4, seed=0)
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0, [2, 1, 7]), (10, [2, 1, 7]), (99, [2, 1, 7]), (5, [1, 1, 3]), (1, [0, 0, 1])]
+)
+def test_of_a_few_sequences_each_artifact_gives_its_share(store: Store, limit: int, kept: list[int]) -> None:
+    data = [
+        trainings.write_sequences(store, {"train": trainings.table([[0, 10 * part + n, 2] for n in range(number)])})
+        for part, number in enumerate((2, 1, 7), 1)
+    ]
+    found = Examples.read_all(data, "train", 64, limit=limit)
+    words = [int(found[n][1]) for n in range(len(found))]
+    assert words == [10 * part + n for part, number in enumerate(kept, 1) for n in range(number)]
 
 
 @pytest.mark.parametrize(("items", "parts"), [(0, 3), (2, 3), (7, 3), (9, 3), (8, 1)])

@@ -175,6 +175,155 @@ def test_every_precision_trains(store: Store, precision: str, architecture: str)
     assert result.counts["precision"] == precision
 
 
+def test_many_metrics_are_written_in_parts(
+    store: Store, guided: tuple[Store, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "METRICS_PART", 3)
+    result = trainings.train(store, plan="preset:ag", steps=7).artifact
+    with result.open("metrics.parquet") as file:
+        table = pq.ParquetFile(file)
+        assert table.num_row_groups == 3
+        rows = table.read().to_pylist()
+    logged = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
+    assert [{k: v for k, v in row.items() if v is not None} for row in rows] == logged
+    assert [row["step"] for row in logged] == [1, 2, 3, 4, 5, 6, 7]
+
+
+# batches
+
+
+def test_batches_of_so_many_tokens(store: Store) -> None:
+    result = trainings.train(store, batch_tokens=64, epochs=2, steps=1).artifact
+    rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
+    assert max(row["tokens"] for row in rows) <= 64
+    data = trainings.sequences(store)
+    with data.open("train.parquet") as file:
+        lengths = [len(row) for row in pq.read_table(file)["id"].to_pylist()]
+    assert sum(row["tokens"] for row in rows) == 2 * sum(lengths), "every sequence in every epoch"
+    with pytest.raises(InputError, match=r"training sequence \d+ has 16 tokens, a batch 15 at most"):
+        trainings.train(store, batch_tokens=15)
+
+
+def test_similar_lengths_may_go_together(store: Store) -> None:
+    result = trainings.train(store, bucket=True, batch_size=9, epochs=1).artifact
+    assert result.counts["steps"] == 5  # 40 sequences in batches of 9, 9, 9, 7 and 6
+    rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
+    assert len({row["tokens"] for row in rows}) > 1
+    assert trainings.metrics(result.path) != trainings.metrics(
+        trainings.train(store, batch_size=9, steps=5).artifact.path
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bucket": True, "batch_tokens": 64}, "--batch-tokens puts similar lengths together by itself"),
+        ({"sampling": [1], "bucket": True}, "--sampling draws sequences one by one"),
+        ({"sampling": [1], "batch_tokens": 64}, "--sampling draws sequences one by one"),
+        ({"sampling": [1, 0]}, "greater than 0"),
+    ],
+)
+def test_settings_of_batches_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainings.config(**changes)
+
+
+def corpora(store: Store) -> list[Artifact]:
+    """Three sequences of different size, length and source."""
+    return [
+        trainings.sequences(store, train=n, valid=valid, length=length, provenance=[{"source": f"text {n}"}])
+        for n, valid, length in ((40, 8, 16), (10, 2, 12), (30, 6, 20))
+    ]
+
+
+def test_several_sequences_train_one_model(store: Store) -> None:
+    data = corpora(store)
+    result = trainings.train(store, *data, epochs=2).artifact
+    assert [result.manifest["inputs"][role]["content"] for role in ("sequences", "sequences-2", "sequences-3")] == [
+        given.content for given in data
+    ]
+    assert result.counts["steps"] == 20  # 80 sequences in batches of 8
+    rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
+    lengths = []
+    for given in data:
+        with given.open("train.parquet") as file:
+            lengths += [len(row) for row in pq.read_table(file)["id"].to_pylist()]
+    assert sum(row["tokens"] for row in rows) == 2 * sum(lengths)
+    assert [entry["source"] for entry in result.provenance] == ["text 40", "text 10", "text 30"]
+    assert json.loads(result.read("config.json"))["max_position_embeddings"] == 20 + 2
+    other = trainings.train(store, *reversed(data), epochs=2).artifact
+    assert other.recipe != result.recipe, "their order is part of the recipe"
+
+
+def test_sequences_are_mixed_by_shares_and_a_small_one_is_warned_about(store: Store) -> None:
+    data = corpora(store)
+    settings: dict[str, Any] = {"sampling": [1, 6, 1], "batch_size": 20}
+    result = trainings.train(store, *data, **settings).artifact
+    assert [w.partition(": ")[2] for w in result.manifest["warnings"]] == [
+        "10 training examples for 15 places in every batch, which repeats some"
+    ]
+    assert trainings.metrics(result.path) != trainings.metrics(
+        trainings.train(store, *data, batch_size=20).artifact.path
+    )
+    by_epochs = trainings.train(store, *data, epochs=0.5, **settings).artifact
+    assert by_epochs.counts["steps"] == 2
+
+
+def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: Path) -> None:
+    data = corpora(store)
+    words = [*trainings.VOCABULARY[:5], *reversed(trainings.VOCABULARY[5:])]
+    stranger = trainings.sequences(store, train=5, tokenizer=trainings.tokenizer_files(words))
+    with pytest.raises(InputError, match="made with another tokenizer than"):
+        trainings.train(store, data[0], stranger)
+    with pytest.raises(InputError, match="2 shares for 3 sequences"):
+        trainings.train(store, *data, sampling=[1, 1])
+    with pytest.raises(InputError, match="--masks is of one of the sequences"):
+        trainings.train(store, *data, masks="masks/1234")
+    empty = trainings.sequences(store, train=0)
+    with pytest.raises(InputError, match=f"{empty.reference} has no training sequences"):
+        trainings.train(store, data[0], empty)
+    folder = hugging_face(tmp_path / "bert", max_position_embeddings=16)
+    with pytest.raises(InputError, match=r"the model holds 16 tokens; .* the longest has 20"):
+        trainings.train(store, *data, init=str(folder))
+
+
+# memory
+
+
+@pytest.mark.parametrize("plan", ["", "preset:ag", "preset:asa"])
+def test_layers_that_are_computed_again_change_nothing(store: Store, plan: str) -> None:
+    plain, less = (
+        trainings.train(Store(store.root / str(on)), plan=plan, gradient_checkpointing=on).artifact
+        for on in (False, True)
+    )
+    assert trainings.metrics(plain.path) == trainings.metrics(less.path)
+    assert trainings.files_of(plain) == trainings.files_of(less)
+    assert plain.recipe == less.recipe
+
+
+def test_layers_are_computed_again_when_it_is_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.roberta.modeling_roberta import RobertaIntermediate
+
+    calls = []
+    forward = RobertaIntermediate.forward
+    monkeypatch.setattr(RobertaIntermediate, "forward", lambda *a: (calls.append(1), forward(*a))[1])
+    counts = []
+    for on in (False, True):
+        calls.clear()
+        trainings.train(Store(store.root / str(on)), gradient_checkpointing=on, evaluate_every=99, valid_sequences=1)
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == 6 * 2
+
+
+def test_a_model_that_cannot_compute_its_layers_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import RobertaForMaskedLM
+
+    monkeypatch.setattr(RobertaForMaskedLM, "supports_gradient_checkpointing", False)
+    with pytest.raises(InputError, match="RobertaForMaskedLM cannot compute its layers again"):
+        trainings.train(store, gradient_checkpointing=True)
+    assert not store.unfinished()
+
+
 def test_epochs_are_passes_over_the_training_sequences(store: Store) -> None:
     assert trainings.train(store, epochs=0.4).artifact.counts["steps"] == 2  # of 40 sequences in batches of 8
     assert trainings.train(store, epochs=1e-9).artifact.counts["steps"] == 1
@@ -183,6 +332,7 @@ def test_epochs_are_passes_over_the_training_sequences(store: Store) -> None:
 @pytest.mark.parametrize("train", [1, 3])
 def test_a_batch_larger_than_the_data_works(store: Store, train: int) -> None:
     result = trainings.train(store, trainings.sequences(store, train=train)).artifact
+    assert f"{train} training examples for 8 places in every batch" in result.manifest["warnings"][0]
     assert result.counts["steps"] == 6 and len(trainings.metrics(result.path)) == 6
 
 
@@ -346,7 +496,9 @@ def another(name: str) -> Any:
     if old is None:
         return 1
     if isinstance(old, list):
-        return [1]
+        return [1.0] if name == "sampling" else [1]
+    if isinstance(old, bool):
+        return not old
     return old + 1 if isinstance(old, int) else old / 2 or 0.25
 
 
@@ -378,13 +530,16 @@ def test_a_changed_setting_is_refused_on_resume_with_both_values(stopped: tuple[
 
 def test_changed_data_plan_or_start_is_refused_on_resume(stopped: tuple[Store, str], tmp_path: Path) -> None:
     store, reference = stopped
-    for name, changes in (
-        ("sequences", {"data": trainings.sequences(store, train=41)}),
-        ("plan", {"plan": "preset:ag"}),
-        ("init", {"init": str(hugging_face(tmp_path / "model"))}),
-    ):
+    first, other = trainings.sequences(store), trainings.sequences(store, train=41)
+    changed: tuple[tuple[str, list[Artifact], dict[str, Any]], ...] = (
+        ("sequences", [other], {}),
+        ("sequences-2", [first, other], {}),
+        ("plan", [first], {"plan": "preset:ag"}),
+        ("init", [first], {"init": str(hugging_face(tmp_path / "model"))}),
+    )
+    for name, data, changes in changed:
         with pytest.raises(InputError, match=f"other settings: {name} was"):
-            trainings.train(store, resume=reference, **changes)
+            trainings.train(store, *data, resume=reference, **changes)
 
 
 def test_knobs_may_change_on_resume(store: Store) -> None:
@@ -392,8 +547,9 @@ def test_knobs_may_change_on_resume(store: Store) -> None:
         trainings.train(store, max_time=1e-9)
     (folder,) = (store.root / ".partial" / "model").iterdir()
     knobs: dict[str, Any] = {"micro_batches": 2, "device": "cpu", "save_every": 1, "max_time": 60.0}
+    knobs["gradient_checkpointing"] = True
     given = {name for name, field in pretrain.Config.model_fields.items() if is_knob(field)}
-    assert given - set(knobs) == {"plan", "init", "masks", "cooccur", "masking", "scores", "report_to"}
+    assert given - set(knobs) == {"plan", "init", "masks", "cooccur", "masking", "scores", "report_to", "compile"}
     result = trainings.train(store, resume=f"model/{folder.name[:8]}", **knobs)
     assert result.artifact.id == folder.name
 

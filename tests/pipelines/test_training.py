@@ -48,6 +48,20 @@ def test_a_constant_rate_stays_after_warm_up() -> None:
     assert [at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_the_rate_falls_with_the_inverse_square_root_of_the_step() -> None:
+    at = settings(steps=100, warmup_steps=4, learning_rate=1.0, schedule="inverse-sqrt").rate
+    assert [at(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [at(step) for step in (15, 35, 99)] == [1 / 2, 1 / 3, 1 / 5]
+    # Vaswani et al. 2017, equation 3, at a width of 16: its peak is 1 / sqrt(16 * 4)
+    paper = [16**-0.5 * min(n**-0.5, n * 4**-1.5) for n in range(1, 101)]
+    assert [at(step) / 8 for step in range(100)] == pytest.approx(paper)
+
+
+def test_an_inverse_square_root_without_warm_up_is_refused() -> None:
+    with pytest.raises(ValueError, match="--schedule inverse-sqrt falls from the end of warm-up on"):
+        settings(schedule="inverse-sqrt")
+
+
 def test_warm_up_may_be_longer_than_the_run() -> None:
     at = settings(steps=2, warmup_steps=10, learning_rate=1.0, schedule="linear").rate
     assert [at(0), at(1)] == [0.1, 0.2]

@@ -1,0 +1,200 @@
+"""The order of training examples: which ones a step sees is a function of (seed, step), found without walking there.
+
+An example is drawn as (epoch, example), a pair that never comes twice.  Nothing here knows how many processes share a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+
+import numpy as np
+
+from guidance.errors import InputError
+
+BLOCK = 1000
+"""Places of a mixture of corpora in which each corpus has its share to the last place."""
+
+_PLAIN, _BY_LENGTH, _BLOCKS, _CORPUS = range(4)
+"""Streams of random numbers, one for each use."""
+
+
+def _random(seed: int, number: int, stream: int, corpus: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, stream, corpus]))
+
+
+class Order:
+    """Batches of one size: every epoch is a permutation of all examples, and batches run on across epochs.
+
+    Attributes:
+        smallest: how many examples the smallest batch has.
+    """
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int) -> None:
+        if not num_examples:
+            raise InputError("there are no training sequences")
+        self.num_examples, self.batch_size, self.seed = num_examples, batch_size, seed
+        self.smallest = batch_size
+        self._permutation = lru_cache(maxsize=1)(self._permute)
+
+    def steps(self, epochs: float) -> int:
+        """How many steps so many passes over the examples take, one at least."""
+        return max(1, round(epochs * self.num_examples / self.batch_size))
+
+    def batch(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, example) for each place of the batch of a step."""
+        places = range(step * self.batch_size, (step + 1) * self.batch_size)
+        return [self._at(*divmod(place, self.num_examples)) for place in places]
+
+    def _at(self, epoch: int, place: int) -> tuple[int, int]:
+        return epoch, int(self._permutation(epoch)[place])
+
+    def _permute(self, epoch: int) -> np.ndarray:
+        return _random(self.seed, epoch, _PLAIN).permutation(self.num_examples)
+
+
+class LengthOrder:
+    """Batches of examples of similar length: every epoch is a permutation of all examples, and no batch spans two epochs.
+
+    Examples are sorted into groups of lengths that differ by an eighth at most, shuffled within their group, laid out
+    from the longest group to the shortest, cut, and the batches shuffled.  Where cuts fall follows from the lengths alone,
+    so every epoch has as many batches.  The last two batches of the layout share what the last one lacks, so none is
+    much smaller than its neighbours.
+
+    Attributes:
+        smallest: how many examples the smallest batch has.
+        num_batches: in every epoch.
+    """
+
+    def __init__(self, lengths: np.ndarray, seed: int, *, batch_size: int = 0, batch_tokens: int = 0) -> None:
+        """Cut into batches of ``batch_size`` examples at most, or of ``batch_tokens`` tokens at most, padding included.
+
+        Raises:
+            InputError: there are no examples, or one is longer than ``batch_tokens``.
+        """
+        if not len(lengths):
+            raise InputError("there are no training sequences")
+        if batch_tokens and lengths.max() > batch_tokens:
+            raise InputError(
+                f"training sequence {int(lengths.argmax())} has {lengths.max()} tokens, a batch {batch_tokens} at most",
+                hint=f"--batch-tokens {lengths.max()} or more",
+            )
+        self.seed = seed
+        self._groups, longest = length_groups(lengths)
+        sizes = np.bincount(self._groups)
+        longest_N = np.repeat(longest, sizes)  # of the group of each place in the layout
+        cuts = [0]
+        while cuts[-1] < len(lengths):
+            most = batch_size or batch_tokens // int(longest_N[cuts[-1]])
+            cuts.append(min(cuts[-1] + most, len(lengths)))
+        if len(cuts) > 2 and cuts[-1] - cuts[-2] < cuts[-2] - cuts[-3]:
+            cuts[-2] = (cuts[-3] + cuts[-1] + 1) // 2  # fewer than before on both sides of the cut, so they still fit
+        self._cuts = np.array(cuts)
+        self.num_batches, self.smallest = len(cuts) - 1, int(np.diff(cuts).min())
+        self._layout = lru_cache(maxsize=1)(self._lay_out)
+
+    def steps(self, epochs: float) -> int:
+        """How many steps so many passes over the examples take, one at least."""
+        return max(1, round(epochs * self.num_batches))
+
+    def batch(self, step: int) -> list[tuple[int, int]]:
+        """(epoch, example) for each place of the batch of a step."""
+        epoch, place = divmod(step, self.num_batches)
+        examples, batches = self._layout(epoch)
+        number = batches[place]
+        return [(epoch, int(example)) for example in examples[self._cuts[number] : self._cuts[number + 1]]]
+
+    def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The examples of an epoch in the order in which they are cut, and the order of the batches."""
+        random = _random(self.seed, epoch, _BY_LENGTH)
+        shuffled = random.permutation(len(self._groups))
+        examples = shuffled[np.argsort(self._groups[shuffled], kind="stable")]
+        return examples, random.permutation(self.num_batches)
+
+
+def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of similar lengths: the number of each example's group, uint16, 0 for the longest, and the greatest length in
+    each group.  Lengths of a group are at most an eighth longer than its shortest one; below 16 all are equal.
+
+    Example:
+        >>> groups, longest = length_groups(np.array([7, 16, 17, 33]))
+        >>> groups.tolist(), longest.tolist()
+        ([2, 1, 1, 0], [33, 17, 7])
+    """
+    step = 1 << np.maximum(np.frexp(lengths)[1] - 4, 0).astype(np.int64)
+    rounded = lengths // step * step  # down to four binary digits
+    _, ascending = np.unique(rounded, return_inverse=True)
+    groups = (ascending.max() - ascending).astype(np.uint16)
+    longest = np.zeros(int(groups.max()) + 1, np.int64)
+    np.maximum.at(longest, groups, lengths)
+    return groups, longest
+
+
+class MixedOrder:
+    """Batches that mix corpora by weight: of every 1000 places in a row each corpus has its share, in random order, and
+    every epoch of a corpus is a permutation of its own examples.  Examples are numbered through all corpora.
+
+    Attributes:
+        smallest: how many examples the smallest batch has.
+        quotas: places of each corpus among 1000.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], batch_size: int, seed: int) -> None:
+        """Raises InputError when a corpus has no examples, or less than one place."""
+        for number, size in enumerate(sizes, 1):
+            if not size:
+                raise InputError(f"corpus {number} has no training sequences")
+        self.sizes, self.batch_size, self.seed = tuple(sizes), batch_size, seed
+        self.smallest = batch_size
+        self.quotas = _quotas(weights)
+        self._offsets = np.cumsum([0, *sizes])
+        self._block = lru_cache(maxsize=1)(self._mix)
+        self._permutations = [lru_cache(maxsize=1)(partial(self._permute, corpus)) for corpus in range(len(sizes))]
+
+    def steps(self, epochs: float) -> int:
+        """How many steps it takes to see as many examples as there are, so many times, one step at least."""
+        return max(1, round(epochs * sum(self.sizes) / self.batch_size))
+
+    def batch(self, step: int) -> list[tuple[int, int]]:
+        """(epoch of its corpus, example) for each place of the batch of a step."""
+        return [self._at(place) for place in range(step * self.batch_size, (step + 1) * self.batch_size)]
+
+    def _at(self, place: int) -> tuple[int, int]:
+        block, within = divmod(place, BLOCK)
+        corpora, numbers = self._block(block)
+        corpus = int(corpora[within])
+        epoch, place = divmod(block * self.quotas[corpus] + int(numbers[within]), self.sizes[corpus])
+        return epoch, int(self._offsets[corpus] + self._permutations[corpus](epoch)[place])
+
+    def _mix(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each place of a block, its corpus, and how many places of that corpus come before it in the block."""
+        corpora = _random(self.seed, block, _BLOCKS).permutation(np.repeat(np.arange(len(self.quotas)), self.quotas))
+        numbers = np.empty(BLOCK, np.int64)
+        for corpus, quota in enumerate(self.quotas):
+            numbers[corpora == corpus] = np.arange(quota)
+        return corpora, numbers
+
+    def _permute(self, corpus: int, epoch: int) -> np.ndarray:
+        return _random(self.seed, epoch, _CORPUS, corpus).permutation(self.sizes[corpus])
+
+
+def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """Weights as whole numbers that add up to `BLOCK`; what rounding leaves over goes to the largest remainders.
+
+    Example:
+        >>> _quotas([2, 1])
+        (667, 333)
+    """
+    exact = BLOCK * np.array(weights) / sum(weights)
+    quotas = np.floor(exact).astype(int)
+    quotas[np.argsort(quotas - exact, kind="stable")[: BLOCK - quotas.sum()]] += 1
+    for number, (quota, weight) in enumerate(zip(quotas.tolist(), weights, strict=True), 1):
+        if not quota:
+            raise InputError(
+                f"corpus {number}: {weight:g} of {sum(weights):g} is less than one example in {BLOCK}",
+                hint="a larger share for it in --sampling, or leave the corpus out",
+            )
+    return tuple(quotas.tolist())
+
+
+AnyOrder = Order | LengthOrder | MixedOrder

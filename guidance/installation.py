@@ -25,7 +25,7 @@ from guidance.mechanisms.adversary import RandomMask
 from guidance.mechanisms.fixed import Room
 from guidance.mechanisms.projected import ProjectedAttention, add_pending, place_of
 from guidance.patterns import Pairs, Predicate
-from guidance.plan import Plan
+from guidance.plan import Guide, Plan
 from guidance.sites import Site, find_sites, select
 
 
@@ -66,6 +66,11 @@ class Handle:
             if name in self.tables and not isinstance(self.tables[name], kinds):
                 found = type(self.tables[name]).__name__
                 raise InputError(f"the table {name} is a {found}", hint=f"{name}: {TABLES[name]}")
+        for number, guide in enumerate(self.plan.guides):
+            if _SCHEDULE in self.tables and guide.enabled and guide.part == self.part and _is_scheduled(guide):
+                shape, layers = tuple(torch.as_tensor(self.tables[_SCHEDULE]).shape), self.layers_of(number)
+                if len(shape) != 2 or not shape[0] or shape[1] != layers:
+                    raise InputError(f"the table {_SCHEDULE} is {shape}, not (steps, {layers}) as this model's layers")
 
     def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:
         """The heads that the plan adds, by the attention module beside which they stand; a site for each of its calls.
@@ -201,12 +206,10 @@ class Handle:
 
     def proportion(self, number: int, site: Site, step: int) -> float:
         """The share of units that a random mask switches off at a site."""
-        how = self.plan.guides[number].how
-        if how.kind != "scheduled":
-            return float(how.proportion)
-        table = torch.as_tensor(self.tables["masking_proportion"])
-        if table.dim() != 2 or not 0 <= site.layer < table.shape[1] or not len(table):
-            raise InputError(f"masking_proportion is {tuple(table.shape)}, not (steps, layers)")
+        guide = self.plan.guides[number]
+        if not _is_scheduled(guide):
+            return float(guide.how.proportion)
+        table = torch.as_tensor(self.tables[_SCHEDULE])
         return float(table[min(step, len(table) - 1), site.layer])
 
     def count_matches(self, number: int, found: Tensor) -> None:
@@ -390,10 +393,17 @@ class Handle:
 
 
 _ENCODER = ("encoder", "self")
+_SCHEDULE = "masking_proportion"
+
 _TABLE_KINDS: Mapping[str, tuple[type, ...]] = {
     "cooccurrence": (Cooccurrence,),
     "importance": (Tensor, Mapping),
 }
+
+
+def _is_scheduled(guide: Guide) -> bool:
+    """The guide's share of units follows a table."""
+    return isinstance(guide.how, RandomMask) and guide.how.kind == "scheduled"
 
 
 class _Outline(Guidance):
@@ -473,8 +483,8 @@ def _missing(handle: Handle) -> Iterator[tuple[str, str, str]]:
         if guide.part != handle.part or not guide.enabled:
             continue
         tables = [*(guide.wish.tables if guide.wish else ())]
-        if isinstance(guide.how, RandomMask) and guide.how.kind == "scheduled":
-            tables.append("masking_proportion")
+        if _is_scheduled(guide):
+            tables.append(_SCHEDULE)
         for name in tables:
             if name not in handle.tables:
                 yield label, "table", name

@@ -14,7 +14,7 @@ from pipelines.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
 from pipelines.stage import Stage, is_knob, read_json, recipe_of
 from pipelines.store import Store
 
-_OPTIONAL = ("init", "masks", "cooccur", "scores")
+_OPTIONAL = ("init", "masks", "cooccur", "masking", "scores")
 """Inputs that a run may have had or may now have."""
 
 

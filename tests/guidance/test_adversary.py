@@ -800,18 +800,6 @@ def test_a_scheduled_mask_reads_its_share_from_the_table() -> None:
             assert share == pytest.approx(min(wanted, 1 - 190 / (100**2 + 90**2)), abs=0.03 if wanted % 1 else 1e-6)
 
 
-def test_a_scheduled_mask_wants_a_table_that_has_its_layers() -> None:
-    with pytest.raises(PlanError, match="needs the table masking_proportion"):
-        install(tiny_model("bert"), Plan((random_mask(kind="scheduled"),)))
-    handle = install(
-        model := tiny_model("bert"),
-        Plan((random_mask(kind="scheduled"),)),
-        tables={"masking_proportion": torch.zeros(3, 1)},
-    )
-    with pytest.raises(InputError, match=r"masking_proportion is \(3, 1\)"):
-        both_passes(model, handle, batch())
-
-
 @pytest.mark.parametrize("share", [math.nan, -0.1, 1.5])
 def test_a_table_with_something_else_than_shares_is_refused(share: float) -> None:
     model = tiny_model("bert")

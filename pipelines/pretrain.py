@@ -432,7 +432,9 @@ class _Prepared:
         objective = module_of(config.objective).prepare(given)
         if config.gradient_checkpointing:
             checkpoint_activations(folder.model for folder in objective.folders())
-        order = _order(config, objective.lengths, [data.files["train.parquet"]["rows"] for data in corpora])
+        rows = [data.files["train.parquet"]["rows"] for data in corpora]
+        # an objective may make examples of its own
+        order = _order(config, objective.lengths, getattr(objective, "sizes", rows))
         steps = config.steps if config.epochs is None else order.steps(config.epochs)
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:

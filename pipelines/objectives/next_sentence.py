@@ -53,7 +53,9 @@ def prepare(given: Given) -> NextSentence:
     from transformers import AutoModelForPreTraining
 
     data, tokenizer = given.sequences, given.tokenizer
-    splits: dict[str, Any] = {split: _documents(given, split) for split in ("train", "valid")}
+    splits: dict[str, Any] = {}
+    splits["train"], sizes = _documents(given, "train")
+    splits["valid"], _ = _documents(given, "valid")
     if not splits["train"].has_pair.any():
         raise InputError(
             f"{data.reference}: its training text gives no pair of a sentence and one of another document",
@@ -70,11 +72,12 @@ def prepare(given: Given) -> NextSentence:
     )
     _check_model(model.config)
     check_lengths(model.config, splits, data.reference)
-    return NextSentence(dataclasses.replace(given, **splits), model)
+    return NextSentence(dataclasses.replace(given, **splits), model, sizes)
 
 
-def _documents(given: Given, split: str) -> Documents:
-    """The text of a split, out of the sequences that it is packed in, without their special tokens.
+def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
+    """The text of a split, out of the sequences that it is packed in, without their special tokens; and how many examples
+    each of the corpora gives.
 
     Raises:
         ArtifactDamaged: the places of the tokens are missing, not one for each, or in disorder.
@@ -100,7 +103,8 @@ def _documents(given: Given, split: str) -> Documents:
         )
     if found.cut:
         log.info("%s: %s sentences are longer than the %s tokens of an example and are cut", split, found.cut, room)
-    return found
+    ends = np.cumsum([len(part) for part, _, _ in parts])
+    return found, np.diff(np.searchsorted(found.starts[found.stretches], ends), prepend=0).tolist()
 
 
 def _place(artifact: Artifact, split: str, column: str, expected: np.ndarray) -> np.ndarray:
@@ -150,12 +154,18 @@ class PairInputs(MaskedInputs):
 
 
 class NextSentence(MaskedLM):
-    """See `pipelines.training.Objective`; the splits are `Documents`."""
+    """See `pipelines.training.Objective`; the splits are `Documents`.
+
+    Attributes:
+        sizes: how many training examples each of the corpora gives.
+    """
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm", "nsp", "accuracy/nsp")
 
-    def __init__(self, given: Given, model: Any) -> None:
+    def __init__(self, given: Given, model: Any, sizes: Sequence[int]) -> None:
         super().__init__(given, model)
+        self.sizes = sizes
+        self.validation = np.arange(self.num_valid) * len(given.valid) // max(self.num_valid, 1)
         tokenizer = given.tokenizer
         self.begin_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
         self.separator_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
@@ -163,6 +173,8 @@ class NextSentence(MaskedLM):
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> PairBatch:
         documents: Any = self.splits[split]
+        if split == "valid":  # the few that are validated are of all its documents
+            examples = [(epoch, int(self.validation[i])) for epoch, i in examples]
         pairs = [documents.pair(i, seed=self.seed, epoch=epoch) for epoch, i in examples]
         laid = [documents.lay_out(pair, self.begin_id, self.separator_id) for pair in pairs]
         masked = [

@@ -121,10 +121,19 @@ def test_the_text_is_the_same_however_it_was_packed(store: Store, length: int) -
 
 def test_several_sequences_give_their_documents_one_after_the_other(store: Store) -> None:
     one, other = (sequences(store, stories(9, seed)) for seed in (3, 4))
-    both = documents(prepare(Given(**{**vars(given(one)), "corpora": (one, other)})))
+    both = prepare(Given(**{**vars(given(one)), "corpora": (one, other)}))
     parts = [documents(prepare(given(data))) for data in (one, other)]
-    assert both.ids.tolist() == [*parts[0].ids, *parts[1].ids]
-    assert both.document.tolist() == [*parts[0].document, *(parts[1].document + 9)]
+    assert documents(both).ids.tolist() == [*parts[0].ids, *parts[1].ids]
+    assert documents(both).document.tolist() == [*parts[0].document, *(parts[1].document + 9)]
+    assert both.sizes == list(map(len, parts))
+    result = trainings.train(store, one, other, objective="mlm+nsp", sampling=[3, 1]).artifact
+    assert result.counts["steps"] == 6
+
+
+@pytest.mark.parametrize("changes", [{"batch_tokens": 60}, {"bucket": True}, {"epochs": 2.0}])
+def test_examples_are_put_together_by_their_lengths(store: Store, changes: dict[str, Any]) -> None:
+    result = train(store, **changes)
+    assert all(float.fromhex(row["tokens"]) > 0 for row in trainings.metrics(result.path))
 
 
 def test_examples_are_masked_pairs_that_change_with_the_epoch(store: Store) -> None:

@@ -3,6 +3,7 @@
     config.json, model.safetensors    the model, which every Hugging Face tool opens
     plan.toml                         the plan
     guidance.safetensors              the parameters that the plan added, where it adds any
+    target-tokenizer/                 the decoder's tokenizer, where it is another one
 
 Where the plan matters at inference the folder says so to whoever opens it without us: `MARKER` is a tensor that no model
 has, which transformers therefore reports, and the configuration names the plan.
@@ -39,6 +40,9 @@ from guidance.plan import Plan
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 PLAN_FILE = "plan.toml"
 EXTRA_FILE = "guidance.safetensors"
+TARGET_FOLDER = "target-tokenizer"
+"""Where a model with two vocabularies keeps the tokenizer of its decoder."""
+
 PLAN_KEY = "guide_plan"
 """The key of ``config.json`` that names the plan of a model that needs it."""
 
@@ -248,6 +252,7 @@ def load(
     plan = read_plan(folder)
     model, _ = _open(folder, auto_class, "auto")
     extra = _read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
+    options = {"decoder_tokenizer": _read_tokenizer(folder / TARGET_FOLDER), **options}
     handle = install(model, plan, tokenizer if tokenizer is not None else _read_tokenizer(folder), **options)
     _fill(model, extra, str(folder / EXTRA_FILE))
     model.eval()

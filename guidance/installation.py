@@ -45,11 +45,13 @@ class Handle:
         plan: Plan,
         *,
         vocabulary: Vocabulary | None = None,
+        decoder_vocabulary: Vocabulary | None = None,
         part: str = "model",
         tables: Mapping[str, Any] | None = None,
     ):
         self.model, self.plan, self.part = model, plan, part
         self.vocabulary, self.tables = vocabulary, dict(tables or {})
+        self._decoder_vocabulary = decoder_vocabulary or vocabulary
         self.sites = find_sites(model)
         self.added = self._added_sites()
         self._matches: dict[int, Tensor] = {}
@@ -154,16 +156,20 @@ class Handle:
             if not isinstance(column, Tensor):
                 raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
         if input_ids is not None:
-            tokens["encoder"] = self._tokens(input_ids, attention_mask, mine)
+            tokens["encoder"] = self._tokens(input_ids, attention_mask, mine, self.vocabulary)
         if decoder_input_ids is not None:
-            tokens["decoder"] = self._tokens(decoder_input_ids, decoder_attention_mask, theirs)
+            tokens["decoder"] = self._tokens(
+                decoder_input_ids, decoder_attention_mask, theirs, self._decoder_vocabulary
+            )
         if not tokens:
             raise InputError(
                 "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
             )
         return Guidance(self, tokens, step)
 
-    def _tokens(self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor]) -> Tokens:
+    def _tokens(
+        self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor], vocabulary: Vocabulary | None
+    ) -> Tokens:
         if ids_BT.dim() not in (2, 3) or ids_BT.is_floating_point():
             raise InputError(
                 f"input_ids are {ids_BT.dtype} {tuple(ids_BT.shape)}, not whole numbers (B, T)",
@@ -173,7 +179,7 @@ class Handle:
             ids_BT, mask_BT = ids_BT.flatten(0, 1), None if mask_BT is None else mask_BT.flatten(0, 1)
             columns = {name: column.flatten(0, 1) for name, column in columns.items()}
         valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
-        known = self.vocabulary.columns(ids_BT) if self.vocabulary else {}
+        known = vocabulary.columns(ids_BT) if vocabulary else {}
         return Tokens(ids_BT, valid_BT, {**known, **columns}, self.tables)
 
     def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> dict[Site, Tensor]:
@@ -355,26 +361,23 @@ class Handle:
             return None
         ids = kwargs.get("input_ids", args[0] if args else None)
         decoder_ids = kwargs.get("decoder_input_ids")
-        if (
-            decoder_ids is None
-            and module is self.model
-            and kwargs.get("labels") is not None
-            and self._guides("decoder")
-        ):
+        if decoder_ids is None and module is self.model and kwargs.get("labels") is not None and self.shapes("decoder"):
             decoder_ids = self.model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])  # type: ignore[operator]
         if ids is None and decoder_ids is None:
             raise InputError(
                 "this model's plan shapes its outputs, and there are no input_ids to make its guidance from",
                 hint="pass guidance=handle.guide(...)",
             )
-        if ids is None and not self._guides("decoder"):
+        if ids is None and not self.shapes("decoder"):
             return None
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         guidance = self.guide(ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask"))
+        guidance.measuring = False
         return args, {**kwargs, "guidance": guidance}
 
-    def _guides(self, stack: str) -> bool:
-        return any(site.stack == stack for site in self.work)
+    def shapes(self, stack: str) -> bool:
+        """The plan shapes the outputs of heads of this stack, at inference too."""
+        return any(site.stack == stack and work.shapes_output for site, work in self.work.items())
 
     def _hook(self, hook: Any) -> None:
         self._undo.append(hook.remove)
@@ -447,6 +450,7 @@ def install(
     plan: Plan,
     tokenizer: Any = None,
     *,
+    decoder_tokenizer: Any = None,
     part: str = "model",
     tables: Mapping[str, Any] | None = None,
 ) -> Handle:
@@ -454,6 +458,7 @@ def install(
 
     Args:
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
+        decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the guides of this part of the plan are installed.
         tables: what patterns and rules look up, by name; see `Handle`.
 
@@ -468,8 +473,10 @@ def install(
         >>> output = model(**batch, guidance=guidance)
         >>> (output.loss + guidance.loss(step, total_steps)).backward()
     """
-    vocabulary = Vocabulary.from_tokenizer(tokenizer) if tokenizer is not None else None
-    handle = Handle(model, plan, vocabulary=vocabulary, part=part, tables=tables)
+    vocabulary, decoder_vocabulary = (
+        Vocabulary.from_tokenizer(given) if given is not None else None for given in (tokenizer, decoder_tokenizer)
+    )
+    handle = Handle(model, plan, vocabulary=vocabulary, decoder_vocabulary=decoder_vocabulary, part=part, tables=tables)
     for label, what, name in _missing(handle):
         hint = FEATURES[name].source if what == "feature" else TABLES.get(name)
         raise PlanError(f"guide {label!r} needs the {what} {name}", hint=hint)

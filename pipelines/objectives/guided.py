@@ -25,9 +25,16 @@ class Guided:
     """
 
     def __init__(
-        self, model: Any, plan: Plan, tokenizer: Any, tables: Mapping[str, Any] | None = None, *, prefix: str = ""
+        self,
+        model: Any,
+        plan: Plan,
+        tokenizer: Any,
+        tables: Mapping[str, Any] | None = None,
+        *,
+        prefix: str = "",
+        decoder_tokenizer: Any = None,
     ) -> None:
-        self.handle = install(model, plan, tokenizer, tables=tables)
+        self.handle = install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].acts.place == "scores")
@@ -73,7 +80,7 @@ class Guided:
             self.name(label): (guidance.weights_B(label) * loss_B).sum()
             for label, loss_B in guidance.per_example().items()
         }
-        return losses | {self._share(label): guidance.mispredictions(label)[0] for label in self.on_scores}
+        return losses | {self._share(label): guidance.mispredictions(label)[0].double() for label in self.on_scores}
 
     def _share(self, label: str) -> str:
         return f"share/in_vocabulary/{self._prefix}{label}"

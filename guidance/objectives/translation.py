@@ -1,0 +1,102 @@
+"""Translation with an encoder-decoder: the label-smoothed loss of its targets, and beam search.
+
+Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search with a length penalty).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from guidance.canary import evaluating
+from guidance.installation import Handle
+
+
+def shift_right(ids_BT: Tensor, start: int) -> Tensor:
+    """What the decoder reads to predict these targets: ``start``, then all of them but the last, (B, T).
+
+    Example:
+        >>> shift_right(torch.tensor([[7, 8, 2]]), start=0).tolist()
+        [[0, 7, 8]]
+    """
+    return torch.cat([torch.full_like(ids_BT[:, :1], start), ids_BT[:, :-1]], dim=1)
+
+
+def translation_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The label-smoothed loss of target tokens and their negative log-likelihood, in nats: two sums over the tokens.
+
+    The smoothed loss of a token is (1 - e) * -log p(label) + e * the mean over the vocabulary of -log p.  Divide both by
+    the number of target tokens of the whole batch, over all processes.
+
+    Args:
+        smoothing: e, from 0 to below 1; 0 gives the likelihood twice.
+
+    Returns:
+        Scalars, 0 where there is no target; the second one has no graph.
+
+    Source: Szegedy et al. 2016, section 7; with e = 0.1 in Vaswani et al. 2017, section 5.4.
+    """
+    log_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
+    likelihood = -log_NV.gather(1, labels_N[:, None]).sum()
+    smoothed = (1 - smoothing) * likelihood - smoothing * log_NV.mean(-1).sum() if smoothing else likelihood
+    return smoothed, likelihood.detach()
+
+
+def translate(
+    model: PreTrainedModel,
+    handle: Handle | None,
+    inputs: Mapping[str, Tensor],
+    columns: Mapping[str, Tensor] | None = None,
+    *,
+    beams: int = 5,
+    max_length: int = 128,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+) -> list[list[int]]:
+    """Translations of a batch by beam search, or greedily with one beam.
+
+    The plan that is installed in the model acts while it decodes.  The encoder runs once, with the token features of the
+    sources; a decoder that is guided reads whole prefixes, without a cache, which costs the square of their length.
+
+    Args:
+        inputs: ``input_ids`` and ``attention_mask``, each (B, T).
+        columns: token features of the sources, each (B, T).
+        max_length: of a translation, in tokens, its end among them.
+        length_penalty: sums of log-likelihoods are compared after division by the length to this power; 0 favours short
+            translations.
+        early_stopping: stop at as many ends as there are beams (true), when no beam at hand looks better (false), or when
+            none can become better (never).
+
+    Returns:
+        The ids of the best translation of each source, without its end.
+
+    Raises:
+        InputError: a feature that the plan needs is not among the columns.
+    """
+    ids_BT, mask_BT = inputs["input_ids"], inputs["attention_mask"]
+    extra: dict[str, Any] = {}
+    if handle is not None and handle.plan.shapes_outputs:
+        extra["guidance"] = guidance = handle.guide(ids_BT, mask_BT, step=0, **(columns or {}))
+        guidance.measuring = False
+    searching: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    generator: Any = model
+    with evaluating(model), torch.no_grad():
+        encoder: Any = model.get_encoder()
+        states = encoder(input_ids=ids_BT, attention_mask=mask_BT, **extra).last_hidden_state
+        found = generator.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            attention_mask=mask_BT,
+            num_beams=beams,
+            do_sample=False,
+            max_new_tokens=max_length,
+            use_cache=handle is None or not handle.shapes("decoder"),
+            **(searching if beams > 1 else {}),
+        )
+    end = model.config.eos_token_id
+    rows = found[:, 1:].tolist()  # without what the decoder starts with
+    return [row[: row.index(end)] if end in row else row for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -67,6 +68,24 @@ def wait_for(pid: int) -> int:
 
 def in_child(function: Callable[[], object], *, failpoint: str | None = None) -> int:
     return wait_for(start(function, failpoint=failpoint))
+
+
+def processes(world: int, function: Callable[[int], object], *, seconds: int = 60) -> list[int]:
+    """Exit codes of the processes of one run, as ``torchrun`` would start them; none may outlive the limit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def child(rank: int) -> Callable[[], object]:
+        def work() -> None:
+            signal.alarm(seconds)
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            function(rank)
+
+        return work
+
+    return [wait_for(pid) for pid in [start(child(rank)) for rank in range(world)]]
 
 
 KILLED = -signal.SIGKILL

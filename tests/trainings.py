@@ -6,20 +6,23 @@ Each token is its predecessor plus one, now and then a new start, so that there 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipelines import pretrain
 from pipelines.artifacts import Artifact
 from pipelines.manifest import digest
-from pipelines.progress import Progress
+from pipelines.progress import Progress, Task
 from pipelines.stage import Result
 from pipelines.store import Store
 
@@ -139,3 +142,40 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 def files_of(artifact: Artifact) -> dict[str, str]:
     """The digests of all weights of a model artifact."""
     return {name: entry["sha256"] for name, entry in artifact.files.items() if name.endswith(".safetensors")}
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """Every metric but time and all weights of two model folders are equal to 1e-9."""
+    for row, there in zip(metrics(one), metrics(other), strict=True):
+        assert row.keys() == there.keys()
+        for key in row:
+            assert float.fromhex(row[key]) == pytest.approx(float.fromhex(there[key]), abs=1e-9), key
+    names, others = ({p.relative_to(folder) for p in folder.rglob("*.safetensors")} for folder in (one, other))
+    assert names == others
+    for name in names:
+        weights, theirs = (safetensors.torch.load_file(folder / name) for folder in (one, other))
+        torch.testing.assert_close(weights, theirs, atol=1e-9, rtol=0)
+
+
+class At(Progress):
+    """Does something once a number of steps is done, between the update and the checkpoint."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+
+    @contextmanager
+    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
+        outer = self
+
+        class Counting(Task):
+            def advance(self, amount: float = 1, note: str = "") -> None:
+                nonlocal done
+                done += amount
+                if amount == 1 and done == outer.step:
+                    outer.action()
+
+        yield Counting()
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)

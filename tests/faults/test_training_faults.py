@@ -9,11 +9,9 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +25,15 @@ from pipelines import pretrain, training
 from pipelines.checkpoints import Checkpoints
 from pipelines.objectives.masked_lm import MaskedLM
 from pipelines.order import Order
-from pipelines.progress import Progress, Task
+from pipelines.progress import Progress
 from pipelines.stage import Result
 from pipelines.store import Store
 from tests import trainings
-from tests.tiny import KILLED, in_child, start, wait_for
-from tests.trainings import one_thread  # noqa: F401
+from tests.tiny import KILLED, in_child, processes, start, wait_for
+from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 
 LONG: dict[str, Any] = {"steps": 24, "save_every": 5, "evaluate_every": 8, "plan": "preset:ag", "snapshots": [0, 7]}
 """40 examples in batches of 8: an epoch is 5 steps."""
-
-
-class At(Progress):
-    """Does something once a number of steps is done, between the update and the checkpoint."""
-
-    def __init__(self, step: int, action: Callable[[], object]) -> None:
-        self.step, self.action = step, action
-
-    @contextmanager
-    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
-        outer = self
-
-        class Counting(Task):
-            def advance(self, amount: float = 1, note: str = "") -> None:
-                nonlocal done
-                done += amount
-                if amount == 1 and done == outer.step:
-                    outer.action()
-
-        yield Counting()
-
-
-def send(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
 
 
 def killed_at(store: Store, step: int, **changes: Any) -> int:
@@ -416,24 +390,6 @@ def test_a_second_training_of_one_recipe_waits_or_fails(store: Store) -> None:
 # several processes
 
 
-def processes(world: int, function: Callable[[int], object], *, seconds: int = 60) -> list[int]:
-    """Exit codes of the processes of one run, as ``torchrun`` would start them; none may outlive the limit."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def child(rank: int) -> Callable[[], object]:
-        def work() -> None:
-            signal.alarm(seconds)
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-            os.environ |= {"WORLD_SIZE": str(world), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            function(rank)
-
-        return work
-
-    return [wait_for(pid) for pid in [start(child(rank)) for rank in range(world)]]
-
-
 def together(store: Store, data: Any, rank: int, **changes: Any) -> None:
     options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
     result = pretrain.run(data.reference, trainings.config(**changes), store=store, **options)
@@ -448,18 +404,6 @@ EXACT: dict[str, Any] = {
     "batch_size": 7,
     "evaluate_every": 4,
 }
-
-
-def assert_close(one: Path, other: Path) -> None:
-    import safetensors.torch
-
-    for row, there in zip(trainings.metrics(one), trainings.metrics(other), strict=True):
-        assert row.keys() == there.keys()
-        for key in row:
-            assert float.fromhex(row[key]) == pytest.approx(float.fromhex(there[key]), abs=1e-9), key
-    weights, theirs = (safetensors.torch.load_file(folder / "model.safetensors") for folder in (one, other))
-    for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("plan", ["", "preset:ag"])

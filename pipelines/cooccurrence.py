@@ -26,11 +26,11 @@ from pipelines import executor, pair_files
 from pipelines.artifacts import Artifact
 from pipelines.columns import column
 from pipelines.progress import Progress, log
-from pipelines.sequences import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.sequences import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
 from pipelines.store import Store
-from pipelines.tokens import open_tokenizer, tokenizer_folder
+from pipelines.tokens import tokenizer_folder
 
 __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
 

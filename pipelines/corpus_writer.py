@@ -18,6 +18,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.artifacts import Artifact, Builder
 from pipelines.blocks import Block, Document, Notes
+from pipelines.columns import column, list_column
 from pipelines.files import open_parquet
 from pipelines.manifest import ArtifactMismatch
 from pipelines.sentences import Splitter
@@ -39,13 +40,13 @@ def block_schema() -> Any:
     span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
     return pa.schema(
         [
-            _field("document", pa.int64(), "row in documents.parquet"),
-            _field("block", pa.int32(), "running number in the document"),
-            _field("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
-            _field("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
-            _field("first_sentence", pa.int32(), "running number in the document of its first sentence"),
-            _field("text", pa.string(), "NFC"),
-            _field("sentences", pa.list_(pa.field("element", span, False)), "code points in text, end exclusive"),
+            column("document", pa.int64(), "row in documents.parquet"),
+            column("block", pa.int32(), "running number in the document"),
+            column("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
+            column("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
+            column("first_sentence", pa.int32(), "running number in the document of its first sentence"),
+            column("text", pa.string(), "NFC"),
+            list_column("sentences", span, "code points in text, end exclusive"),
         ]
     )
 
@@ -56,23 +57,17 @@ def document_schema() -> Any:
 
     return pa.schema(
         [
-            _field("document", pa.int64(), "row number"),
-            _field("id", pa.string(), "unique; a digest of the text where the source has none"),
-            _field("source", pa.string(), "name of the file"),
-            _field("blocks", pa.int32(), "count"),
-            _field("sentences", pa.int64(), "count"),
-            _field("characters", pa.int64(), "code points, without the newlines between blocks"),
-            _field("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
+            column("document", pa.int64(), "row number"),
+            column("id", pa.string(), "unique; a digest of the text where the source has none"),
+            column("source", pa.string(), "name of the file"),
+            column("blocks", pa.int32(), "count"),
+            column("sentences", pa.int64(), "count"),
+            column("characters", pa.int64(), "code points, without the newlines between blocks"),
+            column("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
             pa.field("pair", pa.string(), metadata={"unit": "second text of a task's example"}),
             pa.field("label", pa.string(), metadata={"unit": "label of a task's example"}),
         ]
     )
-
-
-def _field(name: str, kind: Any, unit: str) -> Any:
-    import pyarrow as pa
-
-    return pa.field(name, kind, nullable=False, metadata={"unit": unit})
 
 
 def fraction_of(key: str) -> float:
@@ -276,7 +271,7 @@ class CorpusWriter:
         ids = {number: id_.decode() for number, id_ in self._seen.execute("SELECT number, id FROM documents")}
         keys: dict[tuple[int, int], str] = {}
         for batch in draft.iter_batches(columns=["document", "first_sentence"]):
-            for number, first in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for number, first in zip(*(values.to_pylist() for values in batch.columns), strict=True):
                 if number not in self._duplicates:
                     group = first // GROUP_SENTENCES
                     keys[number, group] = f"{ids[number]}\x00{group}"
@@ -408,7 +403,7 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
                         f"{corpus.path / BLOCKS}: column {name!r} is {types or 'missing'}, expected {wanted.type}"
                     )
             for record_batch in file.iter_batches(batch_size=batch, columns=columns):
-                if any(column.null_count for column in record_batch.columns):
+                if any(values.null_count for values in record_batch.columns):
                     raise ArtifactMismatch(f"{corpus.path / BLOCKS}: nulls where none may be")
                 yield record_batch
         except pa.ArrowException as error:

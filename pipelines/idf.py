@@ -72,7 +72,7 @@ def run(
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
         inputs: dict[str, Any] = {"corpus": text}
         if tokenizer is not None:
-            from pipelines.tokens import open_tokenizer
+            from pipelines.sequences import open_tokenizer
 
             inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
         share = functools.partial(_count, inputs, config)

@@ -225,8 +225,7 @@ def _word_at(start: int, end: int, text: str, words: Sequence[tuple[int, int]]) 
 
 
 def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
-    from pipelines.sequences import load_tokenizer, special_ids, tokenizer_files
-    from pipelines.tokens import open_tokenizer
+    from pipelines.sequences import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
 
     file = Path(reference)
     with contextlib.ExitStack() as stack:

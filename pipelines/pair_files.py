@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from pipelines.columns import column
 from pipelines.files import DigestWriter, open_parquet
+from pipelines.sequences import BLOCK_COLUMNS
 from pipelines.shards import Shard, parquet_file, row_groups
-from pipelines.tokens import COLUMNS, tokens_of
+from pipelines.tokens import tokens_of
 
 __all__ = [
     "Piece",
@@ -42,7 +43,7 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
     schema = encoded_schema()
     with parquet_file(path, schema) as file:
-        for blocks in shard.tables(COLUMNS):
+        for blocks in shard.tables(BLOCK_COLUMNS):
             blocks = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
             for tokens in tokens_of(settings["tokenizer"], [blocks]):
                 units = (tokens.document.astype(np.int64) << 32) + tokens.sentence

@@ -22,6 +22,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
+from pipelines.columns import list_column
 from pipelines.corpus_writer import SPLITS, read_blocks
 from pipelines.packing import Packed, Packer, Tokens
 from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
@@ -39,6 +40,9 @@ _ROLES = {
     "unk": ("unk_token", "", "[UNK]", "<unk>"),
 }
 _BATCH_CHARACTERS = 1 << 20
+
+BLOCK_COLUMNS = ("document", "split", "start", "first_sentence", "text", "sentences")
+"""What `Encoder` needs of the blocks."""
 
 
 class Config(stage.Config):
@@ -76,14 +80,8 @@ def run(
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {"corpus": stack.enter_context(store.load(corpus, kind="corpus"))}
         for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
-            if not reference:
-                continue
-            folder = Path(reference)
-            if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
-                found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-                inputs[role] = Files.of((folder / name for name in found), found)
-            else:
-                inputs[role] = stack.enter_context(store.load(reference, kind="tokenizer"))
+            if reference:
+                inputs[role] = open_tokenizer(reference, store, stack)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 
@@ -93,12 +91,12 @@ def sequence_schema() -> Any:
 
     return pa.schema(
         [
-            _column("id", pa.int32(), "piece of the vocabulary"),
-            _column("document", pa.int32(), "row in the corpus's documents.parquet"),
-            _column("sentence", pa.int32(), "running number in the document"),
-            _column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
-            _column("end", pa.int64(), "code points in the document, exclusive"),
-            _column("special", pa.bool_(), "true for tokens that are not text"),
+            list_column("id", pa.int32(), "piece of the vocabulary"),
+            list_column("document", pa.int32(), "row in the corpus's documents.parquet"),
+            list_column("sentence", pa.int32(), "running number in the document"),
+            list_column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
+            list_column("end", pa.int64(), "code points in the document, exclusive"),
+            list_column("special", pa.bool_(), "true for tokens that are not text"),
         ]
     )
 
@@ -108,14 +106,21 @@ def pair_schema() -> Any:
     import pyarrow as pa
 
     return sequence_schema().append(
-        _column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
+        list_column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
     )
 
 
-def _column(name: str, kind: Any, unit: str) -> Any:
-    import pyarrow as pa
+def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
+    """A tokenizer as an input of a stage: an artifact, or a Hugging Face folder with a ``tokenizer.json``.
 
-    return pa.field(name, pa.list_(pa.field("element", kind, False)), False, metadata={"unit": unit})
+    Raises:
+        InputError: there is none.
+    """
+    folder = Path(reference)
+    if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
+        found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+        return Files.of((folder / name for name in found), found)
+    return stack.enter_context(store.load(reference, kind="tokenizer"))
 
 
 def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
@@ -258,19 +263,22 @@ def warn(run: Run, disarmed: int) -> None:
 
 
 def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
-    """Blocks in batches of about `_BATCH_CHARACTERS`, see `block_columns`."""
-    columns = ["document", "split", "start", "first_sentence", "text", "sentences"]
-    for batch in read_blocks(corpus, columns, batch=4096):
-        texts = batch.column("text").to_pylist()
-        sums = list(itertools.accumulate(map(len, texts)))
-        first = 0
-        while first < len(texts):
-            limit = (sums[first - 1] if first else 0) + _BATCH_CHARACTERS
-            last = first + 1
-            while last < len(texts) and sums[last] <= limit:
-                last += 1
-            yield block_columns(batch.slice(first, last - first))
-            first = last
+    for batch in read_blocks(corpus, BLOCK_COLUMNS, batch=4096):
+        yield from batches_of(batch)
+
+
+def batches_of(part: Any) -> Iterator[dict[str, Any]]:
+    """A record batch of blocks in batches of about `_BATCH_CHARACTERS`, see `block_columns`."""
+    import pyarrow.compute as pc
+
+    sums = [0, *itertools.accumulate(pc.utf8_length(part.column("text")).to_pylist())]
+    first = 0
+    while first < part.num_rows:
+        last = first + 1
+        while last < part.num_rows and sums[last + 1] - sums[first] <= _BATCH_CHARACTERS:
+            last += 1
+        yield block_columns(part.slice(first, last - first))
+        first = last
 
 
 def block_columns(part: Any) -> dict[str, Any]:

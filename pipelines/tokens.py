@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,30 +9,11 @@ from typing import Any
 
 from pipelines.artifacts import Artifact
 from pipelines.packing import Tokens
-from pipelines.sequences import TOKENIZER_FILES, Encoder, load_tokenizer, special_ids, tokenizer_files
+from pipelines.sequences import TOKENIZER_FILES, Encoder, batches_of, load_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import remembered
 from pipelines.stage import Files
-from pipelines.store import Store
 
-__all__ = ["COLUMNS", "load", "open_tokenizer", "tokenizer_folder", "tokens_of"]
-
-COLUMNS = ("document", "split", "start", "first_sentence", "text", "sentences")
-"""What `tokens_of` needs of the blocks."""
-
-_BATCH_CHARACTERS = 1 << 20
-
-
-def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
-    """A tokenizer as an input of a stage: an artifact, or a Hugging Face folder with a ``tokenizer.json``.
-
-    Raises:
-        InputError: there is none.
-    """
-    folder = Path(reference)
-    if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
-        found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-        return Files.of((folder / name for name in found), found)
-    return stack.enter_context(store.load(reference, kind="tokenizer"))
+__all__ = ["load", "tokenizer_folder", "tokens_of"]
 
 
 def tokenizer_folder(given: Artifact | Files) -> str:
@@ -49,11 +28,12 @@ def load(folder: str) -> Any:
 
 def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
     """All tokens of the blocks in some tables, as ``build-sequences`` makes them: no special ones, and none for text that
-    spells one; a batch of about a million characters at a time."""
+    spells one; a batch of about a million characters at a time.  The tables have the `BLOCK_COLUMNS` at least."""
     tokenizer, encoder = _opened(os.path.join(folder, "tokenizer.json"))
     for table in tables:
-        for batch in _batches(table):
-            yield encoder(batch, tokenizer.encode_batch(batch["text"], add_special_tokens=False))[0]
+        for part in table.combine_chunks().to_batches():
+            for batch in batches_of(part):
+                yield encoder(batch, tokenizer.encode_batch(batch["text"], add_special_tokens=False))[0]
 
 
 @remembered
@@ -64,24 +44,3 @@ def _opened(file: str) -> tuple[Any, Encoder]:
     files = tokenizer_files(Files.of((Path(folder, name) for name in names), names))
     tokenizer = load_tokenizer(files)
     return tokenizer, Encoder(tokenizer, special_ids(files, tokenizer))
-
-
-def _batches(table: Any) -> Iterator[dict[str, Any]]:
-    """Blocks as `sequences.Encoder` takes them: lists for text, numpy for numbers."""
-    texts = table["text"].to_pylist()
-    sums = [0, *itertools.accumulate(map(len, texts))]
-    first = 0
-    while first < len(texts):
-        last = first + 1
-        while last < len(texts) and sums[last + 1] - sums[first] <= _BATCH_CHARACTERS:
-            last += 1
-        part = table.slice(first, last - first).combine_chunks()
-        spans = part["sentences"].combine_chunks()
-        yield {
-            "text": texts[first:last],
-            **{name: part[name].to_numpy() for name in ("document", "start", "first_sentence")},
-            "split": part["split"].cast("string").to_pylist(),
-            "sentence_counts": spans.value_lengths().to_numpy(),
-            "sentence_starts": spans.flatten().field("start").to_numpy(),
-        }
-        first = last

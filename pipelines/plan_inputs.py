@@ -44,27 +44,34 @@ def load_inputs(config: Any, data: Artifact, store: Store) -> dict[str, Any]:
 
 
 def model_input(reference: str, store: Store) -> Artifact | Files:
-    """A trained model: an artifact, or any folder of a Hugging Face model."""
+    """A trained model, with its generator: an artifact, or any folder of a Hugging Face model."""
+    from guidance.checkpoint import TARGET_FOLDER
+    from pipelines.objectives.generator import FOLDER
+
     try:
         return store.load(reference, kind="model")
     except ArtifactMissing:
         folder = Path(reference)
         if not folder.is_dir():
             raise
-        names = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file())
-        if not any(p.name == "config.json" for p in names):
+        found = sorted(
+            p for part in ("", FOLDER, TARGET_FOLDER) if (folder / part).is_dir() for p in (folder / part).iterdir()
+        )
+        paths = [p for p in found if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()]
+        if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         origin = {"source": f"weights of {folder.resolve().name}", "license": None}
-        return Files.of(names, (p.name for p in names), [origin])
+        return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
 
 
 def features(plan: Plan) -> tuple[str, ...]:
-    """The token features that a plan reads and that do not follow from ids; rarity is one of words in their sentence."""
-    from guidance.features import Vocabulary
+    """The token features that a plan reads and that data has to give; rarity is one of words in their sentence."""
+    from guidance.features import OF_OBJECTIVES, Vocabulary
 
     needs = plan.needs()
     more = ("segment",) if "idf" in needs else ()
-    return tuple(dict.fromkeys((*(need for need in needs if need not in Vocabulary.FEATURES), *more)))
+    known = (*Vocabulary.FEATURES, *OF_OBJECTIVES)
+    return tuple(dict.fromkeys((*(need for need in needs if need not in known), *more)))
 
 
 def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:

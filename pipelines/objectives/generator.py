@@ -236,7 +236,7 @@ class Generator:
         batch.fill(drawn_N)
         found = (
             masked_lm_loss(logits_NV, labels_N),
-            (logits_NV.argmax(-1) == labels_N).sum(),
-            (drawn_N != labels_N).sum(),
+            (logits_NV.argmax(-1) == labels_N).sum().double(),
+            (drawn_N != labels_N).sum().double(),
         )
         return dict(zip(self.LOSSES, found, strict=True))

@@ -104,8 +104,8 @@ class ReplacedToken(FilledLM):
         replaced_N, found_N = inputs.labels_N, output.logits.argmax(-1)
         values = (
             replaced_token_loss(output.logits, replaced_N),
-            (found_N == replaced_N).sum(),
-            (found_N & replaced_N).sum(),
-            replaced_N.sum(),
+            (found_N == replaced_N).sum().double(),
+            (found_N & replaced_N).sum().double(),
+            replaced_N.sum().double(),
         )
         return dict(zip(self.TASKS, values, strict=True))

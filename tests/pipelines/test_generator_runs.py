@@ -147,6 +147,25 @@ def test_a_run_does_not_depend_on_micro_batches_or_stops(
         assert {name: cut[name] for name in values} == pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
+def test_layers_that_are_computed_again_and_half_precision_work_in_both_passes(
+    world: tuple[Store, Artifact, Artifact], plan: str
+) -> None:
+    store, data, counts = world
+    settings: dict[str, Any] = {
+        "objective": "electra",
+        "plan": plan,
+        "cooccur": counts.reference,
+        "steps": 3,
+        "seed": 5,
+    }
+    plain = trainings.train(store, data, **settings).artifact
+    logged, bits = trainings.metrics(plain.path), trainings.files_of(plain)
+    again = trainings.train(store, data, **settings, gradient_checkpointing=True, force=True).artifact
+    assert trainings.metrics(again.path) == logged and trainings.files_of(again) == bits
+    half = trainings.train(store, data, **settings, precision="bf16").artifact
+    assert rows_of(half)[0]["loss/total"] == pytest.approx(float.fromhex(logged[0]["loss/total"]), rel=0.02)
+
+
 def test_what_is_not_finite_ends_the_run_before_an_update(
     world: tuple[Store, Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:

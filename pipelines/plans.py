@@ -345,7 +345,7 @@ def needs_of(plan: Plan) -> list[Need]:
         if guide.enabled and guide.acts.place == "scores":
             found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
         if guide.enabled and getattr(guide.how, "kind", "") == "scheduled":
-            found.append(Need(number, label, "masking_proportion", "the metrics of a run with an adversary"))
+            found.append(Need(number, label, "masking_proportion", "the metrics of an adversarial run: --masking RUN"))
         if any(" important " in str(selector) for selector in guide.heads):
             found.append(
                 Need(number, label, "scores of heads", "--scores FILE here; `install` takes tables={'importance': ...}")

@@ -54,7 +54,8 @@ def check_guides(plan: Plan, config: Any, source: str) -> None:
     kind = kind_of(plan, config)
     for number, guide in enumerate(plan.guides, 1):
         if reason := _refusal(guide, config.objective, kind):
-            hint = "--generator transformer, or unigram" if kind == "none" and guide.acts.place == "scores" else None
+            hint = "--objective electra" if guide.part == "discriminator" else None
+            hint = "--generator transformer, or unigram" if guide.acts.place == "scores" and kind == "none" else hint
             raise PlanError(f"{source}, guide {number} ({guide.label}) {reason}", hint=hint)
 
 

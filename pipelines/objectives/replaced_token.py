@@ -56,7 +56,8 @@ def prepare(given: Given) -> ReplacedToken:
 
 
 class ReplacedToken(FilledLM):
-    """See `pipelines.training.Objective`.  ``recall/discriminator`` is the share of replaced tokens that it finds."""
+    """See `pipelines.training.Objective`.  The discriminator's loss decides which step is best; its ``recall`` is the share
+    of the replaced tokens that it finds."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("model", "discriminator")
     TASKS: ClassVar[tuple[str, ...]] = (

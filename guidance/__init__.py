@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from guidance.checkpoint import load, save
+    from guidance.errors import GuideError
     from guidance.installation import install
     from guidance.plan import Guide, Plan
     from guidance.trainer import GuidedTrainer
 
-__all__ = ["Guide", "GuidedTrainer", "Plan", "install", "load", "save"]
+__all__ = ["Guide", "GuideError", "GuidedTrainer", "Plan", "install", "load", "save"]
 
 _HOMES = {
     "Guide": "plan",
+    "GuideError": "errors",
     "GuidedTrainer": "trainer",
     "Plan": "plan",
     "install": "installation",

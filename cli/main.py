@@ -47,6 +47,7 @@ COMMANDS = (
     "masks",
     "train",
     "compare",
+    "evaluate",
     "convert",
     "patterns",
     "plan",

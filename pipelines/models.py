@@ -204,6 +204,11 @@ def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
         )
     if found.vocab_size < len(tokenizer):
         raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+    check_same_tokenizer(folder, tokenizer)
+
+
+def check_same_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Raises InputError when a model's folder has a tokenizer, and it is not the one that made the sequences."""
     own = folder / "tokenizer.json"
     theirs, ours = own.exists() and _vocabulary(own), json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if theirs and theirs != ours:

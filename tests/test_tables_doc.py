@@ -17,10 +17,11 @@ from pipelines import cooccurrence, corpus, idf, masks, sequences, tokenizer
 from pipelines.cooccurrence import vocabulary_schema
 from pipelines.corpus_writer import block_schema, document_schema
 from pipelines.dependencies import dependency_schema
+from pipelines.evaluate import prediction_schema
 from pipelines.idf import idf_schema
 from pipelines.masks import mask_schema
 from pipelines.pair_files import count_schema
-from pipelines.sequences import sequence_schema
+from pipelines.sequences import pair_schema, sequence_schema
 from pipelines.store import Store
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")
@@ -28,11 +29,13 @@ SCHEMAS = {
     "blocks.parquet": block_schema(),
     "documents.parquet": document_schema(),
     "train.parquet of sequences": sequence_schema(),
+    "train.parquet of pairs": pair_schema(),
     "idf.parquet": idf_schema(),
     "deps.parquet": dependency_schema(),
     "vocabulary.parquet": vocabulary_schema(),
     "counts.parquet": count_schema(),
     "train.parquet of masks": mask_schema(list(NOTHING)),
+    "predictions.parquet": prediction_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

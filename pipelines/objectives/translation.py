@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,7 @@ def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: 
         target_tokenizer: the same object as ``tokenizer`` where there is one vocabulary for both sides.
 
     Raises:
-        InputError: the tokenizers pad differently; or the model to start from has another vocabulary, or ends its
-            translations otherwise.
+        InputError: the tokenizers pad differently; or the model to start from has other vocabularies.
     """
     from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
@@ -108,13 +108,8 @@ def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: 
     end = target_tokenizer.sep_token_id
     if init is not None:
         model = models.build_model(config, tokenizer, max_length, init, seed=seed, auto_class=AutoModelForSeq2SeqLM)
-        room = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
-        if room < len(target_tokenizer):
-            raise InputError(f"the model to start from writes {room} tokens, the targets use {len(target_tokenizer)}")
-        if model.config.eos_token_id != end:
-            raise InputError(
-                f"the model to start from ends with the token {model.config.eos_token_id}, the targets with {end}"
-            )
+        folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
+        check_vocabularies(folder, model.config, tokenizer, target_tokenizer)
         return model
     models.family_of(config, "translation")
     layers, hidden, heads, ffn = models.dimensions(config)
@@ -147,6 +142,31 @@ def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: 
     never = {target_tokenizer.cls_token_id, target_tokenizer.pad_token_id, target_tokenizer.mask_token_id} - {None, end}
     model.generation_config.suppress_tokens = sorted(never)
     return model
+
+
+def check_vocabularies(folder: Path, found: Any, tokenizer: Any, target_tokenizer: Any) -> None:
+    """Raises InputError when a model of this configuration reads or writes with other tokenizers than those given."""
+    models.check_same_tokenizer(folder, tokenizer)
+    numbers = tuple(
+        "one vocabulary" if is_one else "two vocabularies"
+        for is_one in (getattr(found, "share_encoder_decoder_embeddings", True), target_tokenizer is tokenizer)
+    )
+    if numbers[0] != numbers[1]:
+        raise InputError(f"{folder}: has {numbers[0]}, the sequences {numbers[1]}")
+    if target_tokenizer is not tokenizer:
+        models.check_same_tokenizer(folder / TARGET_FOLDER, target_tokenizer)
+    known = (found.vocab_size, getattr(found, "decoder_vocab_size", None) or found.vocab_size)
+    used = (len(tokenizer), len(target_tokenizer))
+    if any(size < wanted for size, wanted in zip(known, used, strict=True)):
+        raise InputError(
+            f"{folder}: knows {known[0]} tokens to read and {known[1]} to write, the sequences use {used[0]} and {used[1]}",
+            hint="guide build-sequences CORPUS TOKENIZER, with the tokenizers that it was trained with",
+        )
+    if found.eos_token_id != target_tokenizer.sep_token_id:
+        raise InputError(
+            f"{folder}: its translations end with the token {found.eos_token_id}, the targets with "
+            f"{target_tokenizer.sep_token_id}"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""``guide evaluate``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.options import Session, stage_command
+from pipelines import evaluate
+from pipelines.stage import Result
+
+
+@stage_command(
+    "evaluate",
+    evaluate.Config,
+    group="Train",
+    examples=[
+        "guide evaluate de-en multi30k-pairs",
+        "guide evaluate model/1f0c multi30k-pairs --split valid --weights best --beams 1",
+        "guide evaluate de-en multi30k-pairs --masks multi30k-masks --json | jq .counts.metrics.bleu",
+    ],
+    next_command="guide show {}",
+)
+def evaluate_command(
+    session: Session,
+    config: evaluate.Config,
+    model: Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)],
+    sequences: Annotated[
+        str, typer.Argument(help="Sequences of its task, made with its tokenizers.", show_default=False)
+    ],
+) -> Result:
+    """Measure how good a model is at its task; today that is translation (NLL, BLEU, chrF)."""
+    result = evaluate.run(model, sequences, config, **session.options())
+    counts = result.artifact.counts
+    for name, value in counts["metrics"].items():
+        signature = counts["signatures"].get(name, "nats per token")
+        session.tell(f"{name} {value:.4f}  ({signature})")
+    return result

@@ -27,6 +27,9 @@ BLOCKS, DOCUMENTS, DRAFT = "blocks.parquet", "documents.parquet", "draft.parquet
 FEW_DOCUMENTS = 20
 GROUP_SENTENCES = 200
 SPLITS = ("train", "valid", "test")
+PLACES = {"text": 0, "pair": 1}
+"""The block of each text of a task's example."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
 _BUFFER = 8 << 20
 _BATCH_CHARACTERS = 4 << 20

@@ -17,6 +17,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import executor
 from pipelines.columns import column
+from pipelines.corpus_writer import PLACES, check_pairs
 from pipelines.files import open_parquet
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
@@ -44,6 +45,9 @@ class Config(executor.Config):
         "smooth", description="ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
     )
     min_df: int = Field(1, ge=1, description="Leave out what is in fewer units; N stays.")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+    )
     shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
 
 
@@ -70,6 +74,8 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        if config.column != "both":
+            check_pairs(text)
         inputs: dict[str, Any] = {"corpus": text}
         if tokenizer is not None:
             from pipelines.sequences import open_tokenizer
@@ -80,7 +86,7 @@ def run(
 
 
 def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
-    settings: dict[str, Any] = {"unit": config.unit}
+    settings: dict[str, Any] = {"unit": config.unit, "block": PLACES.get(config.column)}
     if "tokenizer" in inputs:
         from pipelines.tokens import tokenizer_folder
 
@@ -141,7 +147,7 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
     from guidance.statistics.idf import document_frequencies
 
-    blocks = _Blocks(shard, settings["unit"])
+    blocks = _Blocks(shard, settings["unit"], settings["block"])
     folder = settings.get("tokenizer")
     frequencies: Any = document_frequencies(_tokens(folder, blocks) if folder else _words(blocks))
     if folder:
@@ -158,20 +164,25 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 class _Blocks:
     """The training blocks of a shard, in tables: those of whole documents, where these are the units.
 
+    Args:
+        block: which one of each document, where it is not all.
+
     Attributes:
         units: how many units there were, once all have been given; also those without any word.
     """
 
-    def __init__(self, shard: Shard, unit: str) -> None:
-        self._shard, self.unit, self.units = shard, unit, 0
+    def __init__(self, shard: Shard, unit: str, block: int | None) -> None:
+        self._shard, self._block, self.unit, self.units = shard, block, unit, 0
 
     def __iter__(self) -> Iterator[Any]:
         import pyarrow.compute as pc
 
-        columns = ("document", "split", "start", "first_sentence", "text", "sentences")
+        columns = ("document", "block", "split", "start", "first_sentence", "text", "sentences")
         last = -1
         for blocks in self._shard.documents(columns) if self.unit == "document" else self._shard.tables(columns):
             table = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
+            if self._block is not None:
+                table = table.filter(pc.equal(table["block"], self._block))
             if not table.num_rows:
                 continue
             if self.unit == "document":

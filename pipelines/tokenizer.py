@@ -15,7 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import stage
 from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import check_pairs, read_blocks
+from pipelines.corpus_writer import PLACES, check_pairs, read_blocks
 from pipelines.stage import Options, Result, Run, Stage, run_stage
 from pipelines.store import Store
 
@@ -72,7 +72,7 @@ def check_size(config: Config) -> None:
 
 def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]]:
     """The texts of the training blocks, in batches; of examples the first text (``text``), the second (``pair``) or both."""
-    place = {"text": 0, "pair": 1}.get(column)
+    place = PLACES.get(column)
     for batch in read_blocks(corpus, ["block", "split", "text"]):
         rows = zip(*(batch.column(name).to_pylist() for name in ("block", "split", "text")), strict=True)
         yield [text for block, split, text in rows if split == "train" and place in (None, block)]

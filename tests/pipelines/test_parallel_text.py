@@ -264,6 +264,24 @@ def test_a_target_tokenizer_belongs_to_pairs(store: Store, tmp_path: Path) -> No
 # features
 
 
+def test_words_are_counted_on_one_side_or_both(store: Store, tmp_path: Path) -> None:
+    """A word that both languages spell alike is as rare as on the side that is asked for."""
+    text = make(store, tmp_path, ["die Katze", "der Hund", "die Maus"], ["all die", "a die", "dogs bark"])
+    expected = {
+        "text": {"die": 2, "katze": 1},
+        "pair": {"die": 2, "dogs": 1},
+        "both": {"die": 3, "katze": 1, "dogs": 1},
+    }
+    for side, counts in expected.items():
+        result = idf.run(text.reference, None, idf.Config(column=side), store=store)  # type: ignore[arg-type]
+        assert result is not None
+        rows = pq.read_table(result.artifact.path / "idf.parquet").to_pylist()
+        found = {row["token"]: row["df"] for row in rows}
+        assert {word: found.get(word) for word in counts} == counts
+        assert ("katze" in found, "dogs" in found) == (side != "pair", side != "text")
+        assert result.artifact.counts["documents"] == 3
+
+
 def test_role_features_of_the_source_side(store: Store, tmp_path: Path) -> None:
     """Trees, rarity and words are those of the sources, whatever stands in the targets."""
     conllu = tmp_path / "trees.conllu"
@@ -273,7 +291,7 @@ def test_role_features_of_the_source_side(store: Store, tmp_path: Path) -> None:
     conllu.write_text("\n\n".join(rows) + "\n\n", encoding="utf-8")
     text = make(store, tmp_path, [*GERMAN, "Ein Hund läuft ."], [*ENGLISH, "A dog runs ."])
     deps = dependencies.run(text.reference, dependencies.Config(parser=f"conllu:{conllu}"), store=store)
-    rare = idf.run(text.reference, None, idf.Config(), store=store)
+    rare = idf.run(text.reference, None, idf.Config(column="text"), store=store)
     assert deps is not None and rare is not None
     made = encode(store, text, words(store, text, column="text"), words(store, text, column="pair"))
     config = masks.Config(idf=rare.reference, deps=deps.reference)
@@ -286,7 +304,7 @@ def test_role_features_of_the_source_side(store: Store, tmp_path: Path) -> None:
     assert first["head"] == [-1, 1, 2, 2, 2, -1]
     assert first["relation"][2] == RELATIONS.index("nsubj")
     assert first["segment"] == [0] * 6
-    # df of ein, of hund, of läuft among four documents, each with both sides: ln((1 + 4) / (1 + df)) + 1
+    # df of ein, of hund, of läuft among four documents: ln((1 + 4) / (1 + df)) + 1
     assert np.allclose(first["idf"][1:4], [np.log(5 / 3) + 1, np.log(5 / 4) + 1, np.log(5 / 3) + 1])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -69,7 +69,7 @@ def test_no_width_of_the_terminal_breaks_help(guide, monkeypatch, columns):
         assert guide(*arguments).code == 0
 
 
-def test_help_imports_nothing_heavy_and_answers_within_the_budget():
+def test_help_imports_nothing_heavy():
     script = (
         "import sys\nfrom cli.main import run\ncode = run(['--help'])\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\nsys.exit(code)"
@@ -77,17 +77,29 @@ def test_help_imports_nothing_heavy_and_answers_within_the_budget():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 0
     assert result.stderr.strip() == "[]"
-    best = min(_seconds() for _ in range(5))
-    assert best < 0.3
 
 
-def _seconds() -> float:
+def test_help_takes_little_more_than_the_libraries_that_it_cannot_do_without(tmp_path):
+    ours = ["-m", "cli", "--help"]
+    theirs = ["-c", "import pydantic.fields, pydantic.functional_validators, pydantic.types, typer.main"]
+    for arguments in (ours, theirs):
+        _seconds(arguments, tmp_path)  # compiled once, as where it is installed
+    least = [min(_seconds(arguments, tmp_path) for _ in range(5)) for arguments in (ours, theirs)]
+    assert least[0] < 2 * least[1]
+
+
+def _seconds(arguments: list[str], cache: Path) -> float:
     """Processor time: what other processes do on a busy machine is not our doing."""
-    before, started = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "cli", "--help"], check=True, capture_output=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    before = os.times()
+    subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        capture_output=True,
+        env={**environment, "PYTHONPYCACHEPREFIX": str(cache)},
+    )
     after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return min(used, time.perf_counter() - started)
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_the_version_is_one_line(guide):

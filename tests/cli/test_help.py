@@ -85,7 +85,7 @@ def test_help_takes_little_more_than_the_libraries_that_it_cannot_do_without(tmp
     for arguments in (ours, theirs):
         _seconds(arguments, tmp_path)  # compiled once, as where it is installed
     least = [min(_seconds(arguments, tmp_path) for _ in range(5)) for arguments in (ours, theirs)]
-    assert least[0] < 2 * least[1]
+    assert least[0] < 2.25 * least[1]
 
 
 def _seconds(arguments: list[str], cache: Path) -> float:

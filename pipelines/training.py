@@ -41,6 +41,8 @@ from pipelines.progress import Progress, log
 
 KEEP_CHECKPOINTS = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")
+COMPILER = "inductor"
+"""What ``torch.compile`` makes its graphs with."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,8 @@ def train(
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
+        if "C++ compiler" in str(error):
+            raise MachineError("--compile needs a C++ compiler", hint="install g++, or leave --compile out") from error
         if "onnection closed by peer" in str(error) or "onnection reset by peer" in str(error):
             raise MachineError("another process of this run has ended", hint="see its message") from error
         raise
@@ -206,6 +210,17 @@ def checkpoint_activations(models: Iterable[Any]) -> None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def _compile(model: nn.Module) -> None:
+    """Let a model run as graphs, of whatever sizes come; what `torch.compile` cannot follow is done before."""
+    from transformers import PreTrainedModel
+    from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and getattr(module, "_can_record_outputs", None):  # attacks read states
+            maybe_install_capturing_hooks(module)
+    model.compile(backend=COMPILER)
+
+
 class _Loop:
     def __init__(
         self,
@@ -227,6 +242,8 @@ class _Loop:
             objective.model.double()
         self.bare = objective.model.to(cluster.device)
         self.model = cluster.accelerator.prepare(self.bare)
+        if settings.compile:
+            _compile(self.bare)
         named = [(name, p) for name, p in self.bare.named_parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
@@ -384,7 +401,9 @@ class _Loop:
 
     def _evaluate(self) -> dict[str, float]:
         self.model.eval()
-        with torch.no_grad(), self.cluster.accelerator.autocast():
+        # validation comes seldom, and would have graphs of its own
+        plain = torch.compiler.set_stance("force_eager") if self.settings.compile else nullcontext()
+        with torch.no_grad(), self.cluster.accelerator.autocast(), plain:
             sums = self.objective.evaluate(self.bare, self.cluster.rank, self.cluster.world)
         added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
         # a loss over nothing is not defined, rather than 0

@@ -22,20 +22,32 @@ def logits_at(model: nn.Module, places_N: Tensor, /, **inputs: Any) -> Any:
     """
     bare: Any = getattr(model, "module", model)
     head = (getattr(bare, inputs["part"]) if "part" in inputs else bare).get_output_embeddings()
-
-    def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0].flatten(0, 1)[places_N], *args[1:])
-
-    hook = None if head is None else head.register_forward_pre_hook(select)
+    if head is not None and _select not in head._forward_pre_hooks.values():
+        head.register_forward_pre_hook(_select)
+    _call.places_N = places_N
     try:
         output = model(**inputs)
     finally:
-        if hook is not None:
-            hook.remove()
+        _call.places_N = None
     logits = output.prediction_logits if "prediction_logits" in output else output.logits
     # a head may not pass through the module, as that of DeBERTa-v3
     output.logits = logits.flatten(0, 1)[places_N] if logits.dim() == 3 else logits
     return output
+
+
+class _Call:
+    """The places that the running call of `logits_at` wants.  Compiled models look here in every call; a hook of every
+    call's own would be compiled in with the places of the first."""
+
+    places_N: Tensor | None = None
+
+
+_call = _Call()
+
+
+def _select(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Lets a head read the chosen tokens alone; all of them when it is called in another way."""
+    return args if _call.places_N is None else (args[0].flatten(0, 1)[_call.places_N], *args[1:])
 
 
 def places_of(chosen_BT: Tensor) -> Tensor:

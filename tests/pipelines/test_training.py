@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
 from pipelines.store import Store
 from pipelines.training import Settings
 from tests import trainings
+from tests.tiny import processes
 from tests.trainings import one_thread  # noqa: F401
 
 
@@ -243,4 +245,53 @@ def test_memory_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MaskedLM, "losses", full)
     with pytest.raises(MachineError, match="not enough memory"):
+        trainings.train(store)
+
+
+# compiled
+
+
+EXACT: dict[str, Any] = {"precision": "fp64", "dropout": 0, "attention_dropout": 0, "layers": 1, "steps": 3}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Counts graphs; they run as they are, without the compilers that `tests.guidance.test_compile` tries."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(training, "COMPILER", "eager")
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model_learns_what_a_plain_one_learns(store: Store, tmp_path: Path, graphs: Any) -> None:
+    plain = trainings.train(Store(tmp_path / "plain"), **EXACT, plan="preset:asa").artifact
+    assert not graphs["stats"]["unique_graphs"]
+    found = trainings.train(store, **EXACT, plan="preset:asa", compile=True, micro_batches=2).artifact
+    trainings.assert_close(found.path, plain.path)
+    # for both passes one of the first sizes, and as many as there are sizes that change
+    assert 2 <= graphs["stats"]["unique_graphs"] <= 8 and not graphs["graph_break"]
+
+
+def test_two_processes_compile_too(store: Store, tmp_path: Path, graphs: Any) -> None:
+    data = trainings.sequences(store)
+    plain = trainings.train(store, data, **EXACT).artifact
+
+    def work(rank: int) -> None:
+        config = trainings.config(**EXACT, compile=True)
+        pretrain.run(str(data.path), config, store=Store(tmp_path / "two"))
+
+    assert processes(2, work) == [0, 0]
+    (found,) = (tmp_path / "two" / "model").iterdir()
+    trainings.assert_close(found, plain.path)
+
+
+def test_a_compiler_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx")
+
+    monkeypatch.setattr(MaskedLM, "losses", none)
+    with pytest.raises(MachineError, match=r"--compile needs a C\+\+ compiler"):
         trainings.train(store)

@@ -167,7 +167,7 @@ def test_a_run_goes_on_with_fewer_processes_in_the_same_order_and_says_so(
     world: World, case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     into, seen = tmp_path / "fewer", dict[int, list[tuple[int, int]]]()
-    stop = {"max_time": 1e-9}
+    stop: dict[str, Any] = {"max_time": 1e-9}
 
     def work(rank: int) -> None:
         try:

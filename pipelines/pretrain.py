@@ -106,7 +106,10 @@ class Config(ModelConfig):
     gradient_checkpointing: bool = knob(
         False, "Keep little for the backward pass and compute it again: less memory, a third more time."
     )
-    compile: bool = knob(False, "Compile the model before training (torch.compile): minutes first, faster steps then.")
+    compile: bool = knob(
+        False,
+        "Compile the model (torch.compile): minutes at the start; whether steps are faster depends on the machine.",
+    )
     max_time: float | None = knob(None, "Minutes after which to save and stop; the same command continues.", gt=0)
     report_to: list[str] = knob(
         [], "Tracker that follows the run: tensorboard, wandb, …; files go to STORE/trackers (repeatable)."

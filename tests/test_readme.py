@@ -29,6 +29,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)[:30])
     (folder / "novel.txt").write_text(text, encoding="utf-8")
+    lines = [line for line in text.splitlines() if 20 < len(line) < 80][:200]
+    (folder / "train.de").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / "train.en").write_text("".join(f"{line[::-1]}\n" for line in lines), encoding="utf-8")
     return folder
 
 

@@ -252,7 +252,7 @@ def test_the_readme_shows_what_the_command_draws(guide):
         (["rare", "--text", "a b", "--feature", "idf=0,x"], "'x' is not a number"),
         (["same_segment", "--text", "a b", "--feature", "segment=0,9999999999"], "is not a whole number"),
         (["next", "--text", "a \udcff"], "the text is not UTF-8"),
-        (["conflict", "--option", "truth=true"], "replaced tokens"),
+        (["conflict", "--option", "truth=true"], "an objective with a generator gives it"),
         (["next", "--parser", "spacy:."], "not a spaCy model"),
         (["noun", "--text", "a b", "--feature", "pos=NOUN,NOON"], "'NOON' is not a whole number, or the name of a pos"),
         (["next", "--png", "no/folder.png"], "there is no folder 'no'"),

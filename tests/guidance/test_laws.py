@@ -41,6 +41,8 @@ every_pair = pytest.mark.parametrize("family", SEQ2SEQ)
 every_case = pytest.mark.parametrize(("family", "name"), CASES)
 every_still_case = pytest.mark.parametrize(("family", "name"), [case for case in CASES if case[1] not in RANDOM])
 """Without the plans that draw numbers, whose draws depend on the shape of the batch."""
+some_cases = pytest.mark.parametrize(("family", "name"), CASES[::4])
+"""Every plan and every family with some of the others, for what depends on neither."""
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
@@ -305,7 +307,7 @@ def _same(one: dict[str, Any], two: dict[str, Any]) -> bool:
     )
 
 
-@every_case
+@some_cases
 def test_what_is_installed_can_be_removed_without_a_trace(family: str, name: str) -> None:
     model = tiny_model(family, "eager").train()
     next(m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.Dropout)).eval()
@@ -359,7 +361,7 @@ def test_while_a_plan_shapes_outputs_the_guidance_of_another_plan_is_refused(fam
     masked.remove()
 
 
-@every_case
+@some_cases
 def test_a_copy_of_a_model_follows_the_plan_by_itself(family: str, name: str) -> None:
     inputs = inputs_of(family)
     model, handle = installed(family, name)
@@ -378,7 +380,10 @@ def test_a_copy_of_a_model_follows_the_plan_by_itself(family: str, name: str) ->
     if PLANS[name].shapes_outputs and "logit_loss" not in {g.mechanism for g in PLANS[name].guides}:
         given = {key: value for key, value in inputs.items() if key != "labels"}
         valid = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
-        assert torch.equal(twin(**given).logits[valid], results[0].logits)
+        # without somebody who asks, losses are not measured, and their heads take the plain path
+        measured = any(g.acts.place == "probabilities" for g in PLANS[name].guides)
+        tolerance = {"rtol": 1e-4, "atol": 1e-4} if measured else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(twin(**given).logits[valid], results[0].logits, **tolerance)
 
 
 # dropout

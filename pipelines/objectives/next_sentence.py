@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError
 from guidance.features import Vocabulary
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import SPECIAL, Documents, next_sentence_loss
@@ -23,15 +23,14 @@ from pipelines.batches import Examples, compact, pad, read_column
 from pipelines.manifest import ArtifactDamaged
 from pipelines.models import FAMILIES, build_model, check_lengths
 from pipelines.objectives import Given
+from pipelines.objectives.guided import refuse_guides
 from pipelines.objectives.masked_lm import MaskedBatch, MaskedInputs, MaskedLM
 from pipelines.progress import log
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
     """Raises PlanError when a guide cannot work in this objective."""
-    for number, guide in enumerate(plan.guides, 1):
-        if reason := _refusal(guide):
-            raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
+    refuse_guides(plan, source, _refusal)
 
 
 def _refusal(guide: Guide) -> str:

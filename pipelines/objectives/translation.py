@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.checkpoint import TARGET_FOLDER
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError
 from guidance.features import Vocabulary
 from guidance.forward import Guidance
 from guidance.installation import Handle
@@ -30,16 +30,14 @@ from pipelines.artifacts import Artifact
 from pipelines.batches import Examples, pad
 from pipelines.manifest import ArtifactDamaged
 from pipelines.objectives import Given, ModelFolder
-from pipelines.objectives.guided import Guided
+from pipelines.objectives.guided import Guided, refuse_guides
 
 VALID_BATCH = 32
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
     """Raises PlanError when a guide cannot work in this objective."""
-    for number, guide in enumerate(plan.guides, 1):
-        if reason := _refusal(guide):
-            raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
+    refuse_guides(plan, source, _refusal)
 
 
 def _refusal(guide: Guide) -> str:

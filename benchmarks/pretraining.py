@@ -1,10 +1,12 @@
 """The papers' comparisons of pre-training, small enough for two cores: one command a table.
 
-    python -m benchmarks.pretraining TABLE [--seeds 1] [--steps N] [--store artifacts] [--out docs/results]
+    python -m benchmarks.pretraining TABLE [--seeds 1] [--only TEXT] [--steps N] [--store artifacts] [--out docs/results]
 
 A run whose figures are in the table's JSON is not made again, and one that was stopped goes on, so that a table may be made
-in several sittings.  Losses are those of the task alone, in nats, the last one a mean over 50 steps.  *Equal loss* is the
-first step, and the time of training, at which a run is down at the last loss of the first row with the same seed.
+in several sittings.  Losses are those of the task alone, in nats, the last one a mean over 50 steps.  The baseline is the
+best of the settings without a plan; the other runs are held against its run with the same seed.  *Equal loss* is the
+first step, and the time of training, at which a run is down at the last loss of the baseline; *equal time* is its loss when
+the baseline was ready.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,13 @@ class Setting:
     label: str
     plan: Plan | str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+    """Settings whose spread is of interest have a group."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is compared; the first row is the one the others are held against."""
+    """What is compared; the best of the settings without a plan is the baseline."""
 
     title: str
     prepare: Prepare
@@ -90,9 +94,9 @@ def conflicts(**options: Any) -> Plan:
 # data
 
 
-def packed(store: Store, *parts: str, length: int = 64) -> tuple[str, str, str]:
+def packed(store: Store, part: str, length: int = 64, **reading: Any) -> tuple[str, str, str]:
     """Text, a byte-level BPE of 4,000 and packed sequences."""
-    text = corpus.run([str(SHARED / "data" / part) for part in parts], corpus.Config(), store=store).reference
+    text = corpus.run([str(SHARED / "data" / part)], corpus.Config(**reading), store=store).reference
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=4000), store=store).reference
     return text, bpe, sequences.run(text, bpe, sequences.Config(max_length=length), store=store).reference
 
@@ -111,8 +115,22 @@ def counted_books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def swahili(store: Store) -> tuple[str, dict[str, Any]]:
-    """News in Swahili."""
-    return packed(store, "lm-masakhane-text/swahili_voa.txt.gz")[2], {}
+    """News in Swahili, a sentence a line."""
+    return packed(store, "lm-masakhane-text/swahili_voa.txt.gz", sentences="line")[2], {}
+
+
+def oromo(store: Store) -> tuple[str, dict[str, Any]]:
+    """News in Oromo: 1,128 articles."""
+    return packed(store, "cls-masakhanews/orm/train.tsv.gz", quoting=True)[2], {}
+
+
+def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
+    """The novels, and a model that has learned from them, guided, so that its heads have something to attack."""
+    reference = books(store)[0]
+    config = {**SMALL, "plan": _plan_file(ag("next", "previous"), store)}
+    first = pretrain.run(reference, pretrain.Config(**config), store=store)
+    assert first is not None
+    return reference, {"init": first.artifact.reference}
 
 
 def captions(store: Store) -> tuple[str, dict[str, Any]]:
@@ -156,37 +174,55 @@ PAIRS = {
     "save_every": 100,
 }
 RATES = (1e-3, 3e-4, 3e-3)
+WARMUPS = (0, 100)
 
 
-def grid(dropouts: Sequence[float]) -> list[Setting]:
-    """Plain runs over rates and warm-up, then guided ones over the same."""
+def grid(name: str, plan: Plan | None, rates: Sequence[float], warmups: Sequence[int], dropout: float) -> list[Setting]:
+    """Runs over rates and warm-up."""
     return [
         Setting(
             f"{name}, rate {rate:g}, warm-up {warmup}, dropout {dropout:g}",
             plan,
             {"learning_rate": rate, "warmup_steps": warmup, "dropout": dropout},
+            f"{name}, dropout {dropout:g}",
         )
-        for name, plan in (("plain", None), ("guided", ag("next", "previous")))
-        for dropout in dropouts
-        for rate in RATES
-        for warmup in (0, 100)
+        for rate in rates
+        for warmup in warmups
     ]
 
 
+GUIDED = ag("next", "previous")
+
+
 TABLES = {
-    "fair": Table("Guidance against tuned plain training (paper A, figure 3)", books, SMALL, grid((0.1,))),
-    "robust": Table("Spread over rates, warm-up and dropout (paper A, section 6)", books, SMALL, grid((0.1, 0.0))),
+    "fair": Table(
+        "Untuned guidance against tuned plain training (paper A, figure 3)",
+        books,
+        SMALL,
+        grid("plain", None, RATES, WARMUPS, 0.1) + grid("guided", GUIDED, RATES[:1], WARMUPS[:1], 0.1),
+    ),
+    "robust": Table(
+        "Spread over rates, warm-up and dropout (paper A, section 6)",
+        books,
+        SMALL,
+        [
+            setting
+            for dropout in (0.1, 0.0)
+            for name, plan in (("plain", None), ("guided", GUIDED))
+            for setting in grid(name, plan, RATES, WARMUPS, dropout)
+        ],
+    ),
     "deep": Table(
         "16 layers (paper A, table 3)",
         books,
         {**SMALL, "layers": 16},
-        [Setting("plain"), Setting("guided", ag("next", "previous"))],
+        [Setting("plain"), Setting("guided", GUIDED)],
     ),
     "electra": Table(
         "ELECTRA with a unigram generator (paper A, table 6)",
         books,
         {**SMALL, "objective": "electra", "generator": "unigram"},
-        [Setting("plain"), Setting("guided", ag("next", "previous"))],
+        [Setting("plain"), Setting("guided", GUIDED)],
     ),
     "mcmisp": Table(
         "Conflicts with mis-predictions in ELECTRA (paper C, tables 2 and 5)",
@@ -211,12 +247,16 @@ TABLES = {
         ],
         translates=True,
     ),
-    "low-resource": Table(
-        "Swahili (paper A, tables 2 and 3)",
-        swahili,
-        SMALL,
-        [Setting("plain"), Setting("guided", ag("next", "previous"))],
+    "asa": Table(
+        "Continued pre-training with an adversary (paper D, table 1)",
+        learned_books,
+        {**SMALL, "steps": 600, "learning_rate": 3e-4},
+        [Setting("plain"), Setting("ASA", "preset:asa-pretraining")],
     ),
+    "oromo": Table(
+        "Oromo (paper A, tables 2 and 3)", oromo, SMALL, [Setting("plain"), Setting("guided", GUIDED)]
+    ),
+    "swahili": Table("Swahili", swahili, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
 }
 
 
@@ -229,13 +269,8 @@ def train(table: Table, setting: Setting, seed: int, steps: int | None, store: S
     changes = {**table.common, **more, **setting.changes, "seed": seed} | ({"steps": steps} if steps else {})
     if setting.plan is None:
         changes.pop("cooccur", None)
-    elif isinstance(setting.plan, str):
-        changes["plan"] = setting.plan
     else:
-        path = store.root / "plans" / f"{digest(setting.plan.dumps())[:16]}.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(setting.plan.dumps(), encoding="utf-8")
-        changes["plan"] = str(path)
+        changes["plan"] = setting.plan if isinstance(setting.plan, str) else _plan_file(setting.plan, store)
     result = pretrain.run(reference, pretrain.Config(**changes), store=store)
     assert result is not None
     curve = Curve.of(result.artifact, setting.label)
@@ -257,34 +292,81 @@ def train(table: Table, setting: Setting, seed: int, steps: int | None, store: S
     return figures
 
 
-def add_equal_loss(row: dict[str, Any], base: Mapping[str, Any]) -> None:
-    """Steps and seconds to the last loss of the first row, between the points that are kept of the curve."""
+def _plan_file(plan: Plan, store: Store) -> str:
+    path = store.root / "plans" / f"{digest(plan.dumps())[:16]}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(plan.dumps(), encoding="utf-8")
+    return str(path)
+
+
+# the table
+
+Row = Mapping[str, Any]
+
+
+def baseline(table: Table, by_label: Mapping[str, Sequence[Row]]) -> str:
+    """The label of the best of those without a plan, by the last loss of the first seed."""
+    plain = [setting.label for setting in table.rows if setting.plan is None and by_label[setting.label]]
+    return min(plain, key=lambda label: by_label[label][0]["loss"])
+
+
+def equal_loss(row: Row, base: Row) -> tuple[int | None, float | None]:
+    """Steps and seconds to the last loss of the baseline, of the points that are kept of the curve."""
     reached = next((step for step, loss in row["curve"] if step >= WINDOW and loss <= base["loss"]), None)
-    row["equal_step"] = reached
-    row["equal_seconds"] = None if reached is None else row["seconds"] * reached / row["steps"]
+    return reached, None if reached is None else row["seconds"] * reached / row["steps"]
 
 
-def as_markdown(table: Table, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table, one line a setting: mean, deviation, and the paired test against the first one."""
-    lines = ["| run | n | loss | average | validation | p | steps to equal loss | seconds to equal loss | seconds |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+def loss_at_equal_time(row: Row, base: Row) -> float | None:
+    """The loss when the baseline was ready; None where this run was ready before."""
+    steps, losses = np.array(row["curve"]).T
+    step = row["steps"] * base["seconds"] / row["seconds"]
+    return float(np.interp(step, steps, losses)) if step <= row["steps"] else None
+
+
+def as_markdown(table: Table, rows: Sequence[Row]) -> str:
+    """The table, one line a setting: mean, deviation, and the paired test against the baseline."""
     by_label = {setting.label: [row for row in rows if row["label"] == setting.label] for setting in table.rows}
-    first = {row["seed"]: row for row in next(iter(by_label.values()))}
+    label_of_base = baseline(table, by_label)
+    bases = {row["seed"]: row for row in by_label[label_of_base]}
+    names = ["run", "n", "loss", "average", "validation", *(["BLEU", "chrF"] if table.translates else [])]
+    names += ["p", "steps to equal loss", "loss at equal time", "seconds to equal loss", "seconds"]
+    lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
     for label, mine in by_label.items():
         if not mine:
             continue
-        pairs = Summary.of(row["loss"] - first[row["seed"]]["loss"] for row in mine if row["seed"] in first)
-        p = paired_t_test(pairs)
+        p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in mine if row["seed"] in bases))
         cells = [_cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average", "valid")]
-        reached = [_cell([row[name] for row in mine], "{:.0f}") for name in ("equal_step", "equal_seconds", "seconds")]
-        lines.append(
-            f"| {label} | {len(mine)} | {' | '.join(cells)} | {'–' if p is None else f'{p:.3f}'} | {' | '.join(reached)} |"
-        )
-    return "\n".join(lines)
+        if table.translates:
+            cells += [_cell([row["scores"]["metrics"][name] for row in mine], "{:.2f}") for name in ("bleu", "chrf")]
+        cells.append("–" if p is None else f"{p:.3f}")
+        held = [row for row in mine if row["seed"] in bases and label != label_of_base]
+        reached = [equal_loss(row, bases[row["seed"]]) for row in held]
+        timed = [loss_at_equal_time(row, bases[row["seed"]]) for row in held]
+        cells += [_cell([steps for steps, _ in reached], "{:.0f}"), _cell(timed, "{:.3f}")]
+        cells += [_cell([seconds for _, seconds in reached], "{:.0f}"), _cell([row["seconds"] for row in mine], "{:.0f}")]
+        name = f"**{label}** (baseline)" if label == label_of_base else label
+        lines.append(f"| {' | '.join([name, str(len(mine)), *cells])} |")
+    return "\n".join([*lines, *_spread(table, by_label)])
+
+
+def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """How far the settings of a group lie apart, by the first seed."""
+    groups: dict[str, list[float]] = {}
+    for setting in table.rows:
+        if setting.group and by_label[setting.label]:
+            groups.setdefault(setting.group, []).append(by_label[setting.label][0]["loss"])
+    if any(len(losses) > 1 for losses in groups.values()):
+        yield from ("", "| settings | n | lowest loss | highest | mean | deviation |", "|---|--:|--:|--:|--:|--:|")
+        for group, losses in groups.items():
+            found = Summary.of(losses)
+            deviation = "–" if found.sd is None else f"{found.sd:.3f}"
+            yield f"| {group} | {len(losses)} | {min(losses):.3f} | {max(losses):.3f} | {found.mean:.3f} | {deviation} |"
 
 
 def _cell(values: Sequence[float | None], form: str) -> str:
     found = Summary.of(values)
+    if not values:
+        return "–"
     if found.mean is None:
         return f"{found.known} of {len(values)}" if found.known else "never"
     return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
@@ -313,28 +395,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose label has it")
     parser.add_argument("--steps", type=int, help="instead of the table's own")
     parser.add_argument("--store", type=Path, default=Path("artifacts"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
     table, path = TABLES[arguments.table], arguments.out / f"{arguments.table}.json"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
-    rows = known["rows"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     for seed in range(arguments.seeds):
         for setting in table.rows:
-            if any((row["label"], row["seed"]) == (setting.label, seed) for row in rows):
+            known = any((row["label"], row["seed"]) == (setting.label, seed) for row in rows)
+            if known or arguments.only not in setting.label:
                 continue
             row = train(table, setting, seed, arguments.steps, Store(arguments.store))
             rows.append(row)
-            base = next(r for r in rows if r["label"] == table.rows[0].label and r["seed"] == seed)
-            add_equal_loss(row, base)
             print(f"{row['label']:45s} seed {seed}: loss {row['loss']:.3f}, {row['seconds']:.0f} s", flush=True)
             about = {"title": table.title, "torch": torch.__version__, "threads": torch.get_num_threads()}
             about |= {"machine": platform.machine(), "common": dict(table.common)}
             path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     draw(table, rows, path.with_suffix(".png"))
-    print(as_markdown(table, rows))
+    text = as_markdown(table, rows)
+    path.with_suffix(".md").write_text(
+        f"# {table.title}\n\n`python -m benchmarks.pretraining {arguments.table}`\n\n{text}\n\n"
+        f"![Training loss over steps]({arguments.table}.png)\n",
+        encoding="utf-8",
+    )
+    print(text)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ SMALL = {
     "heads": 4,
     "ffn": 512,
     "attention_dropout": 0.0,
-    "steps": 900,
+    "steps": 600,
     "batch_size": 32,
     "learning_rate": 1e-3,
     "schedule": "constant",
@@ -215,7 +215,7 @@ TABLES = {
     "deep": Table(
         "16 layers (paper A, table 3)",
         books,
-        {**SMALL, "layers": 16},
+        {**SMALL, "layers": 16, "steps": 800},
         [Setting("plain"), Setting("guided", GUIDED)],
     ),
     "electra": Table(

@@ -88,16 +88,21 @@ class Examples:
         vocab_size: int,
         *,
         features: Sequence[str] = (),
-        masks: Artifact | None = None,
+        masks: Sequence[Artifact] = (),
         column: str = "id",
         limit: int = 0,
     ) -> Examples:
         """The sequences of a split of several artifacts, one artifact after the other; see `read`.
 
         Args:
+            masks: what ``build-masks`` made of each of them, or nothing.
             limit: how many sequences to keep of several artifacts, 0 for all; each gives its share, from its beginning.
         """
-        parts = [cls.read(a, split, vocab_size, features=features, masks=masks, column=column) for a in artifacts]
+        given: Sequence[Artifact | None] = masks or [None] * len(artifacts)
+        parts = [
+            cls.read(artifact, split, vocab_size, features=features, masks=its_masks, column=column)
+            for artifact, its_masks in zip(artifacts, given, strict=True)
+        ]
         if len(parts) == 1:
             return parts[0]
         sizes = np.array([len(part) for part in parts])

@@ -80,7 +80,7 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
             "model": model_input(model, store),
             "sequences": data,
             "corpus": stack.enter_context(origin(data, "corpus", store)),
-            **load_inputs(config, data, store),
+            **load_inputs(config, [data], store),
         }
         if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
             there = ", ".join(name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet"))

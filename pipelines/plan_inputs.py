@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,31 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
 
 
-def load_inputs(config: Any, data: Artifact, store: Store) -> dict[str, Any]:
+def roles(name: str, number: int) -> list[str]:
+    """What inputs of which there may be several are called, in their order: ``sequences``, ``sequences-2``, …"""
+    return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
+
+
+def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The inputs of that name, in their order; see `roles`."""
+    return tuple(given for role, given in inputs.items() if role == name or role.startswith(f"{name}-"))
+
+
+def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
     """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences.
 
     Raises:
         ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+        InputError: masks of some of the sequences only.
     """
     found: dict[str, Any] = {}
-    if config.masks:
-        found["masks"] = masks = store.load(config.masks, kind="masks")
+    references = [config.masks] if isinstance(config.masks, str) and config.masks else list(config.masks)
+    if references and len(references) != len(corpora):
+        raise InputError(
+            f"{len(references)} masks for {len(corpora)} sequences", hint="one --masks for each, in their order"
+        )
+    for role, reference, data in zip(roles("masks", len(references)), references, corpora, strict=False):
+        found[role] = masks = store.load(reference, kind="masks")
         made_of = masks.manifest["inputs"]["sequences"]
         if made_of["content"] != data.content:
             raise ArtifactMismatch(
@@ -36,7 +52,7 @@ def load_inputs(config: Any, data: Artifact, store: Store) -> dict[str, Any]:
         from pipelines.cooccurrence_table import check_tokenizer
 
         found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
-        check_tokenizer(counts, data)
+        check_tokenizer(counts, corpora[0])
     if config.scores:
         path = Path(config.scores)
         found["scores"] = Files.of([path], [path.name])
@@ -78,10 +94,11 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
     """Raises PlanError when a plan reads features or tables that no input has."""
     from guidance.features import FEATURES, TABLES
 
-    masks = inputs.get("masks")
-    known = masks.counts["columns"] if masks else ("segment",)
-    missing = [need for need in features(plan) if need not in known]
-    if missing:
+    for masks in inputs_of("masks", inputs) or (None,):
+        known = masks.counts["columns"] if masks else ("segment",)
+        missing = [need for need in features(plan) if need not in known]
+        if not missing:
+            continue
         need, label = missing[0], plan.needs()[missing[0]]
         told = masks.counts.get("missing", {}).get(need) if masks else None
         raise PlanError(

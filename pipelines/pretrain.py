@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.artifacts import Artifact, Builder
@@ -25,7 +25,7 @@ from pipelines.files import machine_errors, remove_tree, write_file
 from pipelines.manifest import ArtifactMismatch, digest
 from pipelines.models import ModelConfig, dimensions, read_tokenizer
 from pipelines.objectives import Given, ModelFolder, module_of
-from pipelines.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
+from pipelines.plan_inputs import check_needs, features, inputs_of, load_inputs, model_input, read_tables, roles
 from pipelines.progress import Progress, log
 from pipelines.resuming import resumed, seed_partial
 from pipelines.stage import Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
@@ -95,7 +95,11 @@ class Config(ModelConfig):
     snapshots: list[int] = Field([], description="Steps whose weights are kept in the artifact (repeatable).")
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
     plan: str = knob("", "Plan of guides: preset:ag or a TOML file; its content decides the recipe.")
-    masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
+    masks: list[str] = knob(
+        [],
+        "What `guide build-masks` made of the sequences, for plans that read words, idf or trees; of several sequences, one "
+        "for each, in their order (repeatable).",
+    )
     cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
     masking: str = knob("", "An adversarial run whose masking proportions `random_mask` of kind `scheduled` follows.")
     scores: str = knob("", "Scores of heads, JSON, CSV or Parquet, for plans that choose heads by them.")
@@ -114,6 +118,11 @@ class Config(ModelConfig):
     report_to: list[str] = knob(
         [], "Tracker that follows the run: tensorboard, wandb, …; files go to STORE/trackers (repeatable)."
     )
+
+    @field_validator("masks", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value else value
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -194,8 +203,8 @@ def run(
     with ExitStack() as opened:
         corpora = [opened.enter_context(store.load(reference, kind="sequences")) for reference in references]
         _check_corpora(config, corpora)
-        inputs: dict[str, Any] = {f"sequences-{n}" if n > 1 else "sequences": data for n, data in enumerate(corpora, 1)}
-        inputs |= {"plan": PlanText(plan.dumps()), **_tables(config, plan, corpora[0], store)}
+        inputs: dict[str, Any] = dict(zip(roles("sequences", len(corpora)), corpora, strict=True))
+        inputs |= {"plan": PlanText(plan.dumps()), **_tables(config, plan, corpora, store)}
         if config.plan:
             check_needs(plan, config.plan, inputs)
         if config.init:
@@ -232,11 +241,6 @@ def _check_corpora(config: Config, corpora: Sequence[Artifact]) -> None:
             f"{len(config.sampling)} shares for {len(corpora)} sequences",
             hint="one --sampling for each, in their order",
         )
-    if len(corpora) > 1 and config.masks:
-        raise InputError(
-            "--masks is of one of the sequences, and there are several",
-            hint="build one corpus of all texts, or train on one of the sequences after the other with --init",
-        )
     first = corpora[0]
     for other in corpora[1:]:
         if _tokenizer_of(other) != _tokenizer_of(first):
@@ -251,12 +255,7 @@ def _tokenizer_of(data: Artifact) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in data.files.items() if "tokenizer/" in name}
 
 
-def _corpora(inputs: Mapping[str, Any]) -> tuple[Artifact, ...]:
-    """The sequences among the inputs, in the order in which they were named."""
-    return tuple(given for role, given in inputs.items() if role == "sequences" or role.startswith("sequences-"))
-
-
-def _tables(config: Config, plan: Plan, data: Artifact, store: Store) -> dict[str, Any]:
+def _tables(config: Config, plan: Plan, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
     """The inputs that ``--masks``, ``--cooccur``, ``--masking`` and ``--scores`` name, checked against the sequences.
 
     Raises:
@@ -265,7 +264,7 @@ def _tables(config: Config, plan: Plan, data: Artifact, store: Store) -> dict[st
     """
     from pipelines.masking import check_masking
 
-    found = load_inputs(config, data, store)
+    found = load_inputs(config, corpora, store)
     check_masking(plan, config.plan, config.masking)
     if config.masking:
         found["masking"] = store.load(config.masking, kind="model")
@@ -312,7 +311,7 @@ def build(
         seed_partial(*begun, run.partial)
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
-    run.out.warnings += _short_of_examples(prepared.order, _corpora(run.inputs))
+    run.out.warnings += _short_of_examples(prepared.order, inputs_of("sequences", run.inputs))
     for line in run.out.warnings:
         log.warning("%s", line)
     if told:
@@ -404,7 +403,7 @@ class _Prepared:
         _, hidden, heads, _ = dimensions(config)
         if not config.init and hidden % heads:
             raise InputError(f"the width {hidden} cannot be shared by {heads} heads", hint="--hidden or --heads")
-        for data in _corpora(inputs):
+        for data in inputs_of("sequences", inputs):
             if not data.files.get("train.parquet", {}).get("rows"):
                 raise InputError(f"{data.reference} has no training sequences")
 
@@ -416,7 +415,7 @@ class _Prepared:
         from pipelines.batches import Examples
         from pipelines.training import checkpoint_activations
 
-        corpora = _corpora(inputs)
+        corpora = inputs_of("sequences", inputs)
         tokenizer = read_tokenizer(corpora[0])
         plan = Plan.parse(inputs["plan"].text)
         train_split, valid = (
@@ -425,7 +424,7 @@ class _Prepared:
                 split,
                 len(tokenizer),
                 features=features(plan),
-                masks=inputs.get("masks"),
+                masks=inputs_of("masks", inputs),
                 limit=config.valid_sequences if split == "valid" else 0,
             )
             for split in ("train", "valid")

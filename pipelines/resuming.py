@@ -27,7 +27,8 @@ def resumed(
         ArtifactMissing: there is no such run.
         InputError: a setting or an input differs and is not allowed to; each is listed with both values.
     """
-    unknown = set(allowed) - set(config.recipe()) - set(inputs) - set(_OPTIONAL)
+    known = {*config.recipe(), *inputs, *_OPTIONAL}
+    unknown = [name for name in allowed if re.sub(r"-\d+$", "", name) not in known]
     if unknown:
         raise UnknownName("setting", min(unknown), [*config.recipe(), "sequences", "plan", *_OPTIONAL])
     folder, about = _begun(stage, reference, store)

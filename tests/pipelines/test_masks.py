@@ -19,6 +19,7 @@ from guidance.errors import InputError, NumericalError, PlanError
 from guidance.features import FEATURES, RELATIONS, Tokens, Vocabulary
 from pipelines import corpus, idf, masks, pretrain, sequences, tokenizer
 from pipelines.artifacts import Artifact
+from pipelines.batches import Examples
 from pipelines.dependencies import TABLE, dependency_schema
 from pipelines.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.store import Store
@@ -472,6 +473,38 @@ def test_masks_of_other_sequences_are_refused(store: Store) -> None:
     made, other = Made(store, "\n".join([*SENTENCES] * 6), length=32), Made(store, "\n".join(SENTENCES))
     with pytest.raises(ArtifactMismatch, match=f"{other.masks.reference} is of {other.data.reference}"):
         train(store, made, plan=ROLES, masks=other.masks.reference)
+
+
+def test_several_sequences_have_masks_each_of_its_own(store: Store) -> None:
+    first, second = (Made(store, "\n".join([*some] * 6), length=32) for some in (SENTENCES, list(SENTENCES)[::-1]))
+    pieces = first.data.manifest["inputs"]["tokenizer"]["recipe"][:16]
+    settings = sequences.Config(max_length=32)
+    data = [first.data, sequences.run(second.text.reference, f"tokenizer/{pieces}", settings, store=store).artifact]
+    sources = {"idf": second.idf.reference, "deps": second.deps.reference}
+    of_data = [first.masks, build(store, data[1], **sources)]
+    config = {"size": "tiny", "layers": 1, "hidden": 40, "heads": 5, "ffn": 32, "steps": 2, "batch_size": 4, "plan": ROLES}
+
+    def run(*given: Artifact) -> Artifact:
+        settings = pretrain.Config(masks=[masks.reference for masks in given], **config)
+        result = pretrain.run([one.reference for one in data], settings, store=store)
+        assert result is not None
+        return result.artifact
+
+    inputs = run(*of_data).manifest["inputs"]
+    assert [inputs[role]["content"] for role in ("masks", "masks-2")] == [masks.content for masks in of_data]
+    found = Examples.read_all(data, "train", 400, features=("head",), masks=of_data)
+    alone = [
+        Examples.read(one, "train", 400, features=("head",), masks=masks)
+        for one, masks in zip(data, of_data, strict=True)
+    ]
+    assert found.columns["head"].tolist() == [head for part in alone for head in part.columns["head"]]
+    with pytest.raises(InputError, match="1 masks for 2 sequences"):
+        run(of_data[0])
+    with pytest.raises(ArtifactMismatch, match=f"{of_data[1].reference} is of {data[1].reference}"):
+        run(*of_data[::-1])
+    poor = build(store, data[1], idf=second.idf.reference)
+    with pytest.raises(PlanError, match=f"head, relation .*{poor.reference} does not have"):
+        run(of_data[0], poor)
 
 
 @pytest.mark.parametrize(

@@ -253,9 +253,7 @@ TABLES = {
         {**SMALL, "steps": 600, "learning_rate": 3e-4},
         [Setting("plain"), Setting("ASA", "preset:asa-pretraining")],
     ),
-    "oromo": Table(
-        "Oromo (paper A, tables 2 and 3)", oromo, SMALL, [Setting("plain"), Setting("guided", GUIDED)]
-    ),
+    "oromo": Table("Oromo (paper A, tables 2 and 3)", oromo, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
     "swahili": Table("Swahili", swahili, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
 }
 
@@ -343,7 +341,10 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
         reached = [equal_loss(row, bases[row["seed"]]) for row in held]
         timed = [loss_at_equal_time(row, bases[row["seed"]]) for row in held]
         cells += [_cell([steps for steps, _ in reached], "{:.0f}"), _cell(timed, "{:.3f}")]
-        cells += [_cell([seconds for _, seconds in reached], "{:.0f}"), _cell([row["seconds"] for row in mine], "{:.0f}")]
+        cells += [
+            _cell([seconds for _, seconds in reached], "{:.0f}"),
+            _cell([row["seconds"] for row in mine], "{:.0f}"),
+        ]
         name = f"**{label}** (baseline)" if label == label_of_base else label
         lines.append(f"| {' | '.join([name, str(len(mine)), *cells])} |")
     return "\n".join([*lines, *_spread(table, by_label)])

@@ -128,7 +128,7 @@ def _translation(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     )
 
     config, data = run.config, run.inputs["sequences"]
-    tokenizer = read_tokenizer(data)
+    tokenizer = read_tokenizer(data, masked=False)
     target_tokenizer = tokenizer_of_targets(data, tokenizer)
     check_vocabularies(folder, model.config, tokenizer, target_tokenizer)
     masks = run.inputs.get("masks")

@@ -61,22 +61,39 @@ def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
     return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
 
 
-def read_tokenizer(sequences: Artifact, folder: str = "tokenizer") -> Any:
-    """The tokenizer that made a sequences artifact; that of its targets, which needs no mask, is in ``target-tokenizer``."""
+def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True) -> Any:
+    """The tokenizer that made a sequences artifact; that of its targets is in ``target-tokenizer``.
+
+    Its ``cls_token`` and ``sep_token`` are what begins and ends the sequences, whatever its own configuration calls them.
+
+    Args:
+        masked: whether the task masks words.
+
+    Raises:
+        InputError: it has no padding token, or none to mask words with.
+    """
     from transformers import PreTrainedTokenizerFast
 
-    from pipelines.sequences import load_tokenizer
+    from pipelines.sequences import TOKENIZER_FILES, load_tokenizer, special_ids
 
+    # transformers 5 writes no special_tokens_map.json
+    files = {
+        name: sequences.read(f"{folder}/{name}") for name in TOKENIZER_FILES if f"{folder}/{name}" in sequences.files
+    }
     given: dict[str, Any] = {}
-    for name in (f"{folder}/tokenizer_config.json", f"{folder}/special_tokens_map.json"):
-        if name in sequences.files:  # transformers 5 writes only the first
-            given |= json.loads(sequences.read(name))
-    tokenizer = load_tokenizer({"tokenizer.json": sequences.read(f"{folder}/tokenizer.json")})
+    for name in TOKENIZER_FILES[1:]:
+        given |= json.loads(files.get(name, b"{}"))
+    tokenizer = load_tokenizer(files)
     texts = {k: v["content"] if isinstance(v, dict) else v for k, v in given.items() if k.endswith("_token")}
-    names = {k: v for k, v in texts.items() if isinstance(v, str)}
+    roles = {f"{role}_token": id_ for role, id_ in special_ids(files, tokenizer).items() if id_ is not None}
+    names = {k: v for k, v in texts.items() if isinstance(v, str)} | {
+        k: tokenizer.id_to_token(v) for k, v in roles.items()
+    }
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    if wrapped.pad_token_id is None or (wrapped.mask_token_id is None and folder == "tokenizer"):
-        raise InputError("the tokenizer has no mask token or no padding token; masked language modelling needs both")
+    if wrapped.pad_token_id is None:
+        raise InputError(f"the tokenizer of {sequences.reference} has no padding token")
+    if masked and wrapped.mask_token_id is None:
+        raise InputError(f"the tokenizer of {sequences.reference} has no mask token, which masked words need")
     return wrapped
 
 

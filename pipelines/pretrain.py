@@ -416,7 +416,7 @@ class _Prepared:
         from pipelines.training import checkpoint_activations
 
         corpora = inputs_of("sequences", inputs)
-        tokenizer = read_tokenizer(corpora[0])
+        tokenizer = read_tokenizer(corpora[0], masked=config.objective != "translation")
         plan = Plan.parse(inputs["plan"].text)
         train_split, valid = (
             Examples.read_all(

@@ -94,7 +94,7 @@ class Opened:
 
     def __init__(self, masks: Artifact, store: Store) -> None:
         self.masks, self.data = masks, origin(masks, "sequences", store)
-        self._tokenizer = read_tokenizer(self.data)
+        self._tokenizer = read_tokenizer(self.data, masked=False)
         self._vocabulary: Vocabulary | None = None
         try:
             self._corpus: Artifact | None = origin(masks, "corpus", store)

@@ -166,8 +166,7 @@ class NextSentence(MaskedLM):
         self.sizes = sizes
         self.validation = np.arange(self.num_valid) * len(given.valid) // max(self.num_valid, 1)
         tokenizer = given.tokenizer
-        self.begin_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
-        self.separator_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+        self.begin_id, self.separator_id = tokenizer.cls_token_id, tokenizer.sep_token_id
         self.has_segments = "segment" in given.plan.needs()
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> PairBatch:

@@ -80,7 +80,7 @@ def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
     """The tokenizer of the targets; with one vocabulary that of the sources, which is given."""
     if f"{TARGET_FOLDER}/tokenizer.json" not in sequences.files:
         return tokenizer
-    return models.read_tokenizer(sequences, TARGET_FOLDER)
+    return models.read_tokenizer(sequences, TARGET_FOLDER, masked=False)
 
 
 def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: int, *, seed: int, init: Any) -> Any:

@@ -482,7 +482,16 @@ def test_several_sequences_have_masks_each_of_its_own(store: Store) -> None:
     data = [first.data, sequences.run(second.text.reference, f"tokenizer/{pieces}", settings, store=store).artifact]
     sources = {"idf": second.idf.reference, "deps": second.deps.reference}
     of_data = [first.masks, build(store, data[1], **sources)]
-    config = {"size": "tiny", "layers": 1, "hidden": 40, "heads": 5, "ffn": 32, "steps": 2, "batch_size": 4, "plan": ROLES}
+    config = {
+        "size": "tiny",
+        "layers": 1,
+        "hidden": 40,
+        "heads": 5,
+        "ffn": 32,
+        "steps": 2,
+        "batch_size": 4,
+        "plan": ROLES,
+    }
 
     def run(*given: Artifact) -> Artifact:
         settings = pretrain.Config(masks=[masks.reference for masks in given], **config)

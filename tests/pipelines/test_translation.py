@@ -358,6 +358,27 @@ def test_a_split_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> N
         evaluate.run(model.reference, rows.reference, evaluate.Config(split="train", weights="best"), store=store)
 
 
+def test_a_tokenizer_without_mask_translates(store: Store, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    files, pairs = parallel(tmp_path, {"train": 30, "valid": 4})
+    text = dataset.run(files, dataset.Config(), pairs=pairs, store=store).reference
+    words = sorted({*WORDS, *(word[::-1] for word in WORDS)})
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", ".", *words])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=plain, **special).save_pretrained(tmp_path / "maskless")
+    settings = sequences.Config(packing="pairs", max_length=12)
+    rows = sequences.run(text, str(tmp_path / "maskless"), settings, store=store).artifact
+    model = train(store, rows, steps=1)
+    scores = evaluate.run(model.reference, rows.reference, evaluate.Config(split="valid"), store=store).artifact
+    assert 0 <= json.loads(scores.read("metrics.json"))["metrics"]["bleu"] <= 100
+    with pytest.raises(InputError, match=f"the tokenizer of {rows.reference} has no mask token"):
+        trainings.train(store, rows)
+
+
 def test_other_tasks_are_refused_by_name(data: tuple[Store, Artifact, Artifact]) -> None:
     model = trainings.train(data[0]).artifact
     with pytest.raises(InputError, match="a roberta model, whose task cannot be evaluated"):

@@ -240,7 +240,8 @@ def load(
     Args:
         auto_class: for example ``AutoModel``; by default the class that was saved.
         tokenizer: by default the one in the folder, where there is one.
-        options: further arguments of `guidance.installation.install`.
+        options: further arguments of `guidance.installation.install`; with ``training=True`` also what only losses read
+            has to be given.
 
     Returns:
         The model, and the handle that `guidance.installation.install` gives.
@@ -252,7 +253,7 @@ def load(
     plan = read_plan(folder)
     model, _ = _open(folder, auto_class, "auto")
     extra = _read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
-    options = {"decoder_tokenizer": _read_tokenizer(folder / TARGET_FOLDER), **options}
+    options = {"decoder_tokenizer": _read_tokenizer(folder / TARGET_FOLDER), "training": False, **options}
     handle = install(model, plan, tokenizer if tokenizer is not None else _read_tokenizer(folder), **options)
     _fill(model, extra, str(folder / EXTRA_FILE))
     model.eval()

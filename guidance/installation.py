@@ -453,6 +453,7 @@ def install(
     decoder_tokenizer: Any = None,
     part: str = "model",
     tables: Mapping[str, Any] | None = None,
+    training: bool = True,
 ) -> Handle:
     """Make a Hugging Face model follow a plan.  Reversible; without learned extras, ``state_dict`` keeps its keys.
 
@@ -461,6 +462,7 @@ def install(
         decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the guides of this part of the plan are installed.
         tables: what patterns and rules look up, by name; see `Handle`.
+        training: the losses of the plan will be asked for; without, what only they read need not be given.
 
     Raises:
         UnsupportedModel: the attention of this model cannot be guided.
@@ -477,17 +479,17 @@ def install(
         Vocabulary.from_tokenizer(given) if given is not None else None for given in (tokenizer, decoder_tokenizer)
     )
     handle = Handle(model, plan, vocabulary=vocabulary, decoder_vocabulary=decoder_vocabulary, part=part, tables=tables)
-    for label, what, name in _missing(handle):
+    for label, what, name in _missing(handle, training):
         hint = FEATURES[name].source if what == "feature" else TABLES.get(name)
         raise PlanError(f"guide {label!r} needs the {what} {name}", hint=hint)
     handle.install()
     return handle
 
 
-def _missing(handle: Handle) -> Iterator[tuple[str, str, str]]:
+def _missing(handle: Handle, training: bool) -> Iterator[tuple[str, str, str]]:
     """Tables that were not given, and features of the vocabulary where there is no tokenizer."""
     for label, guide in zip(handle.plan.labels, handle.plan.guides, strict=True):
-        if guide.part != handle.part or not guide.enabled:
+        if guide.part != handle.part or not guide.enabled or (guide.acts.is_loss and not training):
             continue
         tables = [*(guide.wish.tables if guide.wish else ())]
         if _is_scheduled(guide):

@@ -29,11 +29,12 @@ from transformers import (
 
 import guidance
 from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, load_model, model_files, read_config, restore, weights
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError, MachineError, PlanError
 from guidance.installation import Handle, install
 from guidance.mechanisms.projected import Pal
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, tiny_model
+from tests.guidance.plans import Words, tables
 
 PLAN = Plan((Guide("next", "attention_loss", heads=(0,)),))
 four_families = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
@@ -333,6 +334,22 @@ def test_a_model_of_another_precision_comes_back_in_it(dtype: torch.dtype, tmp_p
     same_state(handle.model, model)
     assert torch.equal(model(**batch()).logits, expected)
     assert load_model(tmp_path, AutoModelForMaskedLM).dtype == torch.float32
+
+
+def test_what_only_losses_read_is_not_needed_to_load(tmp_path: Path) -> None:
+    plan = Plan((Guide("conflict", "logit_loss", heads=(0,)),))
+    handle = install(tiny_model("bert"), plan, Words(), tables=tables())
+    expected = handle.model(**batch()).logits
+    guidance.save(handle, tmp_path)
+    model, again = guidance.load(tmp_path)
+    assert torch.equal(model(**batch()).logits, expected)
+    measured = again.guide(batch()["input_ids"], mispredicted=batch()["input_ids"] > 7)
+    with pytest.raises(InputError, match="no (table .cooccurrence.|feature .delimiter.)"):
+        model(**batch(), guidance=measured)
+    with pytest.raises(PlanError, match="needs the table cooccurrence"):
+        guidance.load(tmp_path, tokenizer=Words(), training=True)
+    _, again = guidance.load(tmp_path, tokenizer=Words(), training=True, tables=tables())
+    assert again.tables
 
 
 def test_saving_what_was_loaded_writes_the_same_bytes(tmp_path: Path) -> None:

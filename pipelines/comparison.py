@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from guidance.errors import InputError, UnknownName
 from pipelines.curves import Curve, Points, read_curve
 from pipelines.manifest import digest
+from pipelines.plan_inputs import inputs_of
 from pipelines.store import Store
 
 WINDOW = 50
@@ -245,21 +246,25 @@ def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> 
 
 def _check_data(base: Curve, curve: Curve, store: Store) -> list[str]:
     """Raises InputError unless two runs read the same sequences, up to those of validation."""
-    ours, theirs = (str(origin.inputs.get("sequences")) for origin in (base.origin, curve.origin))
+    ours, theirs = (inputs_of("sequences", origin.inputs) for origin in (base.origin, curve.origin))
     if ours == theirs:
         return []
     files = {artifact.content: artifact.files for artifact in store.artifacts() if artifact.kind == "sequences"}
-    same = [
-        {name: entry["sha256"] for name, entry in files[content].items() if name != "valid.parquet"}
-        for content in (ours, theirs)
-        if content in files
+    read = [
+        [{n: entry["sha256"] for n, entry in files[content].items() if n != "valid.parquet"} for content in contents]
+        for contents in (ours, theirs)
+        if all(content in files for content in contents)
     ]
-    if len(same) == 2 and same[0] == same[1]:
+    if len(read) == 2 and read[0] == read[1]:
         return [f"validation data differ: those of {curve.label} are not those of {base.label}"]
     raise InputError(
-        f"{base.label} and {curve.label} were trained on different sequences ({ours[:12]} and {theirs[:12]})",
+        f"{base.label} and {curve.label} were trained on different sequences ({_short(ours)} and {_short(theirs)})",
         hint="losses compare on the same sequences only; `guide lineage` shows where runs come from",
     )
+
+
+def _short(contents: Sequence[str]) -> str:
+    return " with ".join(content[:12] for content in contents) or "none"
 
 
 def _differences(base: Curve, group: Group) -> list[str]:

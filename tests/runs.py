@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipelines.artifacts import Artifact
 from pipelines.manifest import digest
+from pipelines.plan_inputs import roles
 from pipelines.store import Store
 
 _numbers = itertools.count()
@@ -46,7 +47,7 @@ def finished(
     *,
     seed: int = 0,
     plan: str = "plain",
-    sequences: str = "same",
+    sequences: str | Sequence[str] = "same",
     columns: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Artifact:
@@ -54,10 +55,15 @@ def finished(
 
     Args:
         rows: None for a model that was not trained here.
+        sequences: the content of what it was trained on.
         columns: further columns of the table, all rows of them.
     """
     whole = settings(seed) | {"plan": f"{plan}.toml", "device": "auto"} | dict(config or {})
-    inputs = {"sequences": {"kind": "sequences", "content": sequences}, "plan": {"kind": "plan", "content": plan}}
+    contents = [sequences] if isinstance(sequences, str) else sequences
+    inputs = {
+        role: {"kind": "sequences", "content": content}
+        for role, content in zip(roles("sequences", len(contents)), contents, strict=True)
+    } | {"plan": {"kind": "plan", "content": plan}}
     recipe = digest([whole, inputs, next(_numbers)])
     manifest = {"stage": "pretrain", "stage_version": 1, "config": whole, "inputs": inputs}
     with store.build("model", recipe, manifest) as out:

@@ -332,6 +332,16 @@ def test_other_validation_data_are_told_and_other_training_data_refused(store: S
     assert f"validation data differ: those of {two} are not those of {one}" in run([one, two], store).notes
     with pytest.raises(InputError, match="different sequences"):
         run([one, other], store)
+    a, b, c = contents
+    both, swapped, validated = (
+        runs.finished(store, runs.metrics(PLAIN), sequences=given).reference for given in ([a, c], [c, a], [b, c])
+    )
+    assert (
+        f"validation data differ: those of {validated} are not those of {both}" in run([both, validated], store).notes
+    )
+    for one_of_them in (one, swapped):
+        with pytest.raises(InputError, match=rf"different sequences \(.* with {c[:12]}"):
+            run([both, one_of_them], store)
 
 
 def test_other_objectives_compare_only_by_a_loss_that_is_named(store: Store) -> None:

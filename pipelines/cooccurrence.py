@@ -17,7 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,6 +25,7 @@ from guidance.errors import InputError
 from pipelines import executor, pair_files
 from pipelines.artifacts import Artifact
 from pipelines.columns import column
+from pipelines.corpus_writer import PLACES, check_pairs
 from pipelines.progress import Progress, log
 from pipelines.sequences import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
@@ -57,6 +58,9 @@ class Config(executor.Config):
         False, description="Windows go on in the next sentence of the same block (a paragraph, a line)."
     )
     presence: bool = Field(False, description="Count a pair once a sentence, however often its tokens are there.")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+    )
     shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
 
     @field_validator("window")
@@ -101,6 +105,8 @@ def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options:
     """
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        if config.column != "both":
+            check_pairs(text)
         inputs: dict[str, Any] = {"corpus": text, "tokenizer": open_tokenizer(tokenizer, store, stack)}
 
         def share(folder: Path, progress: Progress) -> None:
@@ -197,6 +203,7 @@ class _Counting:
         """The partial files of the first map; a share of it ends here, unless all others are done."""
         shards = shards_of(self._corpus, self._config.shard_size)
         settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
+        settings["block"] = PLACES.get(self._config.column)
         folder = self._folder / "ids"
         try:
             return map_shards(pair_files.encode, shards, settings, folder, self._config, self._progress)

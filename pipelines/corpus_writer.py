@@ -413,6 +413,14 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
             raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
 
 
+def training_blocks(blocks: Any, place: int | None = None) -> Any:
+    """The rows of a table of blocks that are of the training split, and of one text of each example; see `PLACES`."""
+    import pyarrow.compute as pc
+
+    chosen = pc.equal(blocks["split"].cast("string"), "train")
+    return blocks.filter(chosen if place is None else pc.and_(chosen, pc.equal(blocks["block"], place)))
+
+
 def check_pairs(corpus: Artifact) -> None:
     """Raises ArtifactMismatch unless every document of a corpus is an example of a task with pairs."""
     import pyarrow as pa

@@ -17,7 +17,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import executor
 from pipelines.columns import column
-from pipelines.corpus_writer import PLACES, check_pairs
+from pipelines.corpus_writer import PLACES, check_pairs, training_blocks
 from pipelines.files import open_parquet
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
@@ -180,9 +180,7 @@ class _Blocks:
         columns = ("document", "block", "split", "start", "first_sentence", "text", "sentences")
         last = -1
         for blocks in self._shard.documents(columns) if self.unit == "document" else self._shard.tables(columns):
-            table = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
-            if self._block is not None:
-                table = table.filter(pc.equal(table["block"], self._block))
+            table = training_blocks(blocks, self._block)
             if not table.num_rows:
                 continue
             if self.unit == "document":

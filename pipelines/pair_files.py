@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pipelines.columns import column
+from pipelines.corpus_writer import training_blocks
 from pipelines.files import DigestWriter, open_parquet
 from pipelines.sequences import BLOCK_COLUMNS
 from pipelines.shards import Shard, parquet_file, row_groups
@@ -39,12 +40,11 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     window may not leave, and how often each id is there."""
     import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     schema = encoded_schema()
     with parquet_file(path, schema) as file:
-        for blocks in shard.tables(BLOCK_COLUMNS):
-            blocks = blocks.filter(pc.equal(blocks["split"].cast("string"), "train"))
+        for blocks in shard.tables((*BLOCK_COLUMNS, "block")):
+            blocks = training_blocks(blocks, settings["block"])
             for tokens in tokens_of(settings["tokenizer"], [blocks]):
                 units = (tokens.document.astype(np.int64) << 32) + tokens.sentence
                 if settings["cross"]:  # its block, whose first sentence is the last one that is not behind it

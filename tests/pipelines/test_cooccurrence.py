@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 import guidance
 from guidance.errors import InputError
 from guidance.statistics.cooccurrence import context_scores
-from pipelines import contexts, cooccurrence, corpus, pair_counting, pair_files, sequences, tokenizer
+from pipelines import contexts, cooccurrence, corpus, dataset, pair_counting, pair_files, sequences, tokenizer
 from pipelines.artifacts import Artifact
 from pipelines.cooccurrence import Config, run
 from pipelines.cooccurrence_table import Counts, check_tokenizer, load_table
@@ -376,6 +376,25 @@ def test_sentences_of_one_token_make_no_pairs(store: Store) -> None:
     assert "no two of the tokens ever stand together" in artifact.manifest["warnings"]
     table = load_table(artifact)
     assert table.scores_NN.shape == (2, 2) and not table.scores_NN.any()
+
+
+def test_of_examples_with_two_texts_one_can_be_counted(store: Store, tmp_path: Path) -> None:
+    sides = {"text": ["good film", "bad film"], "pair": ["guter Film", "schlechter Film"]}
+    for side, texts in sides.items():
+        (tmp_path / side).write_text("\n".join(texts))
+    settings = dataset.Config(valid_fraction=0.0, sentences="line")
+    files = {side: {"train": [str(tmp_path / side)]} for side in sides}
+    text = dataset.run(files["text"], settings, pairs=files["pair"], store=store).artifact
+    made = make_tokenizer(store, text, kind="word", vocab_size=100)
+    found = {side: counted(store, text, made, column=side) for side in ("text", "pair", "both")}
+    seen = {side: {row["token"] for row in vocabulary_of(artifact)} for side, artifact in found.items()}
+    assert {token.lower() for token in seen["text"]} == {"good", "bad", "film"}
+    assert {token.lower() for token in seen["pair"]} == {"guter", "schlechter", "film"}
+    assert seen["both"] == seen["text"] | seen["pair"]
+    assert {side: artifact.counts["pairs"] for side, artifact in found.items()} == {"text": 2, "pair": 2, "both": 4}
+    plain = make_corpus(store, ["One text."])
+    with pytest.raises(ArtifactMismatch, match="without a second text"):
+        counted(store, plain, made, column="pair")
 
 
 def test_special_tokens_are_never_counted_even_if_the_text_spells_them(store: Store) -> None:

@@ -27,10 +27,10 @@ from guidance.plan import Guide, Plan
 from pipelines.artifacts import Artifact
 from pipelines.models import check_lengths, configuration
 from pipelines.objectives import Given
-from pipelines.objectives.guided import Guided
+from pipelines.objectives.guided import Guided, Inputs
 
 if TYPE_CHECKING:
-    from pipelines.objectives.masked_lm import FilledBatch, MaskedInputs
+    from pipelines.objectives.masked_lm import FilledBatch
 
 FOLDER = "generator/"
 """Where a model folder keeps its generator."""
@@ -190,7 +190,7 @@ class Generator:
         given: Given,
         network: Any,
         masker: Masker,
-        inputs: Callable[[FilledBatch], MaskedInputs],
+        inputs: Callable[[FilledBatch], Inputs],
     ) -> None:
         """
         Args:
@@ -219,17 +219,17 @@ class Generator:
         """The factors of its losses."""
         return {"generator": 1.0, **self.guided.weights(step)}
 
-    def _masked(self, batch: FilledBatch) -> MaskedInputs:
+    def _masked(self, batch: FilledBatch) -> Inputs:
         inputs = self.inputs(batch)
         ids_BT = put_at(inputs.model["input_ids"], inputs.places_N, self.mask_id)
         read = {"input_ids": ids_BT, "attention_mask": inputs.model["attention_mask"]}
         return replace(inputs, model=read)
 
-    def _guide(self, inputs: MaskedInputs, step: int) -> Guidance:
+    def _guide(self, inputs: Inputs, step: int) -> Guidance:
         return self.guided.handle.guide(**inputs.model, step=step, **inputs.columns)
 
     def _fill(
-        self, model: nn.Module, batch: FilledBatch, inputs: MaskedInputs, extra: Mapping[str, Any]
+        self, model: nn.Module, batch: FilledBatch, inputs: Inputs, extra: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         logits_NV = logits_at(model, inputs.places_N, part="generator", **inputs.model, **extra).logits
         device, labels_N = logits_NV.device, inputs.labels_N

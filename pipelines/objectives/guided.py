@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,22 @@ from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
 from guidance.plan import Guide, Plan
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A micro-batch as tensors on a device.
+
+    Attributes:
+        model: what the model reads.
+        places_N: where tokens are predicted, in the flattened batch (of targets), and ``labels_N``, what they are.
+        columns: features of the tokens that the model, or its encoder, reads, each (B, T).
+    """
+
+    model: Mapping[str, Tensor]
+    places_N: Tensor
+    labels_N: Tensor
+    columns: Mapping[str, Tensor]
 
 
 class Guided:

@@ -22,7 +22,7 @@ from pipelines.batches import pad
 from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given, ModelFolder
 from pipelines.objectives.generator import FOLDER, Generator, Pair, build_generator, check_guides, kind_of, plan_of
-from pipelines.objectives.guided import Guided
+from pipelines.objectives.guided import Guided, Inputs
 
 VALID_EPOCH = 2**62
 """The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
@@ -72,22 +72,6 @@ class MaskedBatch:
     def chosen(self) -> float:
         """How many tokens are to be predicted."""
         return float(num_chosen(self.labels))
-
-
-@dataclass(frozen=True)
-class MaskedInputs:
-    """The same as tensors on a device.
-
-    Attributes:
-        model: what the model reads.
-        places_N: where tokens are predicted, in the flattened batch, and ``labels_N``, what they are.
-        columns: token features, each (B, T).
-    """
-
-    model: Mapping[str, Tensor]
-    places_N: Tensor
-    labels_N: Tensor
-    columns: Mapping[str, Tensor]
 
 
 class MaskedLM:
@@ -160,7 +144,7 @@ class MaskedLM:
         extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
         return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
 
-    def call(self, model: nn.Module, inputs: MaskedInputs, **extra: Any) -> Any:
+    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
         """A forward pass, whose ``logits`` are those of the tokens that are asked about, (N, classes)."""
         return logits_at(model, inputs.places_N, **inputs.model, **extra)
 
@@ -172,7 +156,7 @@ class MaskedLM:
         """The denominators of `task_losses`."""
         return {"mlm": batch.chosen}
 
-    def task_losses(self, output: Any, inputs: MaskedInputs) -> dict[str, Tensor]:
+    def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
         """What the outputs of a pass cost, without any guide, undivided."""
         return {"mlm": masked_lm_loss(output.logits, inputs.labels_N)}
 
@@ -185,12 +169,12 @@ class MaskedLM:
     def folders(self) -> tuple[ModelFolder, ...]:
         return (ModelFolder("", "", self.model, self.guided.handle.plan),)
 
-    def tensors(self, batch: MaskedBatch) -> MaskedInputs:
+    def tensors(self, batch: MaskedBatch) -> Inputs:
         """The batch on the device of the model."""
         device = next(self.model.parameters()).device
         labels_BT = pad(batch.labels, IGNORED, batch.length)
         places_N = places_of(labels_BT != IGNORED)
-        return MaskedInputs(
+        return Inputs(
             {
                 "input_ids": pad(batch.seen, self.pad_id, batch.length, device),
                 "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device),
@@ -200,7 +184,7 @@ class MaskedLM:
             {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
         )
 
-    def guide(self, inputs: MaskedInputs, step: int = 0) -> Guidance:
+    def guide(self, inputs: Inputs, step: int = 0) -> Guidance:
         """The guidance of a batch."""
         return self.guided.handle.guide(
             inputs.model["input_ids"], inputs.model["attention_mask"], step=step, **inputs.columns
@@ -268,7 +252,7 @@ class FilledLM(MaskedLM):
             batch.fill(self.unigram.draw(batch.uniform_N))
         return batch
 
-    def tensors(self, batch: Any) -> MaskedInputs:
+    def tensors(self, batch: Any) -> Inputs:
         """The batch on the device of the model, once it has been filled in."""
         inputs = super().tensors(batch)
         ids_BT, drawn_N = inputs.model["input_ids"], batch.drawn_N.to(inputs.labels_N.device, non_blocking=True)

@@ -23,8 +23,8 @@ from pipelines.batches import Examples, compact, pad, read_column
 from pipelines.manifest import ArtifactDamaged
 from pipelines.models import FAMILIES, build_model, check_lengths
 from pipelines.objectives import Given
-from pipelines.objectives.guided import refuse_guides
-from pipelines.objectives.masked_lm import MaskedBatch, MaskedInputs, MaskedLM
+from pipelines.objectives.guided import Inputs, refuse_guides
+from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
 from pipelines.progress import log
 
 
@@ -146,7 +146,7 @@ class PairBatch(MaskedBatch):
 
 
 @dataclass(frozen=True)
-class PairInputs(MaskedInputs):
+class PairInputs(Inputs):
     """The same as tensors on a device; the labels of the pairs are (B,)."""
 
     relations_B: Tensor

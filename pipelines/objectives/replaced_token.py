@@ -22,7 +22,8 @@ from pipelines.batches import pad
 from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given
 from pipelines.objectives.generator import build_generator, check_guides, kind_of
-from pipelines.objectives.masked_lm import FilledLM, MaskedInputs
+from pipelines.objectives.guided import Inputs
+from pipelines.objectives.masked_lm import FilledLM
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
@@ -75,20 +76,20 @@ class ReplacedToken(FilledLM):
         generator = self.generator.weights(step) if self.generator else {}
         return {"discriminator": self.discriminator_weight, **generator, **self.guided.weights(step)}
 
-    def tensors(self, batch: Any) -> MaskedInputs:
+    def tensors(self, batch: Any) -> Inputs:
         """The batch on the device of the model, once it has been filled in: what stands there now, and what was replaced."""
         inputs = super().tensors(batch)
         columns = dict(inputs.columns)
         places_N = places_of(pad([np.ones(len(row), bool) for row in batch.seen], False, batch.length))
         places_N = places_N.to(inputs.labels_N.device, non_blocking=True)
-        return MaskedInputs(
+        return Inputs(
             {**inputs.model, "input_ids": columns.pop("predicted")},
             places_N,
             columns["mispredicted"].flatten()[places_N].long(),
             columns,
         )
 
-    def call(self, model: nn.Module, inputs: MaskedInputs, **extra: Any) -> Any:
+    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
         output = model(**inputs.model, **extra)
         output.logits = two_classes(output.logits.flatten()[inputs.places_N])
         return output

@@ -30,7 +30,7 @@ from pipelines.artifacts import Artifact
 from pipelines.batches import Examples, pad
 from pipelines.manifest import ArtifactDamaged
 from pipelines.objectives import Given, ModelFolder
-from pipelines.objectives.guided import Guided, refuse_guides
+from pipelines.objectives.guided import Guided, Inputs, refuse_guides
 
 VALID_BATCH = 32
 
@@ -230,22 +230,6 @@ class TranslationBatch:
         return self.num_targets + sum(map(len, self.sources))
 
 
-@dataclass(frozen=True)
-class TranslationInputs:
-    """The same as tensors on a device.
-
-    Attributes:
-        model: what the model reads.
-        places_N: where tokens are predicted, in the flattened targets, and ``labels_N``, what they are.
-        columns: features of the sources' tokens, each (B, T).
-    """
-
-    model: Mapping[str, Tensor]
-    places_N: Tensor
-    labels_N: Tensor
-    columns: Mapping[str, Tensor]
-
-
 class Translation:
     """See `pipelines.training.Objective`.  The loss is smoothed; ``nll``, which is reported, is not."""
 
@@ -300,14 +284,14 @@ class Translation:
         return (ModelFolder("", "", self.model, self.guided.handle.plan),)
 
 
-def tensors(batch: TranslationBatch, model: Any) -> TranslationInputs:
+def tensors(batch: TranslationBatch, model: Any) -> Inputs:
     """A batch on the device of a model."""
     device, config = next(model.parameters()).device, model.config
     length, target_length = max(map(len, batch.sources)), max(map(len, batch.targets))
     targets_BT = pad(batch.targets, config.pad_token_id, target_length)
     valid_BT = pad([np.ones(len(row), np.int64) for row in batch.targets], 0, target_length)
     places_N = places_of(valid_BT)
-    return TranslationInputs(
+    return Inputs(
         {
             "input_ids": pad(batch.sources, config.pad_token_id, length, device),
             "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.sources], 0, length, device),
@@ -320,7 +304,7 @@ def tensors(batch: TranslationBatch, model: Any) -> TranslationInputs:
     )
 
 
-def likelihood(model: nn.Module, handle: Handle, inputs: TranslationInputs) -> float:
+def likelihood(model: nn.Module, handle: Handle, inputs: Inputs) -> float:
     """The negative log-likelihood of the targets of a batch, in nats: a sum over tokens, without smoothing."""
     extra: dict[str, Guidance] = {}
     if handle.plan.shapes_outputs:

@@ -20,7 +20,8 @@ from pipelines.batches import Examples
 from pipelines.manifest import ArtifactDamaged, digest
 from pipelines.masking import read_proportions
 from pipelines.objectives import Given
-from pipelines.objectives.masked_lm import MaskedInputs, MaskedLM, prepare
+from pipelines.objectives.guided import Inputs
+from pipelines.objectives.masked_lm import MaskedLM, prepare
 from pipelines.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
@@ -42,7 +43,7 @@ def rows_of(artifact: Artifact) -> list[dict[str, float]]:
 
 
 @pytest.fixture
-def attacked(store: Store) -> tuple[MaskedLM, MaskedInputs, dict[str, Tensor], dict[int, Tensor]]:
+def attacked(store: Store) -> tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]]:
     """An objective with an adversary, six examples of different lengths, their losses, and what each layer read in the
     second pass."""
     data = trainings.sequences(store)
@@ -79,7 +80,7 @@ def kept_units(model: Any, layer: int, states_Td: Tensor) -> int:
 
 
 def test_the_share_that_is_masked_in_each_layer_is_that_of_a_slow_count(
-    attacked: tuple[MaskedLM, MaskedInputs, dict[str, Tensor], dict[int, Tensor]],
+    attacked: tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]],
 ) -> None:
     objective, inputs, losses, states = attacked
     penalty = 0.0
@@ -95,7 +96,7 @@ def test_the_share_that_is_masked_in_each_layer_is_that_of_a_slow_count(
 
 
 def test_the_losses_are_those_of_equation_10(
-    attacked: tuple[MaskedLM, MaskedInputs, dict[str, Tensor], dict[int, Tensor]],
+    attacked: tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]],
 ) -> None:
     """Divergences of the distributions over words at masked tokens, and over hidden units at the first token."""
     objective, inputs, losses, _ = attacked

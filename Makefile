@@ -6,13 +6,17 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 export PIP_CONSTRAINT = $(CURDIR)/constraints.txt
 
-.PHONY: quickstart test check faults bench clean
+.PHONY: quickstart test test-every check faults bench clean
 
 quickstart: $(STAMP)
 	$(BIN)/guide quickstart
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+
+# With every combination of family, plan and law; half as long again.
+test-every: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --every --numprocesses 3 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

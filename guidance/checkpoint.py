@@ -260,18 +260,19 @@ def load(
     return model, handle
 
 
-def load_model(folder: str | Path, auto_class: Any) -> PreTrainedModel:
+def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None) -> PreTrainedModel:
     """A model from a local folder, in float32 and without its plan.
 
     Args:
         auto_class: for example ``AutoModelForMaskedLM``.
+        plan: what will be installed; a warning tells if that is not what shaped the outputs of this model.
 
     Raises:
         InputError: the folder has no configuration or no safetensors, or they do not fit each other.
     """
     folder = Path(folder)
     model, needs_plan = _open(folder, auto_class, torch.float32)
-    if needs_plan:
+    if needs_plan and (plan is None or read_plan(folder) != plan):
         _log.warning(
             "%s: this model was trained with heads that %s guides, and computes something else without; "
             "its plan is not applied (guidance.load does)",
@@ -318,6 +319,25 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
             tensor.copy_(stored[name])
     extra = _read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
     _fill(model, extra, str(folder / EXTRA_FILE))
+
+
+def take_over(handle: Handle, folder: Path) -> bool:
+    """Give what a plan adds to a model (gates, adversaries, added heads) what it had learned in another folder.
+
+    Returns:
+        False where that plan had learned something in other modules than this one adds: nothing is taken over then.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    if not (folder / EXTRA_FILE).exists():
+        return True
+    stored = _read_tensors(folder / EXTRA_FILE)
+    own = {name: tensor.shape for name, tensor in handle.model.state_dict().items() if is_extra(name)}
+    if own != {name: tensor.shape for name, tensor in stored.items()}:
+        return False
+    _fill(handle.model, stored, str(folder / EXTRA_FILE))
+    return True
 
 
 def _fill(model: nn.Module, extra: Mapping[str, Tensor], source: str) -> None:

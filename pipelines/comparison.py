@@ -237,7 +237,8 @@ def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> 
         if ours != theirs:
             notes.append(f"the objectives differ: {ours} of {base.label}, {theirs} of {curve.label}")
         notes += _check_data(base, curve, store)
-        for key, what in (("mask_probability", "losses are"), ("valid_sequences", "validation losses are")):
+        smoothed = (("label_smoothing", "losses are"),) if base.loss == "translation" else ()
+        for key, what in (("mask_probability", "losses are"), ("valid_sequences", "validation losses are"), *smoothed):
             before, now = (origin.settings.get(key) for origin in (base.origin, curve.origin))
             if before != now:
                 notes.append(f"{what} not of the same: {key} {before} of {base.label}, {now} of {curve.label}")

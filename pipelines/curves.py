@@ -228,7 +228,8 @@ def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
         raise UnknownName(f"loss of {label}", loss, known)
     if not known:
         raise InputError(f"{label}: there is no training loss in its metrics")
-    chosen = loss.removeprefix("loss/") if loss is not None else known[0]
+    # translations compare by what is not smoothed, as they are validated
+    chosen = loss.removeprefix("loss/") if loss is not None else "nll" if "nll" in known else known[0]
     steps = _numbers(table, "step", label)
     if not len(steps):
         raise InputError(f"{label} has not finished a step")

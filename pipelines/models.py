@@ -15,7 +15,9 @@ from pipelines.artifacts import Artifact
 from pipelines.manifest import digest
 
 if TYPE_CHECKING:
+    from guidance.plan import Plan
     from pipelines.batches import Examples
+    from pipelines.stage import Files
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types that count positions from their padding id on."""
@@ -123,11 +125,13 @@ def build_model(
     seed: int,
     auto_class: Any = None,
     objective: str = "mlm",
+    plan: Plan | None = None,
 ) -> Any:
     """A new model of the configured size, or the one to start from, able to hold the sequences.
 
     Args:
         auto_class: a class of transformers that makes models of a kind; ``AutoModelForMaskedLM`` by default.
+        plan: what will guide it.
 
     Raises:
         InputError: the model to start from is too short, or has another vocabulary.
@@ -143,14 +147,19 @@ def build_model(
     transformers_logging.disable_progress_bar()
     torch.manual_seed(seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
-        folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
-        model = load_model(folder, auto_class)
+        folder = folder_of(init)
+        model = load_model(folder, auto_class, plan)
         _check_init(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was built again while it was read", hint="run again")
         return model
     family = family_of(config, objective)
     return auto_class.from_config(configuration(config, family, tokenizer, max_length, dimensions(config)))
+
+
+def folder_of(init: Artifact | Files) -> Path:
+    """Where the model to start from lies."""
+    return init.path if isinstance(init, Artifact) else init.paths[0].parent
 
 
 def configuration(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +56,28 @@ def edit_manifest() -> Callable[..., None]:
         path.write_text(json.dumps(seal(json.loads(path.read_bytes()) | changes)))
 
     return edit
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every", action="store_true", help="every case of large products of cases, not one in some")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with the mark ``one_in(n)`` keep one case in n, others for each test: together they have nearly all."""
+    if config.getoption("--every"):
+        return
+    left = [item for item in items if not _is_kept(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if _is_kept(item)]
+
+
+def _is_kept(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("one_in")
+    if mark is None or not isinstance(item, pytest.Function):
+        return True
+    place = sum(item.callspec.indices.values()) + zlib.crc32(item.originalname.encode())
+    return bool(place % mark.args[0] == 0)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pipelines.models import folder_of
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -52,6 +55,11 @@ class Given:
     tables: Mapping[str, Any] = field(default_factory=dict)
     init: Any = None
     corpora: tuple[Artifact, ...] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the model to start from lies."""
+        return None if self.init is None else folder_of(self.init)
 
     @property
     def max_length(self) -> int:

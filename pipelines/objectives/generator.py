@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from guidance.plan import Guide, Plan
 from pipelines.artifacts import Artifact
-from pipelines.models import check_lengths, configuration
+from pipelines.models import check_lengths, configuration, folder_of
 from pipelines.objectives import Given
 from pipelines.objectives.guided import Guided, Inputs
 
@@ -97,7 +96,7 @@ def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False
     """
     from transformers import AutoModelForMaskedLM
 
-    generator = _continued(given.init, AutoModelForMaskedLM)
+    generator = _continued(given, AutoModelForMaskedLM)
     vocab_size, width = model.get_input_embeddings().weight.shape
     if generator is None:
         sizes = generator_sizes(model.config, given.config.generator_size)
@@ -137,14 +136,15 @@ def generator_sizes(config: Any, share: float) -> tuple[int, int, int, int]:
     return config.num_hidden_layers, width, heads, 4 * width
 
 
-def _continued(init: Any, auto_class: Any) -> Any:
+def _continued(given: Given, auto_class: Any) -> Any:
     """The generator beside a model to start from; None where there is none."""
+    init = given.init
     if init is None:
         return None
-    folder: Path = (init.path if isinstance(init, Artifact) else init.paths[0].parent) / FOLDER
+    folder = folder_of(init) / FOLDER
     if not (folder / CONFIG_FILE).exists():
         return None
-    generator = load_model(folder, auto_class)
+    generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))
     if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was built again while it was read", hint="run again")
     return generator
@@ -197,7 +197,8 @@ class Generator:
             inputs: what is masked in a batch; every one of these tokens is masked here.
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
-        self.guided = Guided(network, plan_of(given.plan, "generator"), given.tokenizer, given.tables, prefix=FOLDER)
+        plan, folder = plan_of(given.plan, "generator"), given.folder and given.folder / FOLDER
+        self.guided = Guided(network, plan, given.tokenizer, given.tables, prefix=FOLDER, folder=folder)
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 
     def counts(self, batch: FilledBatch) -> dict[str, float]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.errors import GuidanceHadNoEffect, PlanError
 from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
 from guidance.plan import Guide, Plan
+from pipelines.progress import log
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,18 @@ class Guided:
         *,
         prefix: str = "",
         decoder_tokenizer: Any = None,
+        folder: Path | None = None,
     ) -> None:
+        """
+        Args:
+            folder: where the model comes from: what its plan had learned there goes on.
+        """
         self.handle = install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
+        if folder is not None and not take_over(self.handle, folder):
+            log.warning(
+                "%s: what the plan of this model had learned is left behind: the plan adds other modules now",
+                folder / EXTRA_FILE,
+            )
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].acts.place == "scores")

@@ -37,7 +37,8 @@ def check_plan(plan: Plan, config: Any, source: str) -> None:
 
 def prepare(given: Given) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    model = build_model(given.config, given.tokenizer, given.max_length, given.init, seed=given.config.seed)
+    plan, seed = plan_of(given.plan, "model"), given.config.seed
+    model = build_model(given.config, given.tokenizer, given.max_length, given.init, seed=seed, plan=plan)
     check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
     kind = kind_of(given.plan, given.config)
     if kind == "none":
@@ -89,7 +90,7 @@ class MaskedLM:
         limit = given.config.valid_sequences
         self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
         self.lengths = given.train.lengths
-        self.guided = Guided(model, given.plan, tokenizer, given.tables)
+        self.guided = Guided(model, given.plan, tokenizer, given.tables, folder=given.folder)
         self.passes: tuple[Any, ...] = (self,)
 
     def begin(self, total_steps: int) -> None:

@@ -68,6 +68,7 @@ def prepare(given: Given) -> NextSentence:
         seed=given.config.seed,
         auto_class=AutoModelForPreTraining,
         objective="mlm+nsp",
+        plan=given.plan,
     )
     _check_model(model.config)
     check_lengths(model.config, splits, data.reference)

@@ -21,7 +21,7 @@ from guidance.plan import Plan
 from pipelines.batches import pad
 from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given
-from pipelines.objectives.generator import build_generator, check_guides, kind_of
+from pipelines.objectives.generator import build_generator, check_guides, kind_of, plan_of
 from pipelines.objectives.guided import Inputs
 from pipelines.objectives.masked_lm import FilledLM
 
@@ -46,6 +46,7 @@ def prepare(given: Given) -> ReplacedToken:
         seed=given.config.seed,
         auto_class=AutoModelForPreTraining,
         objective="electra",
+        plan=plan_of(given.plan, *ReplacedToken.PARTS),
     )
     if model.config.model_type != "electra":
         raise InputError(

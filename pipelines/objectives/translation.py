@@ -64,7 +64,13 @@ def prepare(given: Given) -> Translation:
         "valid": Pairs.read(corpora, "valid", given.valid, len(tokenizer), limit=given.config.valid_sequences),
     }
     model = build_model(
-        given.config, given.tokenizer, tokenizer, given.max_length, seed=given.config.seed, init=given.init
+        given.config,
+        given.tokenizer,
+        tokenizer,
+        given.max_length,
+        seed=given.config.seed,
+        init=given.init,
+        plan=given.plan,
     )
     check_lengths(model.config, splits, given.sequences.reference)
     return Translation(given, model, tokenizer, splits)
@@ -83,7 +89,16 @@ def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
     return models.read_tokenizer(sequences, TARGET_FOLDER, masked=False)
 
 
-def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: int, *, seed: int, init: Any) -> Any:
+def build_model(
+    config: Any,
+    tokenizer: Any,
+    target_tokenizer: Any,
+    max_length: int,
+    *,
+    seed: int,
+    init: Any,
+    plan: Plan | None = None,
+) -> Any:
     """A new encoder-decoder of the configured size, or the one to start from.
 
     Weights start with a standard deviation of width ** -0.5, which is Glorot's for square matrices and gives scaled
@@ -105,9 +120,10 @@ def build_model(config: Any, tokenizer: Any, target_tokenizer: Any, max_length: 
         )
     end = target_tokenizer.sep_token_id
     if init is not None:
-        model = models.build_model(config, tokenizer, max_length, init, seed=seed, auto_class=AutoModelForSeq2SeqLM)
-        folder = init.path if isinstance(init, Artifact) else init.paths[0].parent
-        check_vocabularies(folder, model.config, tokenizer, target_tokenizer)
+        model = models.build_model(
+            config, tokenizer, max_length, init, seed=seed, auto_class=AutoModelForSeq2SeqLM, plan=plan
+        )
+        check_vocabularies(models.folder_of(init), model.config, tokenizer, target_tokenizer)
         return model
     models.family_of(config, "translation")
     layers, hidden, heads, ffn = models.dimensions(config)
@@ -231,7 +247,7 @@ class TranslationBatch:
 
 
 class Translation:
-    """See `pipelines.training.Objective`.  The loss is smoothed; ``nll``, which is reported, is not."""
+    """See `pipelines.training.Objective`.  The loss is smoothed; ``loss/nll``, which is only reported, is not."""
 
     def __init__(self, given: Given, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
         self.model, self.splits = model, splits
@@ -239,7 +255,9 @@ class Translation:
         limit = given.config.valid_sequences
         self.num_valid = min(len(splits["valid"]), limit) if limit else len(splits["valid"])
         self.lengths = splits["train"].lengths
-        self.guided = Guided(model, given.plan, given.tokenizer, given.tables, decoder_tokenizer=tokenizer)
+        self.guided = Guided(
+            model, given.plan, given.tokenizer, given.tables, decoder_tokenizer=tokenizer, folder=given.folder
+        )
         self.passes = (self,)
 
     def begin(self, total_steps: int) -> None:
@@ -249,7 +267,7 @@ class Translation:
         return self.splits[split].batch([index for _, index in examples])
 
     def counts(self, batch: TranslationBatch) -> dict[str, float]:
-        predicted = {"translation": batch.num_targets, "nll": batch.num_targets}
+        predicted = {"translation": batch.num_targets, "loss/nll": batch.num_targets}
         guides = self.guided.counts(float(len(batch.sources)), batch.num_targets)
         return {**predicted, **guides, "tokens": batch.tokens}
 
@@ -258,7 +276,7 @@ class Translation:
         guidance = self.guided.handle.guide(**inputs.model, step=step, **inputs.columns)
         output = logits_at(model, inputs.places_N, **inputs.model, **self.guided.forward(guidance), use_cache=False)
         smoothed, likelihood = translation_losses(output.logits, inputs.labels_N, self.smoothing)
-        return {"translation": smoothed, "nll": likelihood, **self.guided.losses(guidance)}
+        return {"translation": smoothed, "loss/nll": likelihood, **self.guided.losses(guidance)}
 
     def weights(self, step: int) -> dict[str, float]:
         return {"translation": 1.0, **self.guided.weights(step)}

@@ -277,6 +277,7 @@ OPTIONS: dict[str, tuple[tuple[Guide, ...], list[tuple[int, ...]]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "t5"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_so_they_are_with_every_option(case: str, family: str) -> None:

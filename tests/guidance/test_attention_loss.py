@@ -104,6 +104,7 @@ def test_every_pattern_but_none_names_keys_in_what_follows() -> None:
     assert [spec for spec in (*PATTERNS, *SPECS) if not read_pattern(spec).build(TOKENS).counts().any()] == ["none"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reach", [None, 1])
 @every_pattern
 def test_values_and_gradients_equal_the_entries_written_out_in_every_option(spec: Any, reach: int | None) -> None:
@@ -171,6 +172,7 @@ def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_pape
     assert 12 * sum(per_plan) == pytest.approx(36_700, rel=5e-3)
 
 
+@pytest.mark.one_in(3)
 @every_pattern
 def test_autograd_agrees_with_finite_differences(spec: Any) -> None:
     tokens = tokens_of(padded(sentence(32, 3), 0, 1), sentence(44, 4))

@@ -138,6 +138,7 @@ def test_a_single_token_points_at_itself_or_nowhere(spec: Any) -> None:
         assert predicate.mass(torch.ones(1, 2, 1, 1)).shape == (1, 2, 1)
 
 
+@pytest.mark.one_in(4)
 @every_pattern
 def test_sequences_of_512_tokens_work(spec: Any) -> None:
     predicate = build(spec, oracle.tokens(padded(sentence(9, 500), 0, 12)))

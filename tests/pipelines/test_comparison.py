@@ -474,3 +474,16 @@ def test_a_picture_of_a_run_of_one_step_without_validation_can_be_drawn() -> Non
     from pipelines.drawing import run_curves
 
     assert run_curves(compare(alone(curve([4.0], "$1 run")))).startswith(b"\x89PNG")
+
+
+def test_translations_compare_by_what_is_not_smoothed(store: Store) -> None:
+    smoothed = runs.metrics([9.0, 8.0, 7.0], loss="translation")
+    rows = [row | {"loss/nll": row["loss/translation"] - 2, "valid/nll": 5.0} for row in smoothed]
+    one, two = (
+        runs.finished(store, rows, seed=seed, config={"objective": "translation", "label_smoothing": amount}).reference
+        for seed, amount in ((0, 0.0), (1, 0.1))
+    )
+    found = run([one, two], store)
+    assert row(found, 0)["final"] < 7 and row(found, 0)["valid"] == 5.0
+    assert not any("losses are not of the same" in note for note in found.notes)
+    assert any("not of the same: label_smoothing 0.0" in n for n in run([one, two], store, loss="translation").notes)

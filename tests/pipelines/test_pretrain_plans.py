@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import guidance
@@ -104,3 +105,20 @@ def test_an_adversary_weakens_the_model_and_resumes_bit_for_bit(store: Store, tm
     again = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6, force=True).artifact
     for name in ("model.safetensors", "guidance.safetensors"):
         assert whole.read(name) == again.read(name)
+
+
+@pytest.mark.parametrize("name", ["adversary", "gate", "pal"])
+def test_what_a_plan_has_learned_goes_on_with_the_model(
+    name: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, plan = trainings.sequences(store), write(tmp_path, PLANS[name])
+    first = trainings.train(store, data, plan=plan, steps=4, learning_rate=1e-2).artifact
+    still = {"steps": 1, "learning_rate": 1e-9, "init": first.reference}
+    second = trainings.train(store, data, plan=plan, **still).artifact
+    one, two = (safetensors.torch.load(artifact.read("guidance.safetensors")) for artifact in (first, second))
+    assert one.keys() == two.keys()
+    for key, tensor in one.items():
+        torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-7)
+    assert "left behind" not in caplog.text and "is not applied" not in caplog.text
+    trainings.train(store, data, **still)
+    assert "what the plan of this model had learned is left behind" in caplog.text

@@ -122,7 +122,7 @@ def test_losses_are_sums_over_the_tokens_of_targets(data: tuple[Store, Artifact,
     losses = objective.losses(objective.model, batch, 0)
     smoothed, plain = by_hand(objective, indices, smoothing)
     assert losses["translation"].item() == pytest.approx(smoothed, rel=1e-5)
-    assert losses["nll"].item() == pytest.approx(plain, rel=1e-5)
+    assert losses["loss/nll"].item() == pytest.approx(plain, rel=1e-5)
     parts = [objective.losses(objective.model, objective.prepare([(0, index)]), 0)["translation"] for index in indices]
     assert sum(parts).item() == pytest.approx(smoothed, rel=1e-5)  # type: ignore[union-attr]
 
@@ -133,7 +133,7 @@ def test_counts_are_those_of_the_targets_and_tokens_those_of_both_sides(data: tu
     counts = objective.counts(objective.prepare([(0, 5), (1, 9)]))
     targets = sum(len(rows[n]["target"]) for n in (5, 9))
     sources = sum(len(rows[n]["id"]) for n in (5, 9))
-    assert counts == {"translation": targets, "nll": targets, "guidance/next": 2, "tokens": targets + sources}
+    assert counts == {"translation": targets, "loss/nll": targets, "guidance/next": 2, "tokens": targets + sources}
     assert objective.lengths.tolist() == [max(len(row["id"]), len(row["target"])) for row in rows]
     assert objective.weights(0) == {"translation": 1.0, "guidance/next": 1.0}
 
@@ -222,7 +222,7 @@ def test_guides_that_make_sense_are_taken(guide: Guide) -> None:
 
 def test_a_preset_of_the_paper_guides_the_encoder_alone(data: tuple[Store, Artifact, Artifact]) -> None:
     rows = log(train(*data[:2], plan="preset:ag-translation"))
-    assert {"loss/translation", "nll", "loss/guidance/next", "loss/guidance/previous"} <= set(rows[0])
+    assert {"loss/translation", "loss/nll", "loss/guidance/next", "loss/guidance/previous"} <= set(rows[0])
     assert [row["step"] for row in rows if "valid/nll" in row] == [2, 4]
     assert all(row["loss/translation"] > 0 for row in rows)
 
@@ -262,7 +262,7 @@ def test_a_model_to_start_from_must_know_the_targets(data: tuple[Store, Artifact
     store, joint, separate = data
     first = train(store, joint)
     again = train(store, joint, init=first.reference, steps=2)
-    assert log(again)[0]["nll"] < log(first)[0]["nll"]
+    assert log(again)[0]["loss/nll"] < log(first)[0]["loss/nll"]
     with pytest.raises(InputError, match=r"its tokenizer .* is not the one"):
         train(store, separate, init=first.reference)
 

@@ -66,7 +66,9 @@ class Config(ModelConfig):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
     epsilon: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
-    clip: float = Field(1.0, ge=0, description="Largest norm of the gradient; 0 does not clip.")
+    clip: float = Field(
+        1.0, ge=0, description="Largest norm of the gradient, that of adversaries apart; 0 does not clip."
+    )
     batch_tokens: int = Field(
         0, ge=0, description="Tokens per step, with padding, instead of --batch-size; similar lengths go together."
     )

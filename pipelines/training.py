@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError, UnknownName
+from guidance.mechanisms.adversary import AdversaryWeights
 from pipelines.artifacts import Artifact, Builder
 from pipelines.batches import shares
 from pipelines.checkpoints import Checkpoints
@@ -221,6 +222,17 @@ def _compile(model: nn.Module) -> None:
     model.compile(backend=COMPILER)
 
 
+def _clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by the norm of their gradients.  Adversaries have one of their own: their penalty, a sum over all pairs
+    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all)."""
+    attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
+    groups = {
+        "gradient_norm": [p for p in model.parameters() if id(p) not in attackers],
+        "gradient_norm/adversary": [p for p in model.parameters() if id(p) in attackers],
+    }
+    return {name: group for name, group in groups.items() if group}
+
+
 class _Loop:
     def __init__(
         self,
@@ -255,6 +267,7 @@ class _Loop:
             eps=settings.epsilon,
         )
         self.parameter_names = {id(p): name for name, p in named}
+        self.clipped = _clipped_together(self.bare)
         self.step, self.last = 0, dict[str, float]()
         self.best: tuple[int, float] | None = None
         self.protected: list[int] = []  # the best steps that kept checkpoints go back to
@@ -337,12 +350,13 @@ class _Loop:
 
         self.model.train()
         totals, sums = self._backward(batches, factors)
-        gradient_norm = nn.utils.clip_grad_norm_(self.bare.parameters(), settings.clip or math.inf)
+        clipped = [nn.utils.clip_grad_norm_(group, settings.clip or math.inf) for group in self.clipped.values()]
         # all numbers come off the device at once
         packed = cluster.sum_tensor(torch.stack(list(sums.values())))
-        *found, norm = torch.cat((packed, gradient_norm.double()[None])).tolist()
-        values = dict(zip(sums, found, strict=True))
-        self._check_finite(values, norm, mine)
+        found = torch.cat((packed, torch.stack(clipped).double())).tolist()
+        values = dict(zip(sums, found[: len(sums)], strict=True))
+        norms = dict(zip(self.clipped, found[len(sums) :], strict=True))
+        self._check_finite(values, norms, mine)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -354,7 +368,7 @@ class _Loop:
             **{f"weight/{name}": factor for name, factor in list(factors.items())[1:]},
             **{name: value for name, value in values.items() if name not in factors},
             "learning_rate": rate,
-            "gradient_norm": norm,
+            **norms,
             "tokens": totals["tokens"],
             "seconds": seconds,
             "tokens_per_second": totals["tokens"] / max(seconds, 1e-9),
@@ -389,12 +403,15 @@ class _Loop:
                     sums[name] = sums.get(name, 0.0) + part.detach().double()
         return totals, sums
 
-    def _check_finite(self, values: Mapping[str, float], norm: float, examples: list[tuple[int, int]]) -> None:
-        if math.isfinite(norm) and all(map(math.isfinite, values.values())):
+    def _check_finite(
+        self, values: Mapping[str, float], norms: Mapping[str, float], examples: list[tuple[int, int]]
+    ) -> None:
+        numbers = {**values, **{name.replace("_", " "): norm for name, norm in norms.items()}}
+        if all(map(math.isfinite, numbers.values())):
             return
-        shown = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
         raise NumericalError(
-            f"step {self.step + 1}: not finite: {shown}, gradient norm {norm:.6g}; "
+            f"step {self.step + 1}: not finite: {shown}; "
             f"examples {', '.join(str(e) for _, e in examples[:8])}{', …' if len(examples) > 8 else ''}",
             hint="nothing was updated; a lower learning rate, warm-up or clipping may help",
         )

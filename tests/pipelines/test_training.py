@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from guidance.errors import MachineError, UnknownName
@@ -224,13 +225,28 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(
     assert norms == pytest.approx(logged, rel=1e-5) and min(norms) > 0.01
 
 
+def test_the_gradient_of_an_adversary_takes_nothing_from_the_models(store: Store, tmp_path: Path) -> None:
+    for tau in (0.1, 50.0):
+        (tmp_path / f"{tau}.toml").write_text(f'[[guide]]\nmechanism = "adversary"\ntau = {tau}\n')
+    runs = [
+        trainings.train(store, plan=str(tmp_path / f"{tau}.toml"), steps=1, clip=clip, snapshots=[0]).artifact
+        for tau, clip in ((0.1, 0.01), (50.0, 0.01), (50.0, 0.0))
+    ]
+    rows = [next(iter(trainings.metrics(run.path))) for run in runs]
+    norms = [{k: float.fromhex(v) for k, v in row.items() if k.startswith("gradient_norm")} for row in rows]
+    assert norms[1]["gradient_norm/adversary"] > 10 * norms[0]["gradient_norm/adversary"] > 0.1
+    assert norms[1]["gradient_norm"] == pytest.approx(norms[0]["gradient_norm"], rel=1e-4)
+    assert norms[1] == pytest.approx(norms[2], rel=1e-6)
+    states = [safetensors.torch.load(run.read("model.safetensors")) for run in runs[:2]]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=1e-5)
+
+
 def test_a_first_step_of_adamw_is_what_the_formula_says(store: Store) -> None:
     """Without decay, one step of AdamW moves every weight with a gradient by the learning rate."""
     result = trainings.train(
         store, steps=1, snapshots=[0], precision="fp64", weight_decay=0, epsilon=1e-30, learning_rate=0.25
     )
-    import safetensors.torch
-
     before, after = (
         safetensors.torch.load(result.artifact.read(name))
         for name in ("snapshots/step-0/model.safetensors", "model.safetensors")

@@ -210,10 +210,16 @@ class Plan:
         """It matters at inference: a model that was trained with it is another one without it."""
         return self.pal is not None or any(g.enabled and not g.acts.is_loss for g in self.guides)
 
-    def needs(self) -> dict[str, str]:
-        """The features that its guides read besides ids and padding, each with the label of a guide that does."""
+    def needs(self, *, training: bool = True) -> dict[str, str]:
+        """The features that its guides read besides ids and padding, each with the label of a guide that does.
+
+        Args:
+            training: guides that only add a loss count, too.
+        """
         found: dict[str, str] = {}
         for label, guide in zip(self.labels, self.guides, strict=True):
+            if guide.acts.is_loss and not training:
+                continue
             for need in guide.wish.needs if guide.wish and guide.enabled else ():
                 found.setdefault(need, label)
         return found

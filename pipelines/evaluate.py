@@ -104,7 +104,7 @@ def build(run: Run) -> None:
             raise InputError(f"{folder}: has no best model: there was no validation", hint="--weights last")
         folder = folder / "best"
     task = _task(folder)
-    check_needs(read_plan(folder), str(folder), run.inputs)
+    check_needs(read_plan(folder), str(folder), run.inputs, training=False)
     model, handle = load(folder, tables=read_tables(run.inputs))
     model.to(Cluster(run.config.device, "fp32").device)  # type: ignore[arg-type]
     task(run, folder, model, handle)
@@ -131,8 +131,8 @@ def _translation(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     tokenizer = read_tokenizer(data, masked=False)
     target_tokenizer = tokenizer_of_targets(data, tokenizer)
     check_vocabularies(folder, model.config, tokenizer, target_tokenizer)
-    masks = run.inputs.get("masks")
-    sources = Examples.read(data, config.split, len(tokenizer), features=features(handle.plan), masks=masks)
+    masks, needed = run.inputs.get("masks"), features(handle.plan, training=False)
+    sources = Examples.read(data, config.split, len(tokenizer), features=needed, masks=masks)
     pairs = Pairs.read([data], config.split, sources, len(target_tokenizer))
     check_lengths(model.config, {config.split: pairs}, data.reference)
     number = min(len(pairs), config.limit) if config.limit else len(pairs)

@@ -80,23 +80,23 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
 
 
-def features(plan: Plan) -> tuple[str, ...]:
+def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:
     """The token features that a plan reads and that data has to give; rarity is one of words in their sentence."""
     from guidance.features import OF_OBJECTIVES, Vocabulary
 
-    needs = plan.needs()
+    needs = plan.needs(training=training)
     more = ("segment",) if "idf" in needs else ()
     known = (*Vocabulary.FEATURES, *OF_OBJECTIVES)
     return tuple(dict.fromkeys((*(need for need in needs if need not in known), *more)))
 
 
-def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
-    """Raises PlanError when a plan reads features or tables that no input has."""
+def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
+    """Raises PlanError when a plan reads features or tables that no input has; without training its losses read nothing."""
     from guidance.features import FEATURES, TABLES
 
     for masks in inputs_of("masks", inputs) or (None,):
         known = masks.counts["columns"] if masks else ("segment",)
-        missing = [need for need in features(plan) if need not in known]
+        missing = [need for need in features(plan, training=training) if need not in known]
         if not missing:
             continue
         need, label = missing[0], plan.needs()[missing[0]]
@@ -107,6 +107,8 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any]) -> None:
             hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
         )
     for label, guide in zip(plan.labels, plan.guides, strict=True):
+        if guide.acts.is_loss and not training:
+            continue
         for table in guide.wish.tables if guide.wish and guide.enabled else ():
             if table == "cooccurrence" and "cooccur" not in inputs:
                 raise PlanError(

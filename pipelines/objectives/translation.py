@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from guidance.checkpoint import TARGET_FOLDER
 from guidance.errors import InputError
-from guidance.features import Vocabulary
+from guidance.features import Tokens, Vocabulary
 from guidance.forward import Guidance
 from guidance.installation import Handle
 from guidance.objectives.selection import logits_at, places_of
@@ -53,7 +53,16 @@ def _refusal(guide: Guide) -> str:
     needs = guide.wish.needs if guide.wish and (guide.stack, guide.attention) == ("decoder", "self") else ()
     if unknown := [need for need in needs if need not in Vocabulary.FEATURES]:
         return f"it needs {', '.join(unknown)}, and what the decoder writes has no such features"
+    if guide.wish and guide.stack == "decoder" and guide.attention == "self" and not needs and _looks_ahead(guide):
+        return f"{guide.pattern} names later tokens alone, and the decoder sees none of them"
     return ""
+
+
+def _looks_ahead(guide: Guide) -> bool:
+    """Whether the pattern of a guide, which reads no features, names no key at or before any query."""
+    ids_BT = torch.zeros(1, 8, dtype=torch.long)
+    assert guide.wish is not None
+    return not guide.wish.build(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
 
 
 def prepare(given: Given) -> Translation:

@@ -199,6 +199,7 @@ def test_two_vocabularies_have_two_embeddings(data: tuple[Store, Artifact, Artif
         (Guide("next", "attention_loss", part="generator"), "it is for a generator"),
         (Guide("first", "mask", stack="decoder", attention="cross"), "could not act while the model decodes"),
         (Guide("rare", "mask", stack="decoder"), "what the decoder writes has no such features"),
+        (Guide("next", "attention_loss", stack="decoder"), "next names later tokens alone"),
     ],
 )
 def test_guides_that_make_no_sense_are_refused_with_the_reason(guide: Guide, reason: str) -> None:
@@ -398,6 +399,8 @@ def test_role_masks_of_the_encoder_are_needed_and_used_in_evaluation(
     model = train(store, joint, plan=plan, masks=made.reference, steps=2)
     with pytest.raises(PlanError, match="it needs the features word, idf"):
         evaluate.run(model.reference, joint.reference, evaluate.Config(), store=store)
+    loss_alone = train(store, joint, plan=plan_file(tmp_path, Guide("rare", "attention_loss")), masks=made.reference)
+    evaluate.run(loss_alone.reference, joint.reference, evaluate.Config(split="valid", limit=2), store=store)
     settings = evaluate.Config(masks=made.reference, split="valid", beams=2)
     found = evaluate.run(model.reference, joint.reference, settings, store=store).artifact
     assert found.counts["metrics"]["nll"] == pytest.approx(log(model)[-1]["valid/nll"], rel=1e-5)

@@ -5,8 +5,8 @@
 A run whose figures are in the table's JSON is not made again, and one that was stopped goes on, so that a table may be made
 in several sittings.  Losses are those of the task alone, in nats, the last one a mean over 50 steps.  The baseline is the
 best of the settings without a plan; the other runs are held against its run with the same seed.  *Equal loss* is the
-first step, and the time of training, at which a run is down at the last loss of the baseline; *equal time* is its loss when
-the baseline was ready.
+first step, and the time of training, at which a run is down at the last loss of the baseline; *ahead at equal time* is by how
+much its loss is lower when the first of both was ready.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Table:
 # plans
 
 
-def ag(*patterns: str, stacks: Sequence[str] = ("encoder",)) -> Plan:
-    """Attention guidance of one head for each pattern: the paper's weight of 100 at 512 tokens, linear to zero."""
+def ag(*patterns: str, decoder: Sequence[str] = ()) -> Plan:
+    """Attention guidance of one head for each pattern: the paper's weight (100, from 12 layers on 10) at 512 tokens, linear
+    to zero."""
     return Plan(
         tuple(
             Guide(
@@ -74,21 +75,26 @@ def ag(*patterns: str, stacks: Sequence[str] = ("encoder",)) -> Plan:
                 "attention_loss",
                 heads=(head,),
                 stack=stack,
-                weight=100.0,
+                weight=((1, 100.0), (12, 10.0)),
                 reference_length=512,
                 schedule="linear",
                 name=f"{stack} {pattern}",
             )
-            for stack in stacks
-            for head, pattern in enumerate(patterns)
+            for stack, names in (("encoder", patterns), ("decoder", decoder))
+            for head, pattern in enumerate(names)
         )
     )
 
 
 def conflicts(**options: Any) -> Plan:
-    """McMisP on the discriminator: two heads of the last three layers."""
+    """McMisP: two heads of the last three layers."""
     guide = Guide("conflict", "logit_loss", layers=("last 3",), heads=("first 2",), options=options)
     return Plan((guide,))
+
+
+def random_masks(**options: Any) -> Plan:
+    """Masks that are drawn, in a second pass."""
+    return Plan((Guide(mechanism="random_mask", options=options),))
 
 
 # data
@@ -225,15 +231,21 @@ TABLES = {
         [Setting("plain"), Setting("guided", GUIDED)],
     ),
     "mcmisp": Table(
-        "Conflicts with mis-predictions in ELECTRA (paper C, tables 2 and 5)",
+        "Conflicts with mis-predictions in ELECTRA (the settings of paper C, table 5): training losses",
         counted_books,
-        {**SMALL, "objective": "electra", "generator": "transformer", "generator_size": 0.5},
+        {**SMALL, "objective": "electra", "generator": "transformer"},
         [
             Setting("ELECTRA"),
             Setting("McMisP", conflicts()),
             Setting("Ground", conflicts(truth=True)),
-            Setting("Constant", conflicts(constant=0.9)),
+            Setting("Constant", conflicts(constant=0.8)),
         ],
+    ),
+    "mcmisp-bert": Table(
+        "Conflicts with mis-predictions in BERT (the settings of paper C, table 5): training losses",
+        counted_books,
+        {**SMALL, "generator": "transformer"},
+        [Setting("BERT", changes={"generator": "auto"}), Setting("McMisP", conflicts())],
     ),
     "translation": Table(
         "Translation of captions, German to English (paper A, table 7)",
@@ -242,16 +254,21 @@ TABLES = {
         [
             Setting("plain"),
             Setting("guided encoder", ag("next", "previous")),
-            Setting("guided both", ag("previous", "first", stacks=("encoder", "decoder"))),
+            Setting("guided both", ag("next", "previous", decoder=("previous",))),
             Setting("Gaussian", "preset:gaussian"),
         ],
         translates=True,
     ),
     "asa": Table(
-        "Continued pre-training with an adversary (paper D, table 1)",
+        "Continued pre-training with an adversary (paper D, section 4.5): losses",
         learned_books,
-        {**SMALL, "steps": 600, "learning_rate": 3e-4},
-        [Setting("plain"), Setting("ASA", "preset:asa-pretraining")],
+        {**SMALL, "steps": 300, "learning_rate": 3e-4},
+        [
+            Setting("plain"),
+            Setting("ASA", "preset:asa-pretraining"),
+            Setting("Bernoulli 0.1", random_masks(kind="bernoulli", proportion=0.1)),
+            Setting("magnitude 0.1", random_masks(kind="magnitude", proportion=0.1)),
+        ],
     ),
     "oromo": Table("Oromo (paper A, tables 2 and 3)", oromo, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
     "swahili": Table("Swahili", swahili, SMALL, [Setting("plain"), Setting("guided", GUIDED)]),
@@ -259,6 +276,12 @@ TABLES = {
 
 
 # runs
+
+
+def settings_of(table: Table, setting: Setting, seed: int, steps: int | None) -> str:
+    """What tells a run from one with other settings."""
+    plan = setting.plan.dumps() if isinstance(setting.plan, Plan) else setting.plan
+    return digest([dict(table.common), dict(setting.changes), plan, seed, steps])[:16]
 
 
 def train(table: Table, setting: Setting, seed: int, steps: int | None, store: Store) -> dict[str, Any]:
@@ -277,6 +300,8 @@ def train(table: Table, setting: Setting, seed: int, steps: int | None, store: S
         "label": setting.label,
         "seed": seed,
         "steps": len(curve.losses),
+        "settings": settings_of(table, setting, seed, steps),
+        "loss_is_of": curve.loss,
         "loss": float(curve.smoothed(WINDOW)[-1]),
         "average": float(np.mean(curve.losses)),
         "valid": curve.valid[-1][1] if curve.valid else None,
@@ -308,17 +333,24 @@ def baseline(table: Table, by_label: Mapping[str, Sequence[Row]]) -> str:
     return min(plain, key=lambda label: by_label[label][0]["loss"])
 
 
-def equal_loss(row: Row, base: Row) -> tuple[int | None, float | None]:
-    """Steps and seconds to the last loss of the baseline, of the points that are kept of the curve."""
-    reached = next((step for step, loss in row["curve"] if step >= WINDOW and loss <= base["loss"]), None)
-    return reached, None if reached is None else row["seconds"] * reached / row["steps"]
-
-
-def loss_at_equal_time(row: Row, base: Row) -> float | None:
-    """The loss when the baseline was ready; None where this run was ready before."""
+def equal_loss(row: Row, base: Row) -> tuple[float | None, float | None]:
+    """Steps and seconds to the last loss of the baseline, between the points that are kept of the curve."""
     steps, losses = np.array(row["curve"]).T
-    step = row["steps"] * base["seconds"] / row["seconds"]
-    return float(np.interp(step, steps, losses)) if step <= row["steps"] else None
+    behind = np.flatnonzero((steps >= WINDOW) & (losses <= base["loss"]))
+    if not len(behind):
+        return None, None
+    last = behind[0]
+    reached = float(np.interp(base["loss"], losses[[last, last - 1]], steps[[last, last - 1]])) if last else steps[0]
+    return reached, row["seconds"] * reached / row["steps"]
+
+
+def losses_at_equal_time(row: Row, base: Row) -> float:
+    """How far the loss is from that of the baseline when the first of both was ready."""
+    seconds = min(row["seconds"], base["seconds"])
+    here, there = (
+        float(np.interp(one["steps"] * seconds / one["seconds"], *np.array(one["curve"]).T)) for one in (row, base)
+    )
+    return here - there
 
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
@@ -326,8 +358,8 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     by_label = {setting.label: [row for row in rows if row["label"] == setting.label] for setting in table.rows}
     label_of_base = baseline(table, by_label)
     bases = {row["seed"]: row for row in by_label[label_of_base]}
-    names = ["run", "n", "loss", "average", "validation", *(["BLEU", "chrF"] if table.translates else [])]
-    names += ["p", "steps to equal loss", "loss at equal time", "seconds to equal loss", "seconds"]
+    names = ["run", "n", "loss", "average", "validation", *(["test NLL", "BLEU", "chrF"] if table.translates else [])]
+    names += ["p", "steps to equal loss", "ahead at equal time", "seconds to equal loss", "seconds"]
     lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
     for label, mine in by_label.items():
         if not mine:
@@ -335,11 +367,13 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
         p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in mine if row["seed"] in bases))
         cells = [_cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average", "valid")]
         if table.translates:
-            cells += [_cell([row["scores"]["metrics"][name] for row in mine], "{:.2f}") for name in ("bleu", "chrf")]
+            cells += [
+                _cell([row["scores"]["metrics"][name] for row in mine], "{:.2f}") for name in ("nll", "bleu", "chrf")
+            ]
         cells.append("–" if p is None else f"{p:.3f}")
         held = [row for row in mine if row["seed"] in bases and label != label_of_base]
         reached = [equal_loss(row, bases[row["seed"]]) for row in held]
-        timed = [loss_at_equal_time(row, bases[row["seed"]]) for row in held]
+        timed = [-losses_at_equal_time(row, bases[row["seed"]]) for row in held]
         cells += [_cell([steps for steps, _ in reached], "{:.0f}"), _cell(timed, "{:.3f}")]
         cells += [
             _cell([seconds for _, seconds in reached], "{:.0f}"),
@@ -406,8 +440,12 @@ def main() -> None:
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     for seed in range(arguments.seeds):
         for setting in table.rows:
-            known = any((row["label"], row["seed"]) == (setting.label, seed) for row in rows)
-            if known or arguments.only not in setting.label:
+            if arguments.only not in setting.label:
+                continue
+            old = next((row for row in rows if (row["label"], row["seed"]) == (setting.label, seed)), None)
+            if old is not None:
+                if old["settings"] != settings_of(table, setting, seed, arguments.steps):
+                    raise SystemExit(f"{path}: {setting.label}, seed {seed}, was made with other settings: remove it")
                 continue
             row = train(table, setting, seed, arguments.steps, Store(arguments.store))
             rows.append(row)
@@ -416,6 +454,8 @@ def main() -> None:
             about |= {"machine": platform.machine(), "common": dict(table.common)}
             path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     draw(table, rows, path.with_suffix(".png"))
+    if not any(row["label"] == setting.label for row in rows for setting in table.rows if setting.plan is None):
+        raise SystemExit("there is no run without a plan yet to hold the others against")
     text = as_markdown(table, rows)
     path.with_suffix(".md").write_text(
         f"# {table.title}\n\n`python -m benchmarks.pretraining {arguments.table}`\n\n{text}\n\n"

@@ -170,9 +170,9 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """Guide attention heads: patterns, losses, masks, statistics and probes for transformers.
+    """Guide attention heads: patterns, losses, masks and statistics for transformers.
 
-    Every command writes one artifact and prints its reference, which the next command takes.  A setting comes from its
+    Commands that make something write one artifact and print its reference, which the next command takes.  A setting comes from its
     flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
     """
     given = {

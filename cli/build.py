@@ -98,6 +98,7 @@ def build_tokenizer(
     examples=[
         "guide build-sequences wiki bpe",
         "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128",
+        "guide build-sequences wiki ./bert-base --max-length 128   # the tokenizer of a model",
         "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
     ],
     next_command="guide pretrain {}",
@@ -106,7 +107,9 @@ def build_sequences(
     session: Session,
     config: sequences.Config,
     corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
-    tokenizer: Annotated[str, typer.Argument(help="A tokenizer, likewise.", show_default=False)],
+    tokenizer: Annotated[
+        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
+    ],
     target_tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer for the second text of each pair, instead of the same one.")
     ] = None,

@@ -71,7 +71,7 @@ def build_deps(
         "guide build-cooccur wiki bpe --name wiki-pairs",
         "guide build-cooccur wiki bpe --top 10000 --window 15",
         "guide build-cooccur wiki ./my-model --jobs 8   # a folder with tokenizer.json",
-        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs, twice: they encode, then they count",
+        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs, twice: they encode, then count; then without --shard",
     ],
     next_command='guide cooccur show WORD --text "WORDS" --cooccur {}',
 )

@@ -54,12 +54,13 @@ TOPICS = {
     topics=TOPICS,
     examples=[
         "guide pretrain wiki-128 --plan preset:ag --size mini --steps 5000",
-        "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles",
+        "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles --size small",
         "guide pretrain wiki-128 --objective mlm+nsp --epochs 40",
-        "guide pretrain wiki-128 --objective electra --plan preset:mcmisp --cooccur wiki-pairs",
-        "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert",
+        "guide pretrain wiki-128 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --layers 12 --heads 8",
+        "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
         "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --steps 10000 --learning-rate 5e-5",
-        "guide pretrain de-en --objective translation --plan preset:ag-translation --batch-tokens 25000 --schedule inverse-sqrt --warmup-steps 4000",
+        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
+        "for s in 0 1 2; do guide pretrain wiki-128 --architecture bert --seed $s --name plain-$s; done",
         "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
         "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
         "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:ag",
@@ -82,12 +83,13 @@ def pretrain_command(
 ) -> Result | None:
     """Pre-train a model, with or without guided heads.
 
-    mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, in
-    sequences of two documents or more.  electra tells which words a small generator has replaced.  translation (an
+    mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, which
+    takes a corpus of two documents or more, each of two sentences or more.  electra tells which words a small generator has replaced.  translation (an
     encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text.
 
     A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
-    and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  What is missing is said before training begins.
+    and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  With --init the sequences are those of that model's
+    tokenizer, which `guide build-sequences` takes as a folder.  What is missing is said before training begins.
 
     Ctrl-C or SIGTERM finishes the step and saves; the same command continues the run, bit for bit.
     """

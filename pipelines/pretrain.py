@@ -74,7 +74,9 @@ class Config(ModelConfig):
     )
     bucket: bool = Field(False, description="Put sequences of similar length together in batches of --batch-size.")
     sampling: list[Annotated[float, Field(gt=0)]] = Field(
-        [], description="Share of each of several sequences, in any unit (repeatable); else each gives all it has."
+        [],
+        description="Of several sequences, how much of the batches each gives, counted in rows: once for each, in their "
+        "order; else each gives all it has.",
     )
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
     generator: Literal["auto", "none", "unigram", "transformer"] = Field(
@@ -83,7 +85,7 @@ class Config(ModelConfig):
         "one is needed.",
     )
     generator_size: float = Field(
-        1 / 3, gt=0, le=1, description="Width of a transformer generator over that of the model; it is as deep."
+        1 / 3, gt=0, le=1, description="Width of a transformer generator as a part of the model's; it is as deep."
     )
     discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss in electra.")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")
@@ -314,6 +316,7 @@ def build(
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
     run.out.warnings += _short_of_examples(prepared.order, inputs_of("sequences", run.inputs))
+    run.out.warnings += _without_effect(run.config, prepared.steps)
     for line in run.out.warnings:
         log.warning("%s", line)
     if told:
@@ -475,6 +478,19 @@ def _short_of_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str
         for reference, size, place in found
         if size < place
     ]
+
+
+def _without_effect(config: Config, steps: int) -> list[str]:
+    """What to say of settings that cannot do what they are for."""
+    found = []
+    shape = ("architecture", "size", "layers", "hidden", "heads", "ffn")
+    if config.init and (given := [n for n in shape if getattr(config, n) != Config.model_fields[n].default]):
+        found.append(f"--{', --'.join(given)}: without effect, since the shape is that of --init")
+    if config.epochs is not None and config.steps != Config.model_fields["steps"].default:
+        found.append(f"--steps: without effect beside --epochs, which makes {steps} steps")
+    if config.warmup_steps >= steps:
+        found.append(f"warm-up takes {config.warmup_steps} of {steps} steps: the rate never gets to its peak")
+    return found
 
 
 def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:

@@ -277,7 +277,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
         trainings.train(store, data[0], stranger)
     with pytest.raises(InputError, match="2 shares for 3 sequences"):
         trainings.train(store, *data, sampling=[1, 1])
-    with pytest.raises(InputError, match="--masks is of one of the sequences"):
+    with pytest.raises(InputError, match="1 masks for 3 sequences"):
         trainings.train(store, *data, masks="masks/1234")
     empty = trainings.sequences(store, train=0)
     with pytest.raises(InputError, match=f"{empty.reference} has no training sequences"):

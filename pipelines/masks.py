@@ -38,7 +38,7 @@ GROUP_TOKENS = 1 << 18
 _TREE = ("head", "relation", "pos", "negation")
 _SOURCES = {
     "idf": ("idf", "no --idf was given: guide build-idf"),
-    **dict.fromkeys(_TREE, ("deps", "no --deps was given: guide build-deps; preset:roles-unparsed does without")),
+    **dict.fromkeys(_TREE, ("deps", "no --deps was given: guide build-deps")),
     "stop_word": ("stop_words", "no --deps of a spaCy model was given, which would know the language's stop words"),
 }
 """Columns that need more than text: the setting that gives them, and why they are missing without it."""

@@ -101,6 +101,8 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
             continue
         need, label = missing[0], plan.needs()[missing[0]]
         told = masks.counts.get("missing", {}).get(need) if masks else None
+        if told and source == "preset:roles" and need in ("head", "relation"):
+            told += "; for a language without a parser preset:roles-unparsed"
         raise PlanError(
             f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
             + (f", which {masks.reference} does not have" if masks else ""),

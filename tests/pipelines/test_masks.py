@@ -527,6 +527,9 @@ def test_a_pattern_whose_source_is_missing_is_refused_with_its_name(
     with pytest.raises(PlanError, match=f"needs the features {missing}.*{part.reference} does not have") as raised:
         train(store, made, plan=ROLES, masks=part.reference)
     assert hint in str(raised.value.hint)
+    if given == "idf":
+        assert "preset:roles-unparsed" in str(raised.value.hint)
+        train(store, made, plan="preset:roles-unparsed", masks=part.reference)
     with pytest.raises(PlanError) as raised:
         train(store, made, plan=ROLES)
     assert "guide build-masks" in str(raised.value.hint) and "--masks" in str(raised.value.hint)

@@ -2,6 +2,9 @@
 
     python -m benchmarks.pretraining TABLE [--seeds 1] [--only TEXT] [--steps N] [--store artifacts] [--out docs/results]
 
+Texts are those of public repositories, in the folder ``GUIDE_SHARED``/data (../shared/data): ``lm-litbank-books`` (LitBank's
+``original/*.txt``), ``cls-masakhanews`` (MasakhaNEWS, Oromo), ``lm-masakhane-text`` (VOA, Swahili) and ``mt-multi30k``.
+
 A run whose figures are in the table's JSON is not made again, and one that was stopped goes on, so that a table may be made
 in several sittings.  Losses are those of the task alone, in nats, the last one a mean over 50 steps.  The baseline is the
 best of the settings without a plan; the other runs are held against its run with the same seed.  *Equal loss* is the

@@ -213,8 +213,7 @@ class Generator:
     def validate(self, model: nn.Module, batch: FilledBatch) -> dict[str, Tensor]:
         """Its own losses of a validation batch, which is filled in."""
         inputs = self._masked(batch)
-        shapes = self.guided.handle.plan.shapes_outputs
-        return self._fill(model, batch, inputs, {"guidance": self._guide(inputs, 0)} if shapes else {})
+        return self._fill(model, batch, inputs, self.guided.at_inference(lambda: self._guide(inputs, 0)))
 
     def weights(self, step: int) -> dict[str, float]:
         """The factors of its losses."""

@@ -82,6 +82,14 @@ class Guided:
         """The further argument of the model: none where no guide is at work, which leaves the model untouched."""
         return {"guidance": guidance} if self.handle.work else {}
 
+    def at_inference(self, make: Callable[[], Guidance]) -> dict[str, Guidance]:
+        """The same where nothing is trained: only what shapes outputs is at work, and no loss is measured."""
+        if not self.handle.plan.shapes_outputs:
+            return {}
+        guidance = make()
+        guidance.measuring = False
+        return {"guidance": guidance}
+
     def name(self, label: str) -> str:
         """How the metrics call the loss of a guide."""
         return f"guidance/{self._prefix}{label}"

@@ -142,7 +142,7 @@ class MaskedLM:
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Sums and counts of the losses of a validation batch."""
         inputs = self.tensors(batch)
-        extra = {"guidance": self.guide(inputs)} if self.guided.handle.plan.shapes_outputs else {}
+        extra = self.guided.at_inference(lambda: self.guide(inputs))
         return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:

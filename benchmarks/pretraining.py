@@ -418,10 +418,12 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    plain = {setting.label for setting in table.rows if setting.plan is None}
     seed = min(row["seed"] for row in rows)
     for number, row in enumerate(row for row in rows if row["seed"] == seed):
         style = ("-", "--", ":", "-.")[number % 4]
-        axes.plot(*zip(*row["curve"][1:], strict=True), style, linewidth=1.6, label=row["label"])
+        width = 1.3 if row["label"] in plain else 2.4
+        axes.plot(*zip(*row["curve"][1:], strict=True), style, linewidth=width, label=row["label"])
     axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=table.title)
     axes.legend(fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)

@@ -151,11 +151,9 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
             continue
         outside = next((n for n in numbers if not 0 <= n < count), None)
         if outside is not None:
-            found = (
-                f"{what} {outside} does not exist"
-                if outside >= 0
-                else f"{selector!r} asks for more {what}s than there are"
-            )
+            found = f"{what} {outside} does not exist"
+            if isinstance(selector, str) and outside < 0:
+                found = f"{selector!r} asks for more {what}s than there are"
             raise PlanError(f"{found}: the model has {what}s 0 to {count - 1}")
         chosen.update(numbers)
     return tuple(sorted(chosen))

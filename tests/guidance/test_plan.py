@@ -206,7 +206,7 @@ def test_rules_select_by_hand(rules: list[Any], expected: tuple[int, ...]) -> No
         (-1, "head -1 does not exist"),
         ("4-6", "head 6 does not exist"),
         ("first 7", "head 6 does not exist"),
-        ("last 7", "head -1 does not exist"),
+        ("last 7", "'last 7' asks for more heads than there are: the model has heads 0 to 5"),
         ("0-999999", "head 6 does not exist"),
         ("0-99999999999999", "selects nothing"),
         ("every", "'every' selects nothing"),

@@ -14,7 +14,7 @@ quickstart: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
-# With every combination of family, plan and law; half as long again.
+# With every combination of family, plan and law.
 test-every: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --every --numprocesses 3 --dist loadfile
 

@@ -272,7 +272,7 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None) ->
     """
     folder = Path(folder)
     model, needs_plan = _open(folder, auto_class, torch.float32)
-    if needs_plan and (plan is None or read_plan(folder) != plan):
+    if needs_plan and not (plan is not None and (folder / PLAN_FILE).exists() and read_plan(folder) == plan):
         _log.warning(
             "%s: this model was trained with heads that %s guides, and computes something else without; "
             "its plan is not applied (guidance.load does)",
@@ -333,9 +333,10 @@ def take_over(handle: Handle, folder: Path) -> bool:
     if not (folder / EXTRA_FILE).exists():
         return True
     stored = _read_tensors(folder / EXTRA_FILE)
-    own = {name: tensor.shape for name, tensor in handle.model.state_dict().items() if is_extra(name)}
-    if own != {name: tensor.shape for name, tensor in stored.items()}:
+    own = {name: tensor for name, tensor in handle.model.state_dict().items() if is_extra(name)}
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         return False
+    stored = {name: tensor.to(own[name].dtype) for name, tensor in stored.items()}  # as the weights are
     _fill(handle.model, stored, str(folder / EXTRA_FILE))
     return True
 

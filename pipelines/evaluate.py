@@ -84,7 +84,7 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
         }
         if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
             there = ", ".join(name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet"))
-            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=f"it has {there}: --split")
+            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=f"it has {there}")
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

@@ -126,7 +126,7 @@ class Config(ModelConfig):
     @field_validator("masks", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) and value else value
+        return ([value] if value else []) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Config:

@@ -172,8 +172,8 @@ def root(
 ) -> None:
     """Guide attention heads: patterns, losses, masks and statistics for transformers.
 
-    Commands that make something write one artifact and print its reference, which the next command takes.  A setting comes from its
-    flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
+    Commands that make something write one artifact and print its reference, which the next command takes.  A setting
+    comes from its flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
     """
     given = {
         "store": store,

@@ -84,8 +84,8 @@ def pretrain_command(
     """Pre-train a model, with or without guided heads.
 
     mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, which
-    takes a corpus of two documents or more, each of two sentences or more.  electra tells which words a small generator has replaced.  translation (an
-    encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text.
+    takes a corpus of two documents or more, each of two sentences or more.  electra tells which words a small generator
+    has replaced.  translation (an encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text.
 
     A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
     and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  With --init the sequences are those of that model's

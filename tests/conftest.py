@@ -66,10 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of a test with the mark ``one_in(n)`` keep one case in n, others for each test: together they have nearly all."""
     if config.getoption("--every"):
         return
-    left = [item for item in items if not _is_kept(item)]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if _is_kept(item)]
+    kept, left = [], []
+    for item in items:
+        (kept if _is_kept(item) else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
 
 
 def _is_kept(item: pytest.Item) -> bool:

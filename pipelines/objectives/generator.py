@@ -24,7 +24,7 @@ from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from guidance.plan import Guide, Plan
 from pipelines.artifacts import Artifact
-from pipelines.models import check_lengths, configuration, folder_of
+from pipelines.models import check_lengths, configuration
 from pipelines.objectives import Given
 from pipelines.objectives.guided import Guided, Inputs
 
@@ -139,9 +139,9 @@ def generator_sizes(config: Any, share: float) -> tuple[int, int, int, int]:
 def _continued(given: Given, auto_class: Any) -> Any:
     """The generator beside a model to start from; None where there is none."""
     init = given.init
-    if init is None:
+    if given.folder is None:
         return None
-    folder = folder_of(init) / FOLDER
+    folder = given.folder / FOLDER
     if not (folder / CONFIG_FILE).exists():
         return None
     generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))

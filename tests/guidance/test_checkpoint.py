@@ -341,10 +341,10 @@ def test_what_only_losses_read_is_not_needed_to_load(tmp_path: Path) -> None:
     handle = install(tiny_model("bert"), plan, Words(), tables=tables())
     expected = handle.model(**batch()).logits
     guidance.save(handle, tmp_path)
-    model, again = guidance.load(tmp_path)
+    model, again = guidance.load(tmp_path, tokenizer=Words())
     assert torch.equal(model(**batch()).logits, expected)
     measured = again.guide(batch()["input_ids"], mispredicted=batch()["input_ids"] > 7)
-    with pytest.raises(InputError, match=r"no (table .cooccurrence.|feature .delimiter.)"):
+    with pytest.raises(InputError, match="no table 'cooccurrence'"):
         model(**batch(), guidance=measured)
     with pytest.raises(PlanError, match="needs the table cooccurrence"):
         guidance.load(tmp_path, tokenizer=Words(), training=True)

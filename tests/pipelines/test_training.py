@@ -225,13 +225,25 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(
     assert norms == pytest.approx(logged, rel=1e-5) and min(norms) > 0.01
 
 
-def test_the_gradient_of_an_adversary_takes_nothing_from_the_models(store: Store, tmp_path: Path) -> None:
+def test_the_gradient_of_an_adversary_takes_nothing_from_the_models(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for tau in (0.1, 50.0):
         (tmp_path / f"{tau}.toml").write_text(f'[[guide]]\nmechanism = "adversary"\ntau = {tau}\n')
+    clipped: list[float] = []
+    update = torch.optim.AdamW.step
+
+    def measured(optimizer: torch.optim.AdamW) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        clipped.append(torch.stack([g.norm() for g in grads]).norm().item())
+        update(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", measured)
     runs = [
         trainings.train(store, plan=str(tmp_path / f"{tau}.toml"), steps=1, clip=clip, snapshots=[0]).artifact
         for tau, clip in ((0.1, 0.01), (50.0, 0.01), (50.0, 0.0))
     ]
+    assert clipped[:2] == pytest.approx([0.01 * math.sqrt(2)] * 2, rel=1e-3), "both have the norm that was asked for"
     rows = [next(iter(trainings.metrics(run.path))) for run in runs]
     norms = [{k: float.fromhex(v) for k, v in row.items() if k.startswith("gradient_norm")} for row in rows]
     assert norms[1]["gradient_norm/adversary"] > 10 * norms[0]["gradient_norm/adversary"] > 0.1

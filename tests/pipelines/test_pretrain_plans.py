@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import guidance
 from guidance.errors import InputError, PlanError
+from pipelines.manifest import MANIFEST
 from pipelines.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
@@ -122,3 +124,20 @@ def test_what_a_plan_has_learned_goes_on_with_the_model(
     assert "left behind" not in caplog.text and "is not applied" not in caplog.text
     trainings.train(store, data, **still)
     assert "what the plan of this model had learned is left behind" in caplog.text
+
+
+def test_a_model_of_another_precision_or_without_its_plan_file_goes_on(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, plan = trainings.sequences(store), write(tmp_path, PLANS["gate"])
+    first = trainings.train(store, data, plan=plan, steps=2, learning_rate=1e-2, precision="fp64").artifact
+    still = {"steps": 1, "learning_rate": 1e-9, "plan": plan}
+    second = trainings.train(store, data, init=first.reference, **still).artifact
+    one, two = (safetensors.torch.load(artifact.read("guidance.safetensors")) for artifact in (first, second))
+    for key, tensor in one.items():
+        torch.testing.assert_close(two[key].double(), tensor.double(), rtol=0, atol=1e-6)
+    shutil.copytree(first.path, tmp_path / "model")
+    for name in ("plan.toml", MANIFEST):
+        (tmp_path / "model" / name).unlink()
+    trainings.train(store, data, init=str(tmp_path / "model"), **still)
+    assert "its plan is not applied" in caplog.text

@@ -1,16 +1,20 @@
 """Words per second of ``build-deps`` over bare ``nlp.pipe`` on the same sentences, and of two processes over one.
 
-    python benchmarks/parsing.py MODEL [FILE ...] [--characters 2000000] [--rounds 3]
+    python benchmarks/parsing.py MODEL [FILE ...] [--characters 2000000] [--rounds 5] [--jobs 2]
 
 Without a text it takes ``builtin:python-docs``.  The sides take turns in each round, each with the model in memory, but for
-the two processes, which load it; the best of each side makes the ratios.  The bare side starts from sentences in memory
-and throws its documents away; ours reads the corpus, parses, writes, fsyncs and publishes.
+the processes of `--jobs`, which load it; each ratio is the median of those within a round, since the speed of a machine
+drifts from round to round.  The bare side starts from sentences in memory and throws its documents away; ours reads the
+corpus, parses, writes, fsyncs and publishes.  `--jobs 1` leaves the third side out.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -67,30 +71,28 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--characters", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
         artifact = make_text(arguments.files, arguments.characters, store, Path(folder))
         sentences = sentences_of(artifact)
         nlp = spacy.load(arguments.model)
+        stage = functools.partial(ours, store, artifact.reference, arguments.model)
         print(f"{len(sentences):,} sentences, {artifact.counts['characters']:,} characters")
-        print("words per second: nlp.pipe, build-deps, build-deps --jobs 2")
-        best = [0.0, 0.0, 0.0]
-        for number in range(arguments.rounds + 1):
-            if number == 0:  # warm-up: models are loaded, files are in the cache
-                sides = [bare(nlp, sentences[:500]), ours(store, artifact.reference, arguments.model, 1)]
-                continue
-            sides = [
-                bare(nlp, sentences),
-                ours(store, artifact.reference, arguments.model, 1),
-                ours(store, artifact.reference, arguments.model, 2),
-            ]
-            speeds = [words / seconds for seconds, words in sides]
-            best = [max(pair) for pair in zip(best, speeds, strict=True)]
-            print("".join(f"{speed:10,.0f}" for speed in speeds))
-        print(f"build-deps over nlp.pipe:        {best[1] / best[0]:.2f}   (aim: 0.95)")
-        print(f"two processes over one:          {best[2] / best[1]:.2f}   (aim: 1.7)")
+        bare(nlp, sentences[:500]), stage(1)  # models are loaded, files are in the cache
+        sides = {"nlp.pipe": lambda: bare(nlp, sentences), "build-deps": lambda: stage(1)}
+        if arguments.jobs > 1:
+            sides[f"--jobs {arguments.jobs}"] = lambda: stage(arguments.jobs)
+        print("words per second:", ", ".join(sides))
+        rounds = []
+        for _ in range(arguments.rounds):
+            speeds = [words / seconds for seconds, words in (side() for side in sides.values())]
+            rounds.append([after / before for before, after in itertools.pairwise(speeds)])
+            print("".join(f"{speed:10,.0f}" for speed in speeds), "".join(f"{r:7.2f}" for r in rounds[-1]), flush=True)
+        for (before, after), ratios in zip(itertools.pairwise(sides), zip(*rounds, strict=True), strict=True):
+            print(f"{after} over {before}: {statistics.median(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -225,20 +225,27 @@ def _sentences(window: Any) -> Iterator[Sentence]:
 
 
 def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) -> Any:
+    import numpy as np
     import pyarrow as pa
 
-    columns: list[Any] = [[row[0] for row in sentences], [row[1] for row in sentences]]
-    before = [row[2] for row in sentences]
-    columns += [
-        [[first + place for place in getattr(tree, end)] for first, tree in zip(before, trees, strict=True)]
-        for end in ("start", "end")
-    ]
-    columns += [
-        [getattr(tree, name) for tree in trees] for name in ("form", "lemma", "upos", "head", "relation", "status")
-    ]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    before = np.array([row[2] for row in sentences], "int64")
+    lengths = np.array([len(tree) for tree in trees], "int64")
+    columns = {
+        "document": [row[0] for row in sentences],
+        "sentence": [row[1] for row in sentences],
+        "status": [tree.status for tree in trees],
+    }
+    arrays = []
+    for field in schema:
+        if field.name in columns:
+            arrays.append(pa.array(columns[field.name], field.type))
+            continue
+        values = list(itertools.chain.from_iterable(getattr(tree, field.name) for tree in trees))
+        if field.name in ("start", "end"):  # of the sentence, until here
+            values = np.array(values, "int64") + np.repeat(before, lengths)
+        offsets = np.append(0, lengths.cumsum()).astype("int32")
+        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(values, field.type.value_type), type=field.type))
+    return pa.table(arrays, schema=schema)
 
 
 # the table from the partial files

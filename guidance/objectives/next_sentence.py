@@ -5,7 +5,8 @@ to a bound that is drawn anew in every epoch; B is the rest, or, half of the tim
 
 What is asked cannot be read off anything but the texts.  The bound is drawn before the label, and foreign text has the
 length of what it stands for to the token; it begins where a sentence begins that has one before it, as true ones do, and
-ends where a sentence ends wherever one of `TRIES` drawn beginnings allows that.  A stretch that gives no pair, because it
+ends where a sentence ends wherever one of `TRIES` drawn beginnings allows that.  Of several corpora it comes from the same
+one: another language would tell the label.  A stretch that gives no pair, because it
 is one sentence or no other document has so much text, is an example without a question: its words can still be masked.
 
 Source: Devlin et al. 2019, section 3.1, task 2.  In their code one sentence alone always gets a foreign B, and both texts
@@ -14,6 +15,7 @@ are cut until they fit, so that lengths tell the label now and then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,6 +68,7 @@ class Documents:
         starts: (S + 1), the token with which each sentence begins, and T.  A sentence longer than a stretch counts as
             several.
         document: (S,), from 0.
+        corpus: (D,), which corpus each document is of, in order.
         ahead: (S,), tokens from where the sentence begins to where its text breaks off: at the end of the document, or
             where what comes next is in another split.
         sources: (F,), sentences with which foreign text may begin: those that follow another one.
@@ -77,6 +80,7 @@ class Documents:
     ids: NDArray[Any]
     starts: Ints
     document: Ints
+    corpus: Ints
     ahead: Ints
     sources: Ints
     stretches: Ints
@@ -84,13 +88,21 @@ class Documents:
     cut: int
 
     @classmethod
-    def of(cls, ids: NDArray[Any], document: NDArray[Any], sentence: NDArray[Any], room: int) -> Documents:
+    def of(
+        cls,
+        ids: NDArray[Any],
+        document: NDArray[Any],
+        sentence: NDArray[Any],
+        room: int,
+        sizes: Sequence[int] = (),
+    ) -> Documents:
         """From the tokens of a split in reading order.
 
         Args:
             document, sentence: (T,), the place of each token; documents do not come back, and where the number of the
                 sentence jumps, text is missing between.
             room: tokens of text in an example at most.
+            sizes: tokens of each corpus, which share no document; all are of one when not given.
         """
         size = len(ids)
         is_other, ahead_by = np.diff(document) != 0, np.diff(sentence)
@@ -103,6 +115,8 @@ class Documents:
         is_run = np.repeat(np.concatenate([[True], breaks])[:size][firsts], num_pieces) & (piece == 0)
         numbers = np.cumsum(np.diff(document[firsts], prepend=document[:1]) != 0)
         number = np.repeat(numbers, num_pieces)
+        begins = starts[:-1][np.diff(number, prepend=-1) != 0]
+        corpus = np.searchsorted(np.cumsum(sizes), begins, side="right")
 
         run_ends = np.append(np.flatnonzero(is_run)[1:], len(piece))[np.cumsum(is_run) - 1]
         ahead = starts[run_ends] - starts[:-1]
@@ -114,10 +128,10 @@ class Documents:
         bounds = np.array([*stretches, len(reach)], np.int64)
 
         sources = np.flatnonzero(~is_run & (piece == 0))
-        most = _most_elsewhere(number, ahead, sources)
+        most = _most_elsewhere(number, corpus, ahead, sources)
         behind = starts[bounds[1:]] - most[number[bounds[:-1]]]
         earliest = np.maximum(bounds[:-1] + 1, np.searchsorted(starts, behind))
-        return cls(ids, starts, number, ahead, sources, bounds, earliest, int((num_pieces > 1).sum()))
+        return cls(ids, starts, number, corpus, ahead, sources, bounds, earliest, int((num_pieces > 1).sum()))
 
     def __len__(self) -> int:
         return len(self.earliest)
@@ -146,9 +160,11 @@ class Documents:
         return Pair(slice(begin, bound), slice(second, second + end - bound), label)
 
     def _foreign(self, random: np.random.Generator, document: int, length: int) -> int:
-        """Where text of ``length`` tokens of another document begins."""
+        """Where text of ``length`` tokens of another document of the same corpus begins."""
+        corpus = self.corpus[document]
+        first, last = self._source_bounds[np.searchsorted(self.corpus, [corpus, corpus + 1])]
         own, after = self._source_bounds[document : document + 2]
-        drawn = random.integers(len(self.sources) - (after - own), size=TRIES)
+        drawn = first + random.integers(last - first - (after - own), size=TRIES)
         found = self.sources[drawn + (drawn >= own) * (after - own)]
         is_long, ends = self.ahead[found] >= length, self.starts[found] + length
         closest = np.minimum(np.searchsorted(self.starts, ends), len(self.starts) - 1)
@@ -156,7 +172,8 @@ class Documents:
             if good.any():
                 return int(self.starts[found[good.argmax()]])
         # hardly any text is long enough: pass over the others, from the first one drawn on
-        long = self.sources[(self.ahead[self.sources] >= length) & (self.document[self.sources] != document)]
+        others = self.sources[first:last]
+        long = others[(self.ahead[others] >= length) & (self.document[others] != document)]
         return int(self.starts[long[np.searchsorted(long, found[0]) % len(long)]])
 
     @cached_property
@@ -178,14 +195,17 @@ class Documents:
         return Laid(np.concatenate(ids).astype(np.int64), types, np.concatenate(segments))
 
 
-def _most_elsewhere(document: Ints, ahead: Ints, sources: Ints) -> Ints:
-    """For each document the longest text with which another one could stand for its own; 0 where there is no other."""
-    most = np.zeros(document[-1] + 1 if len(document) else 0, np.int64)
+def _most_elsewhere(document: Ints, corpus: Ints, ahead: Ints, sources: Ints) -> Ints:
+    """For each document the longest text with which another one of its corpus could stand for its own; 0 for none."""
+    most = np.zeros(len(corpus), np.int64)
     np.maximum.at(most, document[sources], ahead[sources])
-    if len(most) < 2:
-        return np.zeros_like(most)
-    second, best = np.argsort(most)[-2:]
-    return np.where(np.arange(len(most)) == best, most[second], most[best])
+    elsewhere = np.zeros_like(most)
+    for here in (np.flatnonzero(corpus == number) for number in np.unique(corpus)):
+        if len(here) > 1:
+            second, best = here[np.argsort(most[here])[-2:]]
+            elsewhere[here] = most[best]
+            elsewhere[best] = most[second]
+    return elsewhere
 
 
 def next_sentence_loss(logits_B2: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:

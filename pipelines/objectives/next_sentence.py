@@ -95,7 +95,8 @@ def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
         parts.append((packed.ids[is_text], document, sentence[is_text]))
     ids, documents, sentences = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     room = given.max_length - SPECIAL
-    found = Documents.of(ids, documents, sentences, room)
+    sizes = [len(part) for part, _, _ in parts]
+    found = Documents.of(ids, documents, sentences, room, sizes)
     if alone := len(found) - int(found.has_pair.sum()):
         log.info(
             "%s: %s of %s examples have no second text: one sentence alone, or too long to be stood for by another document",
@@ -103,8 +104,7 @@ def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
         )
     if found.cut:
         log.info("%s: %s sentences are longer than the %s tokens of an example and are cut", split, found.cut, room)
-    ends = np.cumsum([len(part) for part, _, _ in parts])
-    return found, np.diff(np.searchsorted(found.starts[found.stretches], ends), prepend=0).tolist()
+    return found, np.diff(np.searchsorted(found.starts[found.stretches], np.cumsum(sizes)), prepend=0).tolist()
 
 
 def _place(artifact: Artifact, split: str, column: str, expected: np.ndarray) -> np.ndarray:

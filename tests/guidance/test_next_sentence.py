@@ -15,11 +15,17 @@ from guidance.objectives.next_sentence import FOREIGN, NEXT, Documents, Pair, ne
 STOP = 1
 
 
-def documents(sizes: Sequence[Sequence[int]], room: int, missing: Sequence[tuple[int, int]] = ()) -> Documents:
+def documents(
+    sizes: Sequence[Sequence[int]],
+    room: int,
+    missing: Sequence[tuple[int, int]] = (),
+    corpora: Sequence[int] = (),
+) -> Documents:
     """Documents of sentences of so many tokens, each of which ends with `STOP`, all other ids being different.
 
     Args:
         missing: (document, sentence) before which text is in another split.
+        corpora: how many of the documents each corpus has.
     """
     ids: list[int] = []
     document: list[int] = []
@@ -31,7 +37,10 @@ def documents(sizes: Sequence[Sequence[int]], room: int, missing: Sequence[tuple
             ids += [*range(len(ids) + 10, len(ids) + 9 + length), STOP]
             document += [d * 3] * length
             sentence += [s + jump] * length
-    return Documents.of(np.array(ids, np.uint32), np.array(document, np.int16), np.array(sentence, np.int16), room)
+    ends = np.cumsum(corpora, dtype=int)
+    parts = [sum(map(sum, sizes[end - number : end])) for number, end in zip(corpora, ends, strict=True)]
+    columns = np.array(ids, np.uint32), np.array(document, np.int16), np.array(sentence, np.int16)
+    return Documents.of(*columns, room, parts)
 
 
 def many(seed: int = 0, number: int = 60, room: int = 40) -> Documents:
@@ -180,6 +189,36 @@ def test_texts_are_drawn_evenly_from_all_other_documents() -> None:
     counts = np.bincount(owner[begun], minlength=5)
     shares = 0.5 * np.array([0, 2, 5, 5, 5]) / 17 + 0.5 * np.array([0, 1, 4, 4, 4]) / 13
     assert counts / counts.sum() == pytest.approx(shares, abs=4 * math.sqrt(0.25 / len(begun)))
+
+
+def test_texts_of_several_corpora_come_from_the_same_one() -> None:
+    random = np.random.default_rng(1)
+    sizes = [random.integers(2, 16, random.integers(1, 30)).tolist() for _ in range(40)]
+    given = documents(sizes, 40, corpora=[15, 0, 24, 1])
+    owner = np.repeat(given.document, np.diff(given.starts))
+    corpus = np.repeat([0, 2, 3], [15, 24, 1])
+    assert given.corpus.tolist() == corpus.tolist()
+    seen = set()
+    for _, (first, second, label) in pairs(given, 30):
+        assert second is not None
+        here, there = owner[first.start], owner[second.start]
+        assert corpus[here] == corpus[there] != 3  # one document alone has none to be held against
+        if label == FOREIGN:
+            seen.add((int(corpus[here]), int(there)))
+            assert here != there
+    long_enough = {d for d, lengths in enumerate(sizes[:39]) if len(lengths) > 3}
+    assert {document for _, document in seen} >= long_enough
+
+
+def test_a_corpus_is_drawn_from_as_if_it_were_alone() -> None:
+    sizes = [[2, 3, 4, 5] * 6, [3] * 20, [4, 2] * 9]
+    alone, among = documents(sizes, 12), documents([*sizes, [5, 5] * 30, [6] * 9], 12, corpora=[3, 2])
+    assert pairs(alone, 3) == [(i, pair) for i, pair in pairs(among, 3) if i < len(alone)]
+
+
+def test_no_document_of_another_corpus_stands_for_one_that_is_too_short() -> None:
+    given = documents([[1, 9], [1, 1], [1, 9], [1, 9]], 10, corpora=[2, 2])
+    assert given.has_pair.tolist() == [False, True, True, True]
 
 
 def test_short_documents_are_passed_over_however_many_there_are() -> None:

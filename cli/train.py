@@ -21,7 +21,7 @@ TOPICS = {
         "decoder_layers",
     ),
     "Model": ("init", "architecture", "size", "layers", "hidden", "heads", "ffn", "dropout", "attention_dropout"),
-    "Guidance": ("plan", "masks", "cooccur", "masking", "scores"),
+    "Guidance": ("plan", "masks", "cooccur", "totals", "masking", "scores"),
     "Batches": ("steps", "epochs", "batch_size", "batch_tokens", "bucket", "sampling", "seed"),
     "Optimizer": (
         "learning_rate",

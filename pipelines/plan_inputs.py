@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from guidance.errors import InputError, PlanError
 from pipelines.artifacts import Artifact
@@ -118,15 +118,15 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
                 )
 
 
-def read_tables(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What patterns and rules look up beside tokens, by name."""
+def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
+    """What patterns and rules look up beside tokens, by name; for ``totals`` see `cooccurrence_table.load_table`."""
     from pipelines.cooccurrence_table import load_table
     from pipelines.masking import TABLE, read_proportions
     from pipelines.plans import read_scores
 
     tables: dict[str, Any] = {}
     if "cooccur" in inputs:
-        tables["cooccurrence"] = load_table(inputs["cooccur"])
+        tables["cooccurrence"] = load_table(inputs["cooccur"], totals=totals)
     if "masking" in inputs:
         tables[TABLE] = read_proportions(inputs["masking"])
     if "scores" in inputs:

@@ -105,6 +105,9 @@ class Config(ModelConfig):
         "for each, in their order (repeatable).",
     )
     cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
+    totals: Literal["pairs", "tokens"] = Field(
+        "pairs", description="What the counts of --cooccur are divided by: the pairs of a token, or its occurrences."
+    )
     masking: str = knob("", "An adversarial run whose masking proportions `random_mask` of kind `scheduled` follows.")
     scores: str = knob("", "Scores of heads, JSON, CSV or Parquet, for plans that choose heads by them.")
     init: str = knob("", "Model folder or artifact to start from; its content decides the recipe.")
@@ -434,7 +437,7 @@ class _Prepared:
             )
             for split in ("train", "valid")
         )
-        tables, init = read_tables(inputs), inputs.get("init")
+        tables, init = read_tables(inputs, config.totals), inputs.get("init")
         given = Given(config, plan, corpora[0], tokenizer, train_split, valid, tables, init, corpora)
         objective = module_of(config.objective).prepare(given)
         if config.gradient_checkpointing:
@@ -488,6 +491,8 @@ def _without_effect(config: Config, steps: int) -> list[str]:
         found.append(f"--{', --'.join(given)}: without effect, since the shape is that of --init")
     if config.epochs is not None and config.steps != Config.model_fields["steps"].default:
         found.append(f"--steps: without effect beside --epochs, which makes {steps} steps")
+    if config.totals != "pairs" and not config.cooccur:
+        found.append("--totals: without effect, since there are no counts (--cooccur)")
     if config.warmup_steps >= steps:
         found.append(f"warm-up takes {config.warmup_steps} of {steps} steps: the rate never gets to its peak")
     return found

@@ -166,6 +166,25 @@ def test_layers_that_are_computed_again_and_half_precision_work_in_both_passes(
     assert rows_of(half)[0]["loss/total"] == pytest.approx(float.fromhex(logged[0]["loss/total"]), rel=0.02)
 
 
+@pytest.mark.parametrize("totals", ["pairs", "tokens"])
+def test_counts_are_divided_by_what_was_asked_for(
+    totals: Any, world: tuple[Store, Artifact, Artifact], plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.cooccurrence_table import load_table
+    from pipelines.objectives import replaced_token
+
+    store, data, counts = world
+    given: list[Any] = []
+    prepare = replaced_token.prepare
+    monkeypatch.setattr(replaced_token, "prepare", lambda it: [given.append(it), prepare(it)][1])
+    settings = {"plan": plan, "cooccur": counts.reference, "objective": "electra", "totals": totals}
+    trained = trainings.train(store, data, **settings, steps=1, seed=11).artifact
+    scores, wanted = given[0].tables["cooccurrence"].scores_NN, load_table(counts, totals=totals).scores_NN
+    assert torch.equal(scores, wanted)
+    assert not torch.equal(load_table(counts).scores_NN, load_table(counts, totals="tokens").scores_NN)
+    assert trained.manifest["config"]["totals"] == totals
+
+
 def test_what_is_not_finite_ends_the_run_before_an_update(
     world: tuple[Store, Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:

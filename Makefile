@@ -27,10 +27,12 @@ check: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults.sweep
 
-# The figures of docs/results; about an hour on two cores.
+# Figures of docs/results that need no text of others; about an hour on two cores. Each table there names its command.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step_cost
 	$(BIN)/python -m benchmarks.text_speed
+	$(BIN)/python -m benchmarks.cooccurrence
+	$(BIN)/python -m benchmarks.masks_speed
 	$(BIN)/python -m benchmarks.convergence
 
 $(STAMP): pyproject.toml constraints.txt

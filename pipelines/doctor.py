@@ -23,7 +23,7 @@ FLOORS = {
 
 CEILINGS = {"transformers": "6"}
 OTHERS = ("attention-guide", "tokenizers", "accelerate", "numpy", "spacy", "stanza", "pydantic", "typer", "rich")
-EXTRAS = {"ui": ("starlette", "uvicorn"), "dask": ("dask", "distributed"), "stanza": ("stanza",)}
+EXTRAS = {"dask": ("dask", "distributed")}
 OURS = ("guidance", "pipelines", "cli")
 
 State = Literal["ok", "absent", "bad"]
@@ -90,8 +90,11 @@ def extras() -> list[Finding]:
     findings = []
     for extra, names in EXTRAS.items():
         missing = [name for name in names if importlib.util.find_spec(name) is None]
-        install = "stanza" if extra == "stanza" else f"'attention-guide[{extra}]'"
-        detail = f"pip install {install}" if missing else ", ".join(f"{n} {_installed(n) or ''}".strip() for n in names)
+        detail = (
+            f"pip install 'attention-guide[{extra}]'"
+            if missing
+            else ", ".join(f"{n} {_installed(n) or ''}".strip() for n in names)
+        )
         findings.append(Finding("extra", extra, "absent" if missing else "ok", detail))
     return findings
 

@@ -47,7 +47,12 @@ class ModelConfig(stage.Config):
     architecture: Architecture = Field(
         "auto", description="Family of a model that starts from nothing; auto is roberta for mlm, else the only one."
     )
-    size: Literal["tiny", "mini", "small", "base"] = Field("mini", description="Preset of layers, width and heads.")
+    size: Literal["tiny", "mini", "small", "base"] = Field(
+        "mini",
+        description="Preset of layers × width, heads: "
+        + "; ".join(f"{name} {layers} × {hidden}, {heads}" for name, (layers, hidden, heads, _) in SIZES.items())
+        + ".",
+    )
     layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
     hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
     heads: int | None = Field(None, ge=1, description="Attention heads per layer, instead of the preset's.")

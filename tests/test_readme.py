@@ -101,6 +101,16 @@ def test_every_command_is_in_the_table() -> None:
         assert f"`{name}`" in table or f"`guide {name}`" in table, name
 
 
+def test_the_settings_file_of_the_readme_is_read(tmp_path: Path) -> None:
+    from cli.config import settings_for
+    from cli.main import load_app
+
+    (block,) = [block for block in re.findall(r"```toml\n(.*?)```", README, re.S) if "[pretrain]" in block]
+    (tmp_path / "guide.toml").write_text(block, encoding="utf-8")
+    group = typer.main.get_command(load_app())
+    assert settings_for(tmp_path / "guide.toml", group, ["pretrain"]) == {"size": "tiny", "batch_size": 64}
+
+
 def test_the_lines_for_your_own_code_train_save_and_come_back(tmp_path: Path) -> None:
     import torch
 

@@ -6,6 +6,7 @@ shortest.  A run whose loss is "smoothed" at a step is at the mean of the last `
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -203,10 +204,17 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
                 f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
                 hint="leave one of them out",
             )
-    return [
-        Group(members[0].label + (f" +{len(members) - 1}" if len(members) > 1 else ""), tuple(members))
-        for members in found.values()
-    ]
+    return [Group(_name_of_all([member.label for member in members]), tuple(members)) for members in found.values()]
+
+
+def _name_of_all(labels: Sequence[str]) -> str:
+    """One name for several runs: ``plain-*`` of plain-0 and plain-1; of names that begin differently the first, and how
+    many more there are."""
+    if len(labels) == 1:
+        return labels[0]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(labels), max(labels), strict=False))
+    begin = "".join(letter for letter, _ in same).rstrip("0123456789")
+    return f"{begin}*" if begin and not begin.endswith("/") else f"{labels[0]} +{len(labels) - 1}"
 
 
 # what can be compared

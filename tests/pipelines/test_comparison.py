@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guidance.errors import InputError, NumericalError, UnknownName
-from pipelines import curves
+from pipelines import comparison, curves
 from pipelines.artifacts import Artifact
 from pipelines.comparison import FIGURES, Comparison, Group, Row, compare, run
 from pipelines.comparison_tables import WIDTH, as_csv, as_json, as_markdown, as_text
@@ -316,6 +316,20 @@ def test_seeds_are_taken_together_and_a_run_counts_once(store: Store) -> None:
     again = runs.finished(store, runs.metrics(PLAIN), seed=1).reference
     with pytest.raises(InputError, match="same seed, 1"):
         run([*plain, again], store, group=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (["plain-0"], "plain-0"),
+        (["plain-0", "plain-1", "plain-12"], "plain-*"),
+        (["s10", "s11"], "s*"),
+        (["mine", "yours"], "mine +1"),
+        (["model/12ab", "model/13cd"], "model/12ab +1"),
+    ],
+)
+def test_runs_that_are_taken_together_have_one_name(labels: list[str], name: str) -> None:
+    assert comparison._name_of_all(labels) == name
 
 
 def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:

@@ -174,7 +174,7 @@ PAIRS = {
     "heads": 8,
     "ffn": 512,
     "steps": 600,
-    "batch_tokens": 4096,
+    "batch_tokens": 2048,
     "learning_rate": 1e-3,
     "schedule": "inverse-sqrt",
     "warmup_steps": 200,

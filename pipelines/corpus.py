@@ -48,7 +48,12 @@ class Config(stage.Config):
         description="where sentences end: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, "
         "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U has its own",
     )
-    valid: float = Field(0.05, ge=0, lt=1, description="fraction of the documents for validation, from 0 to 1")
+    valid: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="fraction of the documents (of fewer than 20: of stretches of 200 sentences) for validation, from 0 to 1",
+    )
     test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
     license: str | None = Field(None, description="licence of the text; it travels down to the model")
     source: str | None = Field(None, description="where the text comes from; it travels down to the model")

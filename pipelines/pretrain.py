@@ -75,8 +75,8 @@ class Config(ModelConfig):
     bucket: bool = Field(False, description="Put sequences of similar length together in batches of --batch-size.")
     sampling: list[Annotated[float, Field(gt=0)]] = Field(
         [],
-        description="Of several sequences, how much of the batches each gives, counted in rows: once for each, in their "
-        "order; else each gives all it has.",
+        description="Of several sequences, how much of the batches each gives, counted in rows; else each gives all it has "
+        "(repeatable: --sampling 0.8 --sampling 0.2, in their order).",
     )
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
     generator: Literal["auto", "none", "unigram", "transformer"] = Field(

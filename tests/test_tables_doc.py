@@ -23,6 +23,7 @@ from pipelines.masks import mask_schema
 from pipelines.pair_files import count_schema
 from pipelines.sequences import pair_schema, sequence_schema
 from pipelines.store import Store
+from tests import trainings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")
 SCHEMAS = {
@@ -62,6 +63,20 @@ def test_columns_types_and_units_are_those_of_the_code(name: str) -> None:
     section = PAGE.split(f"\n### {name}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.M)
     assert rows == [(f.name, spelled(f.type), f.metadata[b"unit"].decode()) for f in SCHEMAS[name]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"plan": "preset:ag"}, {"plan": "preset:asa-pretraining"}, {"objective": "electra"}],
+    ids=["guided", "attacked", "electra"],
+)
+def test_every_column_of_the_metrics_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    trained = trainings.train(store, trainings.sequences(store), steps=2, evaluate_every=1, **settings).artifact
+    columns = re.findall(r"^\| (`.*?) \| ", SECTIONS["Training"], re.M)
+    told = [re.sub("<.*?>", ".+", re.escape(name)) for cell in columns for name in re.findall("`(.*?)`", cell)]
+    found = pq.read_schema(trained.path / "metrics.parquet").names
+    assert [name for name in found if not any(re.fullmatch(pattern, name) for pattern in told)] == []
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from guidance.canary import Canary
 from guidance.compilation import Work
 from guidance.errors import InputError
 from guidance.forward import Guidance
-from guidance.mechanisms.adversary import Attack, RandomMask
+from guidance.mechanisms.adversary import Attack, RandomMask, seeds_of
 from guidance.mechanisms.attention_loss import GuidedSoftmax, reduce_distances
 from guidance.mechanisms.fixed import Room
 from guidance.mechanisms.logit_loss import row_losses
@@ -205,16 +205,18 @@ class _Call:
         guidance = self.guidance
         how, queries_BQ = guidance.handle.plan.guides[number].how, guidance.queries(self.site).valid_BT
         allowed_B1QK = self.room.allowed_BQK[:, None]
+        assert guidance.seeds_B is not None
+        seeds_B = seeds_of(guidance.seeds_B, f"{self.site.name} {number}")
         if isinstance(how, RandomMask):
             with torch.no_grad():
                 scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
                 if self.position_bias is not None:
                     scores = scores + _heads(self.position_bias, heads)
                 proportion = guidance.handle.proportion(number, self.site, guidance.step)
-                return how.attack(scores, allowed_B1QK, queries_BQ, proportion)
+                return how.attack(scores, allowed_B1QK, queries_BQ, seeds_B, proportion)
         assert self.layer_input is not None
         weights = guidance.parameters(self.module, number)
-        attack: Attack = how.attack(weights, self.layer_input, allowed_B1QK, queries_BQ)
+        attack: Attack = how.attack(weights, self.layer_input, allowed_B1QK, queries_BQ, seeds_B)
         return attack
 
     def _measure_rows(self) -> None:

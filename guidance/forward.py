@@ -53,6 +53,7 @@ class Guidance:
         tokens: the features of the batch, by stack; a stack that is not told has none.
         step: optimizer steps so far, for masks that follow a schedule.
         attacking: this is the second pass, in which the adversary is at work and losses on heads are not.
+        seeds_B: int64, from which the attack on each example is drawn, where it is drawn at all.
         measuring: losses on heads are wanted; at inference nobody asks for them.
         distances: per (guide, site), the loss of each example, (B,); filled by the forward pass.
         attacks: per (guide, site), what the adversary did; filled by the forward pass.
@@ -63,6 +64,7 @@ class Guidance:
     tokens: Mapping[str, Tokens]
     step: int = 0
     attacking: bool = False
+    seeds_B: Tensor | None = None
     measuring: bool = True
     distances: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
@@ -150,15 +152,21 @@ class Guidance:
 
     # the second pass
 
-    def attack(self) -> Guidance:
+    def attack(self, seeds_B: Tensor | None = None) -> Guidance:
         """The guidance of a second forward pass over the same batch, in which adversaries and random masks attack.
+
+        Args:
+            seeds_B: int64, a number for each example: what is random in its attack depends on it alone, whatever else is in
+                the batch.  They are drawn when not given.
 
         Raises:
             PlanError: the plan has none at work.
         """
         if not self.handle.attacks:
             raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
-        return Guidance(self.handle, self.tokens, self.step, attacking=True)
+        if seeds_B is None:
+            seeds_B = torch.randint(1 << 62, (len(next(iter(self.tokens.values())).ids_BT),))
+        return Guidance(self.handle, self.tokens, self.step, attacking=True, seeds_B=seeds_B.to(self._device))
 
     def adversarial_loss(
         self,

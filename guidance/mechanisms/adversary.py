@@ -16,6 +16,7 @@ there would be no gradient at all.
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -82,11 +83,18 @@ class Adversary:
         """The parameters of one site."""
         return AdversaryWeights(self, num_heads, width)
 
-    def attack(self, weights: nn.Module, layer_input_BTd: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor) -> Attack:
-        """The attack on one layer."""
+    def attack(
+        self,
+        weights: nn.Module,
+        layer_input_BTd: Tensor,
+        allowed_B1QK: Tensor,
+        queries_BQ: Tensor,
+        seeds_B: Tensor,
+    ) -> Attack:
+        """The attack on one layer; see `uniform_numbers` for the seeds."""
         units = weights(layer_input_BTd.detach())
         if self.noise == "gumbel":
-            uniform = torch.rand_like(units, dtype=torch.float32).clamp(1e-6, 1 - 1e-6)
+            uniform = uniform_numbers(seeds_B, *units.shape[1:]).clamp(1e-6, 1 - 1e-6)
             units = units + torch.logit(uniform)  # the difference of two Gumbel draws
         return Attack.of(ReversedThreshold.apply(units), allowed_B1QK, queries_BQ)
 
@@ -144,8 +152,18 @@ class RandomMask:
     kind: Literal["bernoulli", "scheduled", "magnitude"] = "bernoulli"
     proportion: Share = 0.1
 
-    def attack(self, scores_BhQK: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor, proportion: float) -> Attack:
+    def attack(
+        self,
+        scores_BhQK: Tensor,
+        allowed_B1QK: Tensor,
+        queries_BQ: Tensor,
+        seeds_B: Tensor,
+        proportion: float,
+    ) -> Attack:
         """The attack on one layer, whose scores before any mask are given; every row keeps at least one key.
+
+        Args:
+            seeds_B: see `uniform_numbers`.
 
         Raises:
             InputError: the proportion, from a table perhaps, is no share.
@@ -155,7 +173,7 @@ class RandomMask:
         if self.kind == "magnitude":
             order = scores_BhQK.detach().mean(1, keepdim=True)
         else:
-            order = torch.rand(allowed_B1QK.shape, device=scores_BhQK.device)
+            order = uniform_numbers(seeds_B, *allowed_B1QK.shape[1:])
         order = order.masked_fill(~allowed_B1QK, -torch.inf)
         if self.kind == "magnitude":
             rank = order.argsort(-1, descending=True).argsort(-1)
@@ -166,6 +184,41 @@ class RandomMask:
             # uniform numbers, so the highest of a row is as good a unit to keep as any
             off = (order < proportion) & (order < order.amax(-1, keepdim=True))
         return Attack.of((~off).float(), allowed_B1QK, queries_BQ)
+
+
+def uniform_numbers(seeds_B: Tensor, heads: int, queries: int, keys: int) -> Tensor:
+    """Numbers in [0, 1), float32 (B, heads, queries, keys), that depend on the seed of their example and their own place
+    alone: not on the device, on how wide the batch is padded, or on which examples are beside it.
+
+    Source: the output function of SplitMix64 (Steele et al. 2014, *Fast Splittable Pseudorandom Number Generators*).
+
+    Args:
+        seeds_B: int64, one for each example; others for every layer, see `seeds_of`.
+    """
+    axes = (torch.arange(size, device=seeds_B.device) for size in (heads, queries, keys))
+    head_h, query_Q, key_K = (axis.view(shape) for axis, shape in zip(axes, ((-1, 1, 1), (-1, 1), (-1,)), strict=True))
+    places_hQK = (head_h << 48) + (query_Q << 24) + key_K
+    numbers_BhQK = _mixed(seeds_B.view(-1, 1, 1, 1) + places_hQK * _GOLDEN)
+    return (numbers_BhQK.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)).float().mul_(2.0**-24)
+
+
+def seeds_of(seeds_B: Tensor, name: str) -> Tensor:
+    """Seeds of its own for whatever draws, a guide in a layer, from those of the examples."""
+    return _mixed(seeds_B + zlib.crc32(name.encode()))
+
+
+_GOLDEN, _FIRST, _SECOND = (
+    number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """Every bit of int64 numbers depends on all of theirs; products wrap round, shifts bring in zeros."""
+    numbers = numbers.clone()
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        numbers ^= (numbers >> shift).bitwise_and_((1 << 64 - shift) - 1)
+        numbers *= factor
+    return numbers
 
 
 Form = Literal["classification", "token", "regression"]

@@ -48,11 +48,18 @@ def prepare(given: Given) -> MaskedLM:
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One micro-batch: what the model sees, what it is asked, and the features of its tokens; rows not yet padded."""
+    """One micro-batch; rows not yet padded.
+
+    Attributes:
+        seen: what the model sees, and ``labels``, what it is asked.
+        columns: features of the tokens.
+        origins: epoch and number of each example.
+    """
 
     seen: list[np.ndarray]
     labels: list[np.ndarray]
     columns: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
+    origins: Sequence[tuple[int, int]] = ()
 
     @property
     def length(self) -> int:
@@ -100,7 +107,7 @@ class MaskedLM:
         rows = self.splits[split]
         pairs = [self.masker(rows[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
         columns = {name: [rows.column(name, i) for _, i in examples] for name in rows.columns}
-        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns)
+        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns, examples)
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
         guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
@@ -114,11 +121,17 @@ class MaskedLM:
         clean = self.call(model, inputs, **self.guided.forward(guidance), **states)
         losses = {**self.task_losses(clean, inputs), **self.guided.losses(guidance)}
         if self.guided.attacks:
-            attack = guidance.attack()
+            attack = guidance.attack(self.seeds(batch))
             other = self.call(model, inputs, guidance=attack, **states)
             both = [(output.logits, output.hidden_states[-1][:, 0]) for output in (clean, other)]
             losses |= self.guided.attack_losses(attack, *both)
         return losses
+
+    def seeds(self, batch: MaskedBatch) -> Tensor:
+        """A number for each example, int64, from which attacks on it are drawn."""
+        # the second word of the counter keeps these numbers apart from those that choose words and texts
+        sources = (np.random.Philox(key=[self.seed, epoch], counter=[0, 2, 0, i]) for epoch, i in batch.origins)
+        return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
 
     def weights(self, step: int) -> dict[str, float]:
         return {"mlm": 1.0, **self.guided.weights(step)}
@@ -248,7 +261,7 @@ class FilledLM(MaskedLM):
             uniform_numbers(len(row), seed=self.seed, epoch=epoch, example=i)[row != IGNORED]
             for row, (epoch, i) in zip(masked.labels, examples, strict=True)
         ]
-        batch = FilledBatch(masked.seen, masked.labels, masked.columns, torch.from_numpy(np.concatenate(uniform)))
+        batch = FilledBatch(**vars(masked), uniform_N=torch.from_numpy(np.concatenate(uniform)))
         if self.unigram:
             batch.fill(self.unigram.draw(batch.uniform_N))
         return batch

@@ -183,6 +183,7 @@ class NextSentence(MaskedLM):
         return PairBatch(
             seen=[seen for seen, _ in masked],
             labels=[labels for _, labels in masked],
+            origins=examples,
             columns={"segment": [row.segments for row in laid]} if self.has_segments else {},
             types=[row.types for row in laid],
             relations=[pair.label for pair in pairs],

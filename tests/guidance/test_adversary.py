@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
 from guidance.forward import Guidance
 from guidance.installation import Handle, install
-from guidance.mechanisms.adversary import Adversary, Form, divergence
+from guidance.mechanisms.adversary import Adversary, Form, divergence, seeds_of, uniform_numbers
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
 
@@ -48,6 +48,9 @@ def without_labels(family: str) -> dict[str, Tensor]:
     return {key: value for key, value in inputs.items() if key != "labels"}
 
 
+SEEDS_B = torch.randint(1 << 62, (64,), generator=torch.Generator().manual_seed(3))
+
+
 def valid_outputs(inputs: Mapping[str, Tensor]) -> Tensor:
     return inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
 
@@ -67,12 +70,12 @@ def prepared(
 
 
 def both_passes(
-    model: PreTrainedModel, handle: Handle, inputs: dict[str, Tensor], step: int = 0
+    model: PreTrainedModel, handle: Handle, inputs: dict[str, Tensor], step: int = 0, seeds_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Guidance]:
     """Clean outputs, attacked outputs, and the guidance of the second pass."""
     guidance = handle.guide(**inputs, step=step)
     clean = model(**inputs, guidance=guidance).logits
-    attack = guidance.attack()
+    attack = guidance.attack(seeds_B)
     return clean, model(**inputs, guidance=attack).logits, attack
 
 
@@ -121,6 +124,7 @@ class WrittenOut:
     weights: dict[str, dict[str, Tensor]]
     options: Adversary
     heads: tuple[int, ...] = (0, 1, 2, 3)
+    number: int = 0
     made: list[Tensor] = field(default_factory=list)
 
     def __call__(self, name: str, states: Tensor, scores: Tensor) -> Tensor | None:
@@ -137,7 +141,8 @@ class WrittenOut:
             units.append(asked @ known.transpose(1, 2) / math.sqrt(size))
         u = torch.stack(units, 1)
         if self.options.noise == "gumbel":
-            uniform = torch.rand(u.shape).clamp(1e-6, 1 - 1e-6)
+            seeds_B = seeds_of(SEEDS_B[: len(u)], f"{name} {self.number}")
+            uniform = uniform_numbers(seeds_B, *u.shape[1:]).clamp(1e-6, 1 - 1e-6)
             u = u + (uniform.log() - (1 - uniform).log())
         m = (u > 0).double() + torch.sigmoid(u) - torch.sigmoid(u).detach()
         self.made.append(m)
@@ -192,8 +197,8 @@ def check_against_the_method_written_out(
     inputs = without_labels(family)
     selected = valid_outputs(inputs)
     model, handle = prepared(family, guides)
-    torch.manual_seed(11)
-    clean, attacked, attack = both_passes(model, handle, inputs)
+    seeds_B = SEEDS_B[: len(selected)]
+    clean, attacked, attack = both_passes(model, handle, inputs, seeds_B=seeds_B)
     extra = attack.adversarial_loss(clean, attacked, "token", selected)
     (clean[selected].square().mean() + extra).backward()
 
@@ -208,7 +213,7 @@ def check_against_the_method_written_out(
             for n, site in handle.attacks
             if n == number
         }
-        written.append(WrittenOut(weights, guide.how, mine))
+        written.append(WrittenOut(weights, guide.how, mine, number))
     names = {site.name for _, site in handle.attacks}
 
     def masking(name: str, states: Tensor, scores: Tensor) -> Tensor:
@@ -217,7 +222,6 @@ def check_against_the_method_written_out(
 
     with masked_softmax(other, set(), masking):
         expected_clean = other(**inputs).logits
-    torch.manual_seed(11)
     with masked_softmax(other, names, masking):
         expected_attacked = other(**inputs).logits
     close = {"rtol": 1e-5, "atol": 1e-6} if family == "deberta-v2" else {"rtol": 1e-8, "atol": 1e-9}
@@ -489,11 +493,10 @@ def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask(dtyp
 
 def test_gumbel_noise_is_logistic() -> None:
     """Two independent Gumbel draws differ by a logistic number: a unit is on with probability sigma(u)."""
-    torch.manual_seed(0)
     how = Adversary(noise="gumbel")
     allowed, queries = torch.ones(1, 1, 200, 200, dtype=torch.bool), torch.ones(1, 200, dtype=torch.bool)
     for u in (-2.0, 0.0, 1.0):
-        made = how.attack(_Constant(u), torch.zeros(1, 200, 8), allowed, queries)
+        made = how.attack(_Constant(u), torch.zeros(1, 200, 8), allowed, queries, SEEDS_B[:1])
         share = float(made.kept_B / made.units_B)
         assert share == pytest.approx(float(torch.sigmoid(torch.tensor(u))), abs=0.01)  # 4 standard errors
 
@@ -505,6 +508,47 @@ class _Constant(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return torch.full((len(states), 1, states.shape[1], states.shape[1]), self.value)
+
+
+# what is drawn
+
+
+def test_numbers_are_those_of_splitmix64() -> None:
+    """Written out in whole numbers: the state of a place is its seed and its place times the golden ratio."""
+
+    def splitmix(state: int) -> int:
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % (1 << 64)
+        return state ^ state >> 31
+
+    drawn = uniform_numbers(SEEDS_B[:2], 3, 4, 5)
+    for b, h, q, k in ((0, 0, 0, 0), (1, 2, 3, 4), (0, 1, 0, 4), (1, 0, 3, 0)):
+        place = (h << 48) + (q << 24) + k
+        number = splitmix((int(SEEDS_B[b]) + place * 0x9E3779B97F4A7C15) % (1 << 64))
+        assert float(drawn[b, h, q, k]) == (number >> 40) / (1 << 24)
+
+
+def test_numbers_are_uniform_and_go_their_own_way_in_every_example_layer_and_head() -> None:
+    here, there = (uniform_numbers(seeds_of(SEEDS_B[:8], name), 2, 64, 64) for name in ("layer.0 0", "layer.1 0"))
+    counts = torch.histc(here, 16, 0, 1)
+    assert float(((counts - counts.mean()) ** 2 / counts.mean()).sum()) < 15 + 5 * math.sqrt(30)  # chi-squared
+    pairs = [(here, there), (here[:4], here[4:]), (here[:, :1], here[:, 1:]), (here[:, :, 1:], here[:, :, :-1])]
+    for one, other in [*pairs, (here[..., 1:], here[..., :-1])]:
+        correlation = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+        assert abs(float(correlation)) < 4 / math.sqrt(one.numel())
+
+
+@pytest.mark.parametrize("row", ["bernoulli", "gumbel"])
+def test_an_attack_does_not_depend_on_padding_or_on_what_else_is_in_the_batch(row: str) -> None:
+    guide = random_mask(proportion=0.4) if row == "bernoulli" else adversary(noise="gumbel", per_head=True)
+    model, handle = prepared("bert", (guide,))
+    inputs = batch((12, 7, 9))
+    _, together, _ = both_passes(model, handle, inputs, seeds_B=SEEDS_B[:3])
+    for number, length in enumerate((12, 7, 9)):
+        alone = {name: value[number : number + 1, :length] for name, value in inputs.items()}
+        attack = handle.guide(**alone).attack(SEEDS_B[number : number + 1])
+        found = model(**alone, guidance=attack).logits
+        torch.testing.assert_close(found[0], together[number, :length], rtol=1e-9, atol=1e-9)
 
 
 # the laws of the second pass
@@ -786,7 +830,7 @@ def test_magnitude_takes_whole_units_as_written_in_decimals() -> None:
     for proportion, size, expected in ((0.13, 900, 117), (0.29, 100, 29), (0.1, 9, 0), (0.1, 10, 1), (0.99, 3, 2)):
         scores = torch.randn(1, 2, 1, size)
         seen = torch.ones(1, 1, 1, size, dtype=torch.bool)
-        made = how.attack(scores, seen, torch.ones(1, 1, dtype=torch.bool), proportion)
+        made = how.attack(scores, seen, torch.ones(1, 1, dtype=torch.bool), SEEDS_B[:1], proportion)
         assert int((made.scores < 0).sum()) == expected
 
 

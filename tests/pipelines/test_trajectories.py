@@ -38,11 +38,13 @@ class Case(NamedTuple):
 
 
 ADVERSARY = '[[guide]]\nmechanism = "adversary"\ntau = 0.1\n'
+BERNOULLI = '[[guide]]\nmechanism = "random_mask"\nproportion = 0.3\n'
 SEGMENTS = '[[guide]]\npattern = "same_segment"\nmechanism = "attention_loss"\nheads = [0]\nweight = 1.0\n'
 ELECTRA: dict[str, Any] = {"objective": "electra", "mask_probability": 0.3}
 CASES = {
     "mlm": Case(("words",), {"batch_tokens": 100}, "preset:ag"),
     "mlm, attacked": Case(("words",), plan=ADVERSARY),
+    "mlm, randomly attacked": Case(("words",), {"batch_tokens": 100}, BERNOULLI),
     "mlm, of two corpora": Case(("words", "more"), {"sampling": [1, 2], "schedule": "inverse-sqrt", "warmup_steps": 2}),
     "mlm with conflicts": Case(("words",), {"architecture": "bert", "mask_probability": 0.3}, CONFLICT, counts=True),
     "mlm+nsp": Case(("words",), {"objective": "mlm+nsp"}, SEGMENTS),

@@ -223,7 +223,7 @@ class Guidance:
         found: dict[Site, list[Tensor]] = {}
         for (_, site), attack in self._made_attacks():
             left_B = attack.units_B - attack.kept_B.detach()
-            found.setdefault(site, []).append(left_B / attack.units_B.clamp(min=1))
+            found.setdefault(site, []).append(left_B.double() / attack.units_B.clamp(min=1))
         return {site: torch.stack(shares).mean(0) for site, shares in found.items()}
 
     def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:

@@ -58,8 +58,11 @@ TOPICS = {
         "guide pretrain wiki-128 --objective mlm+nsp --epochs 40",
         "guide pretrain wiki-128 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --layers 12 --heads 8",
         "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
+        "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",
         "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --steps 10000 --learning-rate 5e-5",
-        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
+        "guide pretrain wiki-128 --plan preset:random-mask-scheduled --masking an-asa-run --size small",
+        "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
+        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
         "for s in 0 1 2; do guide pretrain wiki-128 --architecture bert --seed $s --name plain-$s; done",
         "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
         "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
@@ -90,6 +93,7 @@ def pretrain_command(
     A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
     and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  With --init the sequences are those of that model's
     tokenizer, which `guide build-sequences` takes as a folder.  What is missing is said before training begins.
+    `guide plan show` lists the presets, ablations and baselines too; `guide plan new` writes a plan to change.
 
     Ctrl-C or SIGTERM finishes the step and saves; the same command continues the run, bit for bit.
     """

@@ -24,7 +24,7 @@ from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from guidance.plan import Guide, Plan
 from pipelines.artifacts import Artifact
-from pipelines.models import check_lengths, configuration
+from pipelines.models import check_lengths, check_same_tokenizer, configuration
 from pipelines.objectives import Given
 from pipelines.objectives.guided import Guided, Inputs
 
@@ -144,6 +144,7 @@ def _continued(given: Given, auto_class: Any) -> Any:
     folder = given.folder / FOLDER
     if not (folder / CONFIG_FILE).exists():
         return None
+    check_same_tokenizer(folder, given.tokenizer)
     generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))
     if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was built again while it was read", hint="run again")

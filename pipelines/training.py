@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -135,6 +136,10 @@ class Objective(Protocol):
         """The models that a finished run leaves; the first one is that which one goes on with."""
 
 
+Scorer = Callable[[nn.Module], Mapping[str, float]]
+"""Gives metrics of a model by their names, the same in every process; called in evaluation mode, without gradients."""
+
+
 @dataclass
 class Outcome:
     """What a finished run leaves, besides its checkpoints.
@@ -163,11 +168,14 @@ def train(
     progress: Progress,
     title: str,
     trackers: Path | None = None,
+    scorers: Mapping[str, Scorer] = MappingProxyType({}),
 ) -> Outcome:
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
 
     Args:
         trackers: the folder for the files of trackers; beside the checkpoints by default.
+        scorers: by the name of a task, what scores the model along with every validation; its metrics become the columns
+            ``eval/<task>/<metric>``.
 
     Raises:
         NumericalError: a loss or the gradient is not finite; nothing was updated with it.
@@ -182,7 +190,7 @@ def train(
         )
     folder = trackers or partial / "trackers"
     try:
-        return _Loop(objective, order, settings, cluster, partial, progress, title, folder).run()
+        return _Loop(objective, order, settings, cluster, partial, progress, title, folder, scorers).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
@@ -244,10 +252,11 @@ class _Loop:
         progress: Progress,
         title: str,
         tracker_folder: Path,
+        scorers: Mapping[str, Scorer],
     ) -> None:
         self.objective, self.order, self.settings, self.cluster = objective, order, settings, cluster
         objective.begin(settings.steps)
-        self.progress, self.title, self.tracker_folder = progress, title, tracker_folder
+        self.progress, self.title, self.tracker_folder, self.scorers = progress, title, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
         self.log_path = partial / "metrics.jsonl"
         if cluster.precision == "fp64":
@@ -422,6 +431,11 @@ class _Loop:
         plain = torch.compiler.set_stance("force_eager") if self.settings.compile else nullcontext()
         with torch.no_grad(), self.cluster.accelerator.autocast(), plain:
             sums = self.objective.evaluate(self.bare, self.cluster.rank, self.cluster.world)
+            scores = {
+                f"eval/{task}/{metric}": float(value)
+                for task, score in self.scorers.items()
+                for metric, value in score(self.bare).items()
+            }
         added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
         # a loss over nothing is not defined, rather than 0
         losses = {name: added[f"{name}/0"] / added[f"{name}/1"] for name in sums if added[f"{name}/1"]}
@@ -434,7 +448,7 @@ class _Loop:
             self._write("best", self._write_weights)
             if self.cluster.leads:
                 self.checkpoints.retain("best", {self.step, *self.protected})
-        return {f"valid/{name}": value for name, value in losses.items()}
+        return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
 
     # saving and coming back
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import math
@@ -15,7 +16,7 @@ import torch
 
 from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
-from pipelines import pretrain, training
+from pipelines import comparison, pretrain, training
 from pipelines.batches import Examples
 from pipelines.cluster import Cluster, StopRequest
 from pipelines.objectives import Given
@@ -265,6 +266,24 @@ def test_a_first_step_of_adamw_is_what_the_formula_says(store: Store) -> None:
     )
     moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in before if before[name].ndim > 1])
     assert set(moved.mul(1e6).round().div(1e6).tolist()) <= {0.0, 0.25}
+
+
+def test_scores_along_the_way_become_columns_that_runs_are_compared_by(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def score(model: torch.nn.Module) -> dict[str, float]:
+        asked.append(model.training or torch.is_grad_enabled())
+        return {"f1": 0.25 * len(asked)}
+
+    train = training.train
+    monkeypatch.setattr(training, "train", functools.partial(train, scorers={"names": score}))
+    run = trainings.train(store, trainings.sequences(store), steps=6, evaluate_every=2).artifact
+    column = [row.get("eval/names/f1") for row in map(json.loads, run.read("metrics.jsonl").splitlines())]
+    assert column == [None, 0.25, None, 0.5, None, 0.75] and not any(asked)
+    compared = comparison.run([run.reference], store, score="names/f1")
+    assert compared.score == "eval/names/f1"
 
 
 def test_memory_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

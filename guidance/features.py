@@ -289,6 +289,9 @@ RELATIONS = (
 )
 """Universal dependency relations with their common subtypes; a token's ``relation`` is a place in this tuple."""
 
+CODES: Mapping[str, tuple[str, ...]] = {"relation": RELATIONS, "pos": UPOS}
+"""What the numbers of a feature stand for: places in these tuples."""
+
 _PLACES = {name: place for place, name in enumerate(RELATIONS)}
 
 _OTHER_LABELS = {

@@ -117,20 +117,18 @@ def build(run: Run) -> None:
     """The stage itself; see `run`."""
     paths = _map(run.inputs, run.config, run.partial, run.progress)
     tally = _Tally()
-    scheme = ""
-    for path in paths:
-        scheme = scheme or _scheme_of(path)
-    schema = dependency_schema().with_metadata({"scheme": scheme})
+    facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
+    schema = dependency_schema().with_metadata(facts)
     with run.out.parquet(TABLE, schema) as writer:
         for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
             tally.add(table)
             writer.write_table(table.cast(schema))
     tally.check()
-    run.out.counts |= tally.counts() | {"scheme": scheme}
-    run.warn(*tally.warnings(scheme))
+    run.out.counts |= tally.counts() | facts
+    run.warn(*tally.warnings(facts["scheme"]))
 
 
-STAGE = Stage("build-deps", "deps", 1, Config, build)
+STAGE = Stage("build-deps", "deps", 2, Config, build)
 
 
 def _map(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> list[Path]:
@@ -154,8 +152,8 @@ _ALONE = threading.Lock()
 def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Parse the sentences of the windows that begin in a shard."""
     with _ALONE:
-        reader, scheme = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
-        schema = dependency_schema().with_metadata({"scheme": scheme})
+        reader, facts = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        schema = dependency_schema().with_metadata(facts)
         with parquet_file(path, schema) as writer:
             for window in _windows(shard):
                 sentences = list(_sentences(window))
@@ -172,14 +170,15 @@ _Reader = Callable[[Shard, Sequence[Sentence]], list[Tree]]
 @functools.lru_cache(maxsize=1)
 def _opened(
     parser: str, max_words: int, device: str, paths: tuple[str, ...] = (), names: tuple[str, ...] = ()
-) -> tuple[_Reader, str]:
-    """A parser and its scheme of labels; a process opens it once for all its shards."""
+) -> tuple[_Reader, dict[str, str]]:
+    """A parser, its scheme of labels and its language, "" for unknown; a process opens it once for all its shards."""
     kind, _, rest = parser.partition(":")
     if kind == "conllu":
         treebank = Treebank([Path(path) for path in paths], names, max_words)
-        return functools.partial(_found, treebank), treebank.scheme
+        return functools.partial(_found, treebank), {"scheme": treebank.scheme, "language": ""}
     model: Any = READERS[kind].open(rest, device, max_words)
-    return (lambda _, sentences: model([text for *_, text in sentences])), model.scheme
+    facts = {"scheme": model.scheme, "language": model.language}
+    return (lambda _, sentences: model([text for *_, text in sentences])), facts
 
 
 def _found(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
@@ -251,9 +250,10 @@ def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) ->
 # the table from the partial files
 
 
-def _scheme_of(path: Path) -> str:
+def _facts_of(path: Path) -> dict[str, str]:
     with open(path, "rb") as raw:
-        return (open_parquet(raw).schema_arrow.metadata or {}).get(b"scheme", b"").decode()
+        metadata = open_parquet(raw).schema_arrow.metadata or {}
+    return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language")}
 
 
 class _Tally:

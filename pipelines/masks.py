@@ -11,9 +11,8 @@ import dataclasses
 import functools
 import itertools
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,7 +26,7 @@ from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.progress import Progress
 from pipelines.role_tables import RoleTables, pieces_of
 from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
-from pipelines.stage import Options, Result, Run, Stage, internal, knob, read_json, require
+from pipelines.stage import Options, Result, Run, Stage, internal, knob, require
 from pipelines.store import Store
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]
@@ -35,11 +34,18 @@ __all__ = ["STAGE", "Config", "mask_schema", "run"]
 GROUP_TOKENS = 1 << 18
 """Tokens of a row group of the result, about: it ends with the first sequence that reaches them."""
 
+_CODES = b"codes"
 _TREE = ("head", "relation", "pos", "negation")
+_TOLD: Mapping[str, Callable[[Any], Any]] = {
+    "idf": lambda idf: idf > 0,
+    **dict.fromkeys(("head", "relation", "pos"), lambda number: number >= 0),
+}
+"""Of which tokens a column says anything."""
+
 _SOURCES = {
     "idf": ("idf", "no --idf was given: guide build-idf"),
     **dict.fromkeys(_TREE, ("deps", "no --deps was given: guide build-deps")),
-    "stop_word": ("stop_words", "no --deps of a spaCy model was given, which would know the language's stop words"),
+    "stop_word": ("stop_words", "no --deps of a parser was given for whose language spaCy has stop words"),
 }
 """Columns that need more than text: the setting that gives them, and why they are missing without it."""
 
@@ -121,40 +127,44 @@ def _check_words(table: Artifact) -> None:
 
 
 def stop_words(deps: Artifact) -> list[str] | None:
-    """The stop words of the language of a spaCy model; None where another parser made the trees."""
-    kind, _, place = str(deps.manifest.get("config", {}).get("parser", "")).partition(":")
-    language = _language(place) if kind == "spacy" else None
-    if language is None:
-        return None
+    """spaCy's stop words for the language of the parser; None where it has none or the parser told no language."""
     try:
-        return sorted(require("spacy", "spacy").util.get_lang_class(language).Defaults.stop_words)
+        language = require("spacy", "spacy").util.get_lang_class(str(deps.counts.get("language") or "xx"))
     except ImportError:  # a language that this spaCy does not have
         return None
-
-
-def _language(place: str) -> str | None:
-    """The language of a spaCy model: ``en`` of ``en_core_web_sm``; a folder says its own while it is there."""
-    if match := re.fullmatch(r"([a-z]{2,3})_\w+", place):
-        return match[1]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(read_json(Path(place) / "meta.json")["lang"])
-    return None
+    return sorted(language.Defaults.stop_words) or None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:
-    """Columns of a file of masks: lists of one length, one entry for each token of a sequence."""
+    """Columns of a file of masks: lists of one length, one entry for each token of a sequence.  What the numbers of a
+    column stand for is in the metadata of its field, as ``codes``, a list in JSON."""
     import pyarrow as pa
 
-    from guidance.features import FEATURES
+    from guidance.features import CODES, FEATURES
     from guidance.statistics.roles import NOTHING
 
-    return pa.schema(
-        [
-            list_column(name, pa.from_numpy_dtype(kind), FEATURES[name].summary)
-            for name, (_, kind) in NOTHING.items()
-            if name in columns
-        ]
-    )
+    fields = [
+        list_column(name, pa.from_numpy_dtype(kind), FEATURES[name].summary)
+        for name, (_, kind) in NOTHING.items()
+        if name in columns
+    ]
+    told = [{_CODES: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
+    return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, told, strict=True)])
+
+
+def check_codes(masks: Artifact) -> None:
+    """Raises ArtifactMismatch where numbers of relations or parts of speech stand for others than they do now."""
+    from guidance.features import CODES
+
+    for name in (name for name in masks.files if name.endswith(".parquet")):
+        with masks.open(name) as file:
+            schema = open_parquet(file).schema_arrow
+        for field in (schema.field(column) for column in CODES if column in schema.names):
+            if (codes := (field.metadata or {}).get(_CODES)) and json.loads(codes) != list(CODES[field.name]):
+                raise ArtifactMismatch(
+                    f"{masks.reference}: its column {field.name} was written by a guide that numbers them in another way",
+                    hint="guide build-masks again, with --force",
+                )
 
 
 # the stage
@@ -205,6 +215,9 @@ def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     roles = tables.roles(pieces)
     schema = mask_schema(list(roles.columns))
     counts = {"sequences": rows.num_rows, "tokens": len(pieces.document), **roles.counts}
+    counts |= {
+        f"with_{name}": int(told(roles.columns[name]).sum()) for name, told in _TOLD.items() if name in roles.columns
+    }
     with parquet_file(path, schema.with_metadata({"counts": json.dumps(counts)})) as writer:
         writer.write_table(_table(roles.columns, pieces.bounds, schema))
 
@@ -274,8 +287,10 @@ def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[st
             run.warn(
                 f"{split}: {counts['cut_arcs']:,} of {counts['arcs']:,} arcs lead out of a sequence and were dropped"
             )
+        if silent := [name for name in _TOLD if counts.get(f"with_{name}") == 0]:
+            run.warn(f"{split}: of no token is the {' or the '.join(silent)} known")
         if counts.get("silent_words"):
             run.warn(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
 
 
-STAGE = Stage("build-masks", "masks", 1, Config, build)
+STAGE = Stage("build-masks", "masks", 2, Config, build)

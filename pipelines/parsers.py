@@ -122,6 +122,7 @@ class SpacyParser:
 
     Attributes:
         scheme: whose labels its relations are.
+        language: as a code, ``en``.
     """
 
     def __init__(self, name: str, device: Device, max_words: int) -> None:
@@ -133,6 +134,7 @@ class SpacyParser:
 
         _spacy_device(self._device)
         self._model = load_spacy(self._name)
+        self.language = str(self._model.lang)
         meta = {name: self._model.get_pipe_meta(name) for name in self._model.pipe_names}
         parsers = [name for name, pipe in meta.items() if "token.dep" in pipe.assigns or pipe.factory == "parser"]
         if not parsers:
@@ -285,6 +287,7 @@ class StanzaParser:
 
     Attributes:
         scheme: whose labels its relations are.
+        language: as a code, ``en``.
     """
 
     def __init__(self, place: str, device: Device, max_words: int) -> None:
@@ -293,7 +296,7 @@ class StanzaParser:
         if device == "cuda" and not torch.cuda.is_available():
             raise MachineError("there is no CUDA device for Stanza", hint="--device cpu")
         folder, language, package = stanza_place(place)
-        self._max_words = max_words
+        self._max_words, self.language = max_words, language
         self._model = load_stanza(
             folder,
             language,

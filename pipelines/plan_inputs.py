@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from guidance.errors import InputError, PlanError
 from pipelines.artifacts import Artifact
 from pipelines.manifest import ArtifactMismatch, ArtifactMissing
+from pipelines.masks import check_codes
 from pipelines.stage import Files
 from pipelines.store import Store
 
@@ -41,6 +42,7 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
         )
     for role, reference, data in zip(roles("masks", len(references)), references, corpora, strict=False):
         found[role] = masks = store.load(reference, kind="masks")
+        check_codes(masks)
         made_of = masks.manifest["inputs"]["sequences"]
         if made_of["content"] != data.content:
             raise ArtifactMismatch(
@@ -108,6 +110,14 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
             + (f", which {masks.reference} does not have" if masks else ""),
             hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
         )
+    if training and (given := inputs_of("masks", inputs)):
+        for need in features(plan):
+            if not any(masks.counts["splits"].get("train", {}).get(f"with_{need}", 1) for masks in given):
+                raise PlanError(
+                    f"{source}: guide {plan.needs()[need]!r} has no member in the training text: {given[0].reference} knows "
+                    f"the {need} of no token",
+                    hint="look at the warnings of build-masks and build-deps, or leave the guide out of the plan",
+                )
     for label, guide in zip(plan.labels, plan.guides, strict=True):
         if guide.acts.is_loss and not training:
             continue

@@ -14,7 +14,7 @@ from pipelines.artifacts import Artifact
 from pipelines.columns import column, list_column
 from pipelines.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.manifest import ArtifactDamaged, ArtifactMissing
-from pipelines.masks import origin
+from pipelines.masks import check_codes, origin
 from pipelines.models import read_tokenizer
 from pipelines.progress import Progress
 from pipelines.role_tables import RoleTables, pieces_of
@@ -93,6 +93,7 @@ class Opened:
     """An artifact of masks with the sequences that it is of."""
 
     def __init__(self, masks: Artifact, store: Store) -> None:
+        check_codes(masks)
         self.masks, self.data = masks, origin(masks, "sequences", store)
         self._tokenizer = read_tokenizer(self.data, masked=False)
         self._vocabulary: Vocabulary | None = None

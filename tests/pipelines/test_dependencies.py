@@ -195,6 +195,7 @@ def test_hand_parsed_sentences_stand_in_the_table_as_they_are(scheme: str, store
     artifact = parse(store, text, by_hand(tmp_path / "model", scheme))
     check_rows(text, artifact)
     assert artifact.counts["scheme"] == {"ud": "ud", "spacy": "spacy-en"}[scheme]
+    assert artifact.counts["language"] == "en"
     whole = document_texts(text)
     rows = rows_of(artifact)
     assert [row["document"] for row in rows] == [0] * 5 + [1] * 3
@@ -239,7 +240,7 @@ def test_labels_of_no_known_scheme_are_said(store: Store, tmp_path: Path) -> Non
 def test_units_and_scheme_stand_in_the_file(store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, {"a.txt": "A dog ran."})
     schema = pq.read_schema(parse(store, text, by_hand(tmp_path / "model")).path / "deps.parquet")
-    assert schema.metadata[b"scheme"] == b"ud"
+    assert schema.metadata[b"scheme"] == b"ud" and schema.metadata[b"language"] == b"en"
     assert schema.remove_metadata() == dependencies.dependency_schema()
     assert all(field.metadata[b"unit"] for field in schema)
     assert str(schema.field("head").type) == "list<element: int32 not null>"
@@ -639,7 +640,7 @@ def test_real_treebanks_keep_all_their_words(folder: str, pattern: str, words: i
     artifact = parse(store, text, f"conllu:{place}")
     check_rows(text, artifact, spelled=False)
     assert artifact.counts["without"] == {}
-    assert artifact.counts["scheme"] == "ud"
+    assert artifact.counts["scheme"] == "ud" and artifact.counts["language"] == ""
     # identical documents are in a corpus once
     dropped = sum(text.counts["dropped"].values())
     assert artifact.counts["words"] == words or (dropped and words - 50 * dropped < artifact.counts["words"] < words)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from guidance import features
 from guidance.combinations import read_pattern
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.features import FEATURES, RELATIONS, Tokens, Vocabulary
@@ -150,6 +151,7 @@ def write_deps(store: Store, text: Artifact, scheme: str = "ud", **changes: Any)
             table = pa.Table.from_pylist(rows, schema=dependency_schema())
             for first in range(0, len(rows), 5):  # sentences of one document in several row groups
                 writer.write_table(table.slice(first, 5))
+        out.counts |= {"language": "en" if scheme == "spacy-en" else ""}
     return Artifact(store.place("deps", recipe))
 
 
@@ -533,6 +535,31 @@ def test_a_pattern_whose_source_is_missing_is_refused_with_its_name(
     with pytest.raises(PlanError) as raised:
         train(store, made, plan=ROLES)
     assert "guide build-masks" in str(raised.value.hint) and "--masks" in str(raised.value.hint)
+
+
+def test_a_role_without_a_member_in_the_whole_text_is_refused_with_its_name(store: Store) -> None:
+    made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
+    nothing: dict[str, Any] = {key: [] for key in ("start", "end", "form", "lemma", "upos", "head", "relation")}
+    deps = write_deps(store, made.text, **nothing, status="too long")
+    part = build(store, made.data, idf=made.idf.reference, deps=deps.reference)
+    assert any("of no token is the head or the relation or the pos known" in line for line in part.manifest["warnings"])
+    with pytest.raises(
+        PlanError, match=r"guide '.*' has no member in the training text: .* knows the head of no token"
+    ):
+        train(store, made, plan=ROLES, masks=part.reference)
+
+
+def test_what_numbers_stand_for_is_in_the_file_and_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
+    schema = pq.read_schema(made.masks.path / "train.parquet")
+    for name, codes in (("relation", features.RELATIONS), ("pos", features.UPOS)):
+        assert json.loads(schema.field(name).metadata[b"codes"]) == list(codes)
+    masks.check_codes(made.masks)
+    monkeypatch.setattr(features, "CODES", {"relation": features.RELATIONS[::-1], "pos": features.UPOS})
+    with pytest.raises(
+        ArtifactMismatch, match="its column relation was written by a guide that numbers them in another"
+    ):
+        train(store, made, plan=ROLES, masks=made.masks.reference)
 
 
 def test_scores_of_heads_choose_them(store: Store) -> None:

@@ -1,7 +1,7 @@
 """Time and memory of statistics on a small and on a large corpus, with one process, two, and Dask.
 
     python -m benchmarks.statistics_scale [FILE_OR_FOLDER] [--sizes 10,1000] [--stages idf,idf-tokens,cooccur]
-                                          [--runs 1,2,dask,shares] [--store FOLDER]
+                                          [--runs 1,2,dask,shares] [--parser spacy:MODEL] [--store FOLDER]
 
 The corpora are the documents of a text, ``builtin:python-docs`` without one, over and over: each copy has a fresh id and a
 first sentence of its own, so that none is a duplicate.  Memory is the largest sum, over time, of the resident memory of
@@ -34,6 +34,8 @@ STAGES = {
     "idf-sentences": ["build-idf", "CORPUS", "--unit", "sentence"],
     "idf-tokens": ["build-idf", "CORPUS", "TOKENIZER"],
     "cooccur": ["build-cooccur", "CORPUS", "TOKENIZER"],
+    "deps": ["build-deps", "CORPUS", "--device", "cpu", "--parser", "PARSER"],
+    "masks": ["build-masks", "SEQUENCES", "--idf", "IDF"],
 }
 
 RUNS = {
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="10,1000", help="megabytes of text")
     parser.add_argument("--stages", default="idf,idf-tokens,cooccur", help=f"of {', '.join(STAGES)}")
     parser.add_argument("--runs", default="1,2,dask,shares", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--parser", default="spacy:en_core_web_sm", help="for the stage deps")
     parser.add_argument("--store", type=Path, help="where corpora and results go, else a temporary folder")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -124,7 +127,12 @@ def main() -> None:
             )
             lines.unlink()
             pieces, _, _ = guide(store, "build-tokenizer", text["artifact"], "--vocab-size", "8000")
-            names = {"CORPUS": text["artifact"], "TOKENIZER": pieces["artifact"]}
+            names = {"CORPUS": text["artifact"], "TOKENIZER": pieces["artifact"], "PARSER": arguments.parser}
+            if "masks" in arguments.stages:
+                names["SEQUENCES"] = guide(store, "build-sequences", *(names["CORPUS"], names["TOKENIZER"]))[0][
+                    "artifact"
+                ]
+                names["IDF"] = guide(store, "build-idf", names["CORPUS"])[0]["artifact"]
             for stage in arguments.stages.split(","):
                 contents = []
                 for run in arguments.runs.split(","):

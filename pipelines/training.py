@@ -232,13 +232,22 @@ def _compile(model: nn.Module) -> None:
 
 def _clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Parameters by the norm of their gradients.  Adversaries have one of their own: their penalty, a sum over all pairs
-    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all)."""
+    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all).  So has a
+    generator that shares nothing with the model, and would otherwise change how fast it learns."""
     attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
-    groups = {
-        "gradient_norm": [p for p in model.parameters() if id(p) not in attackers],
-        "gradient_norm/adversary": [p for p in model.parameters() if id(p) in attackers],
-    }
-    return {name: group for name, group in groups.items() if group}
+    beside: set[int] = set()
+    if isinstance(
+        generator := getattr(model, "generator", None), nn.Module
+    ):  # of a `pipelines.objectives.generator.Pair`
+        beside = {id(p) for p in generator.parameters()}
+        if not beside.isdisjoint(id(p) for p in model.get_submodule("model").parameters()):
+            beside = set()
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        at = id(parameter)
+        name = "/adversary" if at in attackers else "/generator" if at in beside else ""
+        groups.setdefault(f"gradient_norm{name}", []).append(parameter)
+    return groups
 
 
 class _Loop:

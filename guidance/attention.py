@@ -206,7 +206,7 @@ class _Call:
         how, queries_BQ = guidance.handle.plan.guides[number].how, guidance.queries(self.site).valid_BT
         allowed_B1QK = self.room.allowed_BQK[:, None]
         assert guidance.seeds_B is not None
-        seeds_B = seeds_of(guidance.seeds_B, f"{self.site.name} {number}")
+        seeds_B = seeds_of(guidance.seeds_B, self.site.stack, self.site.layer, number)
         if isinstance(how, RandomMask):
             with torch.no_grad():
                 scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)

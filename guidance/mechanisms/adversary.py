@@ -16,7 +16,6 @@ there would be no gradient at all.
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -202,9 +201,9 @@ def uniform_numbers(seeds_B: Tensor, heads: int, queries: int, keys: int) -> Ten
     return (numbers_BhQK.bitwise_right_shift_(40).bitwise_and_(0xFFFFFF)).float().mul_(2.0**-24)
 
 
-def seeds_of(seeds_B: Tensor, name: str) -> Tensor:
-    """Seeds of its own for whatever draws, a guide in a layer, from those of the examples."""
-    return _mixed(seeds_B + zlib.crc32(name.encode()))
+def seeds_of(seeds_B: Tensor, stack: str, layer: int, guide: int) -> Tensor:
+    """Seeds of its own for each guide in each layer, from those of the examples."""
+    return _mixed(seeds_B + (guide << 20) + (layer << 1) + (stack == "decoder"))
 
 
 _GOLDEN, _FIRST, _SECOND = (

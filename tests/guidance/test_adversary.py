@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -141,7 +142,9 @@ class WrittenOut:
             units.append(asked @ known.transpose(1, 2) / math.sqrt(size))
         u = torch.stack(units, 1)
         if self.options.noise == "gumbel":
-            seeds_B = seeds_of(SEEDS_B[: len(u)], f"{name} {self.number}")
+            stack = "decoder" if "decoder" in name else "encoder"
+            layer = int(re.findall(r"\d+", name)[0])
+            seeds_B = seeds_of(SEEDS_B[: len(u)], stack, layer, self.number)
             uniform = uniform_numbers(seeds_B, *u.shape[1:]).clamp(1e-6, 1 - 1e-6)
             u = u + (uniform.log() - (1 - uniform).log())
         m = (u > 0).double() + torch.sigmoid(u) - torch.sigmoid(u).detach()
@@ -528,8 +531,16 @@ def test_numbers_are_those_of_splitmix64() -> None:
         assert float(drawn[b, h, q, k]) == (number >> 40) / (1 << 24)
 
 
+PLACES = [("encoder", 0, 0), ("encoder", 1, 0)]
+
+
+@pytest.mark.parametrize("other", [("decoder", 0, 0), ("encoder", 0, 1), ("encoder", 1, 0), ("encoder", 511, 0)])
+def test_every_guide_in_every_layer_has_seeds_of_its_own(other: tuple[str, int, int]) -> None:
+    assert not torch.isin(seeds_of(SEEDS_B, *other), seeds_of(SEEDS_B, *PLACES[0])).any()
+
+
 def test_numbers_are_uniform_and_go_their_own_way_in_every_example_layer_and_head() -> None:
-    here, there = (uniform_numbers(seeds_of(SEEDS_B[:8], name), 2, 64, 64) for name in ("layer.0 0", "layer.1 0"))
+    here, there = (uniform_numbers(seeds_of(SEEDS_B[:8], *place), 2, 64, 64) for place in PLACES)
     counts = torch.histc(here, 16, 0, 1)
     assert float(((counts - counts.mean()) ** 2 / counts.mean()).sum()) < 15 + 5 * math.sqrt(30)  # chi-squared
     pairs = [(here, there), (here[:4], here[4:]), (here[:, :1], here[:, 1:]), (here[:, :, 1:], here[:, :, :-1])]

@@ -313,10 +313,11 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-def test_a_compiled_model_learns_what_a_plain_one_learns(store: Store, tmp_path: Path, graphs: Any) -> None:
-    plain = trainings.train(Store(tmp_path / "plain"), **EXACT, plan="preset:asa").artifact
+@pytest.mark.parametrize("plan", ["preset:asa", "preset:random-mask"])
+def test_a_compiled_model_learns_what_a_plain_one_learns(plan: str, store: Store, tmp_path: Path, graphs: Any) -> None:
+    plain = trainings.train(Store(tmp_path / "plain"), **EXACT, plan=plan).artifact
     assert not graphs["stats"]["unique_graphs"]
-    found = trainings.train(store, **EXACT, plan="preset:asa", compile=True, micro_batches=2).artifact
+    found = trainings.train(store, **EXACT, plan=plan, compile=True, micro_batches=2).artifact
     trainings.assert_close(found.path, plain.path)
     # for both passes one of the first sizes, and as many as there are sizes that change
     assert 2 <= graphs["stats"]["unique_graphs"] <= 8 and not graphs["graph_break"]

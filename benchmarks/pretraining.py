@@ -417,7 +417,8 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    is_full = len({row["label"] for row in rows}) > 8
+    figure, axes = pyplot.subplots(figsize=(11 if is_full else 8, 4.5), layout="constrained")
     plain = {setting.label for setting in table.rows if setting.plan is None}
     seed = min(row["seed"] for row in rows)
     for number, row in enumerate(row for row in rows if row["seed"] == seed):
@@ -425,7 +426,7 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         width = 1.3 if row["label"] in plain else 2.4
         axes.plot(*zip(*row["curve"][1:], strict=True), style, linewidth=width, label=row["label"])
     axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=table.title)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, **({"loc": "center left", "bbox_to_anchor": (1, 0.5)} if is_full else {}))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -27,7 +27,7 @@ check: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults.sweep
 
-# Figures of docs/results that need no text of others; about an hour on two cores. Each table there names its command.
+# Some figures of docs/results, the last ones of novels beside the checkout. Each table there names its command.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step_cost
 	$(BIN)/python -m benchmarks.text_speed

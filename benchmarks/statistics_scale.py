@@ -129,10 +129,9 @@ def main() -> None:
             pieces, _, _ = guide(store, "build-tokenizer", text["artifact"], "--vocab-size", "8000")
             names = {"CORPUS": text["artifact"], "TOKENIZER": pieces["artifact"], "PARSER": arguments.parser}
             if "masks" in arguments.stages:
-                names["SEQUENCES"] = guide(store, "build-sequences", *(names["CORPUS"], names["TOKENIZER"]))[0][
-                    "artifact"
-                ]
-                names["IDF"] = guide(store, "build-idf", names["CORPUS"])[0]["artifact"]
+                packed, _, _ = guide(store, "build-sequences", text["artifact"], pieces["artifact"])
+                rare, _, _ = guide(store, "build-idf", text["artifact"])
+                names |= {"SEQUENCES": packed["artifact"], "IDF": rare["artifact"]}
             for stage in arguments.stages.split(","):
                 contents = []
                 for run in arguments.runs.split(","):

@@ -236,9 +236,8 @@ def _clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     generator that shares nothing with the model, and would otherwise change how fast it learns."""
     attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
     beside: set[int] = set()
-    if isinstance(
-        generator := getattr(model, "generator", None), nn.Module
-    ):  # of a `pipelines.objectives.generator.Pair`
+    generator = getattr(model, "generator", None)  # of a `pipelines.objectives.generator.Pair`
+    if isinstance(generator, nn.Module):
         beside = {id(p) for p in generator.parameters()}
         if not beside.isdisjoint(id(p) for p in model.get_submodule("model").parameters()):
             beside = set()

@@ -6,8 +6,8 @@ to a bound that is drawn anew in every epoch; B is the rest, or, half of the tim
 What is asked cannot be read off anything but the texts.  The bound is drawn before the label, and foreign text has the
 length of what it stands for to the token; it begins where a sentence begins that has one before it, as true ones do, and
 ends where a sentence ends wherever one of `TRIES` drawn beginnings allows that.  Of several corpora it comes from the same
-one: another language would tell the label.  A stretch that gives no pair, because it
-is one sentence or no other document has so much text, is an example without a question: its words can still be masked.
+one: another language would tell the label.  A stretch that gives no pair, because it is one sentence or no other document
+has so much text, is an example without a question: its words can still be masked.
 
 Source: Devlin et al. 2019, section 3.1, task 2.  In their code one sentence alone always gets a foreign B, and both texts
 are cut until they fit, so that lengths tell the label now and then.

@@ -7,60 +7,47 @@ over the whole global batch, the trajectory does not depend on how.  ``accelerat
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
 import torch
-from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor, nn
 
 from guidance.checkpoint import weights
-from guidance.errors import InputError, Interrupted, MachineError, NumericalError, UnknownName
-from guidance.mechanisms.adversary import AdversaryWeights
+from guidance.errors import InputError, Interrupted, MachineError, NumericalError
 from pipelines.artifacts import Artifact, Builder
 from pipelines.batches import shares
 from pipelines.checkpoints import Checkpoints
 from pipelines.cluster import Cluster, StopRequest
-from pipelines.files import machine_errors
 from pipelines.manifest import ArtifactDamaged
+from pipelines.metrics_log import MetricsLog
 from pipelines.objectives import ModelFolder
+from pipelines.optimization import MOMENTS, Hyperparameters, Optimizer
 from pipelines.order import AnyOrder
 from pipelines.progress import Progress, log
+from pipelines.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
-MOMENTS = ("exp_avg", "exp_avg_sq")
 COMPILER = "inductor"
 """What ``torch.compile`` makes its graphs with."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Hyperparameters):
     """What the loop needs to know; see `pipelines.pretrain.Config` for meanings and units."""
 
-    steps: int
     micro_batches: int
-    learning_rate: float
-    schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"]
-    warmup_steps: int
-    weight_decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    clip: float
     seed: int
     precision: str
     device: str
@@ -70,21 +57,6 @@ class Settings:
     max_time: float | None
     compile: bool
     report_to: tuple[str, ...] = ()
-
-    def rate(self, step: int) -> float:
-        """The learning rate of the update that follows ``step`` finished ones.
-
-        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3, with its peak, at the last step of warm-up, given
-        instead of following from the width.
-        """
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return self.learning_rate
-        if self.schedule == "inverse-sqrt":
-            return self.learning_rate * math.sqrt(self.warmup_steps / (step + 1))
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
 
 class Pass(Protocol):
@@ -230,25 +202,6 @@ def _compile(model: nn.Module) -> None:
     model.compile(backend=COMPILER)
 
 
-def _clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by the norm of their gradients.  Adversaries have one of their own: their penalty, a sum over all pairs
-    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all).  So has a
-    generator that shares nothing with the model, and would otherwise change how fast it learns."""
-    attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
-    beside: set[int] = set()
-    generator = getattr(model, "generator", None)  # of a `pipelines.objectives.generator.Pair`
-    if isinstance(generator, nn.Module):
-        beside = {id(p) for p in generator.parameters()}
-        if not beside.isdisjoint(id(p) for p in model.get_submodule("model").parameters()):
-            beside = set()
-    groups: dict[str, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        at = id(parameter)
-        name = "/adversary" if at in attackers else "/generator" if at in beside else ""
-        groups.setdefault(f"gradient_norm{name}", []).append(parameter)
-    return groups
-
-
 class _Loop:
     def __init__(
         self,
@@ -266,25 +219,14 @@ class _Loop:
         objective.begin(settings.steps)
         self.progress, self.title, self.tracker_folder, self.scorers = progress, title, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
-        self.log_path = partial / "metrics.jsonl"
+        self.metrics = MetricsLog(partial / "metrics.jsonl")
         if cluster.precision == "fp64":
             objective.model.double()
         self.bare = objective.model.to(cluster.device)
         self.model = cluster.accelerator.prepare(self.bare)
         if settings.compile:
             _compile(self.bare)
-        named = [(name, p) for name, p in self.bare.named_parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": settings.weight_decay},
-                {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms
-            ],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-        )
-        self.parameter_names = {id(p): name for name, p in named}
-        self.clipped = _clipped_together(self.bare)
+        self.optimizer = Optimizer(self.bare, settings)
         self.step, self.last = 0, dict[str, float]()
         self.best: tuple[int, float] | None = None
         self.protected: list[int] = []  # the best steps that kept checkpoints go back to
@@ -299,10 +241,10 @@ class _Loop:
                 self.checkpoints.prepare()
         self._resume()
         with (
-            self._trackers() as trackers,
+            self._trackers().following() as trackers,
             stop.listening(),
             self.progress.task(self.title, total=settings.steps, unit="step", done=self.step) as bar,
-            self._open_log() as metrics_log,
+            self.metrics.opened() if cluster.leads else nullcontext(),
         ):
             self._snapshot()
             while self.step < settings.steps:
@@ -310,17 +252,14 @@ class _Loop:
                 if self._due(settings.evaluate_every):
                     row |= self._evaluate()
                 self.last = row
-                with cluster.only_leader(), machine_errors(f"cannot write {self.log_path}"):
-                    if metrics_log:
-                        metrics_log.write(json.dumps(row, allow_nan=False) + "\n")
-                        metrics_log.flush()
-                for tracker in trackers:
-                    tracker.log({k: v for k, v in row.items() if k != "step"}, step=self.step)
+                with cluster.only_leader():
+                    self.metrics.add(row)
+                trackers.log(row)
                 bar.advance(1, f"loss {row['loss/total']:.3f}")
                 self._snapshot()
                 number = self._asked_to_stop(stop)
                 if number or self._due(settings.save_every):
-                    self._save(metrics_log)
+                    self._save()
                 if number and self.step < settings.steps:
                     raise Interrupted(
                         f"stopped after step {self.step} of {settings.steps}; the run is saved",
@@ -329,7 +268,7 @@ class _Loop:
                     )
         best_step, best_loss = self.best or (None, None)
         tallies = cluster.sum(self.objective.tallies())
-        return Outcome(self.last, self.log_path, best_step, best_loss, tallies, self._circumstances())
+        return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """0, or the signal that any process got; the same answer in all of them."""
@@ -360,22 +299,19 @@ class _Loop:
         batches = [self.objective.prepare(part) for part in shares(mine, settings.micro_batches) if part]
         factors = self.objective.weights(self.step)
         rate = settings.rate(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         # dropout is a function of (seed, step, process), so that a checkpoint needs no state of a generator
         torch.manual_seed(int(np.random.SeedSequence([settings.seed, self.step, cluster.rank]).generate_state(1)[0]))
 
         self.model.train()
         totals, sums = self._backward(batches, factors)
-        clipped = [nn.utils.clip_grad_norm_(group, settings.clip or math.inf) for group in self.clipped.values()]
+        clipped = self.optimizer.clip()
         # all numbers come off the device at once
         packed = cluster.sum_tensor(torch.stack(list(sums.values())))
-        found = torch.cat((packed, torch.stack(clipped).double())).tolist()
+        found = torch.cat((packed, torch.stack(list(clipped.values())).double())).tolist()
         values = dict(zip(sums, found[: len(sums)], strict=True))
-        norms = dict(zip(self.clipped, found[len(sums) :], strict=True))
+        norms = dict(zip(clipped, found[len(sums) :], strict=True))
         self._check_finite(values, norms, mine)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.update(rate)
         self.step += 1
         seconds = time.monotonic() - started
         return {
@@ -472,26 +408,20 @@ class _Loop:
     def _write_weights(self, builder: Builder) -> None:
         builder.write("model.safetensors", safetensors.torch.save(weights(self.bare), metadata={"format": "pt"}))
 
-    def _save(self, metrics_log: Any) -> None:
+    def _save(self) -> None:
         tallies = self.cluster.sum(self.objective.tallies())
-        with self.cluster.only_leader(), machine_errors(f"cannot save {self.log_path}"):
-            if metrics_log:
-                os.fsync(metrics_log.fileno())
+        with self.cluster.only_leader():
+            self.metrics.sync()
         self._write("checkpoint", lambda builder: self._write_state(builder, tallies), keep=KEEP_CHECKPOINTS)
         self.protected = [*self.protected, *([self.best[0]] if self.best else [])][-KEEP_CHECKPOINTS:]
 
     def _write_state(self, builder: Builder, tallies: Mapping[str, float]) -> None:
         self._write_weights(builder)
-        moments = {
-            f"{key}/{self.parameter_names[id(p)]}": state[key].detach().cpu()
-            for p, state in self.optimizer.state.items()
-            for key in MOMENTS
-        }
-        builder.write("optimizer.safetensors", safetensors.torch.save(moments))
+        builder.write("optimizer.safetensors", safetensors.torch.save(self.optimizer.moments()))
         state = {
             "step": self.step,
             "best": self.best,
-            "optimized": len(self.optimizer.state),
+            "optimized": len(self.optimizer),
             "tallies": dict(tallies),
             "circumstances": self._circumstances(),
         }
@@ -504,7 +434,7 @@ class _Loop:
                 self._take_back(artifact)
         with self.cluster.only_leader() as leads:
             if leads:  # what is newer was made on a way that is taken once more, or is damaged
-                self.last = cut_log(self.log_path, self.step)
+                self.last = self.metrics.cut(self.step)
                 for name in ("checkpoint", "best", "snapshot"):
                     self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
         self.protected = self.checkpoints.steps("best")
@@ -521,12 +451,7 @@ class _Loop:
             moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
             if len(moments) != len(MOMENTS) * state["optimized"]:
                 raise KeyError("moments")
-            places = {name: p for p in self.bare.parameters() if (name := self.parameter_names.get(id(p)))}
-            for name in {key.partition("/")[2] for key in moments}:
-                self.optimizer.state[places[name]] = {
-                    "step": torch.tensor(float(state["step"])),
-                    **{key: moments[f"{key}/{name}"].to(places[name].device) for key in MOMENTS},
-                }
+            self.optimizer.take_back(moments, state["step"])
             self.step, self.best = int(state["step"]), tuple(state["best"]) if state["best"] else None
             before = state["circumstances"]
             if self.cluster.leads:
@@ -544,45 +469,12 @@ class _Loop:
             log.warning("the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)
 
-    @contextmanager
-    def _open_log(self) -> Iterator[Any]:
-        if not self.cluster.leads:
-            yield None
-            return
-        with open(self.log_path, "a", encoding="utf-8") as file:
-            yield file
-
-    @contextmanager
-    def _trackers(self) -> Iterator[list[Any]]:
+    def _trackers(self) -> Trackers:
         """The trackers that follow the run; only the leading process has any."""
-        trackers: list[Any] = []
         with self.cluster.only_leader() as leads:
-            if leads and self.settings.report_to:
-                trackers = _start_trackers(self.settings.report_to, self.tracker_folder)
-        try:
-            yield trackers
-        finally:
-            for tracker in trackers:
-                tracker.finish()
-
-
-def _start_trackers(names: Sequence[str], folder: Path) -> list[Any]:
-    known = sorted(LOGGER_TYPE_TO_CLASS)
-    for name in names:
-        if name not in known:
-            raise UnknownName("tracker", name, known)
-    with machine_errors(f"cannot create {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        accelerator = Accelerator(log_with=list(names), project_dir=str(folder))
-        accelerator.init_trackers("guide")
-    except (ImportError, ValueError) as error:
-        raise MachineError(f"{', '.join(names)}: {error}", hint=f"pip install {' '.join(names)}") from error
-    missing = [name for name in names if name not in {tracker.name for tracker in accelerator.trackers}]
-    if missing:
-        raise MachineError(f"{missing[0]} is not installed", hint=f"pip install {missing[0]}")
-    log.info("%s: %s", ", ".join(names), folder)
-    return list(accelerator.trackers)
+            if leads:
+                return Trackers.start(self.settings.report_to, self.tracker_folder)
+        return Trackers()
 
 
 def _load_weights(model: nn.Module, artifact: Artifact) -> None:
@@ -591,30 +483,3 @@ def _load_weights(model: nn.Module, artifact: Artifact) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     if unexpected or set(missing) - tied:
         raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")
-
-
-def cut_log(path: Path, last_step: int) -> dict[str, float]:
-    """Cut off what was logged after a step, and what a kill left of a line; give the metrics of that step.
-
-    Raises:
-        ArtifactDamaged: the log does not reach that step.
-    """
-    end, line = 0, b"{}"
-    with machine_errors(f"cannot write {path}"), open(path, "a+b") as file:
-        file.seek(0)
-        for line in itertools.islice(file, last_step):
-            end += len(line)
-        row = _read_row(line)
-        if row.get("step", 0) != last_step:
-            raise ArtifactDamaged(f"{path}: does not hold steps 1 to {last_step}", hint="--force starts again")
-        file.truncate(end)
-    return row
-
-
-def _read_row(line: bytes) -> dict[str, float]:
-    """A line of the log; nothing where it is torn."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}

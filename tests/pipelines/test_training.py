@@ -21,6 +21,7 @@ from pipelines.batches import Examples
 from pipelines.cluster import Cluster, StopRequest
 from pipelines.objectives import Given
 from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
+from pipelines.optimization import Optimizer
 from pipelines.store import Store
 from pipelines.training import Settings
 from tests import trainings
@@ -196,14 +197,27 @@ def test_matches_are_counted_on_from_a_checkpoint() -> None:
 # the loop
 
 
-def test_weight_decay_is_for_matrices_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    loops: list[training._Loop] = []
-    begin = training._Loop.run
-    monkeypatch.setattr(training._Loop, "run", lambda loop: (loops.append(loop), begin(loop))[1])
-    trainings.train(store, weight_decay=0.5)
-    decayed, others = loops[0].optimizer.param_groups
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
-    assert {p.ndim for p in decayed["params"]} == {2} and {p.ndim for p in others["params"]} == {1}
+def test_weight_decay_is_for_matrices_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    Optimizer(model, settings(weight_decay=0.5)).update(0.1)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * 0.5 if p.ndim > 1 else 1.0))
+
+
+def test_moments_of_weights_that_are_not_there_are_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(model, settings())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.update(0.1)
+    kept = optimizer.moments()
+    assert len(optimizer) == 2 and len(kept) == 4
+    with pytest.raises(KeyError, match="weight|bias"):
+        Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).take_back(kept, 1)
+    with pytest.raises(KeyError, match="exp_avg_sq/bias"):
+        Optimizer(model, settings()).take_back({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)
 
 
 @pytest.fixture

@@ -54,10 +54,6 @@ class Config(stage.Config):
     )
     limit: int = Field(0, ge=0, description="Examples at most; 0 for all of them.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
-    cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
-    totals: Literal["pairs", "tokens"] = Field(
-        "pairs", description="What the counts of --cooccur are divided by: the pairs of a token, or its occurrences."
-    )
     scores: str = knob("", "Scores of heads, JSON, CSV or Parquet, for plans that choose heads by them.")
     batch_size: int = knob(32, "Examples at once.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to compute; auto takes a GPU where there is one.")
@@ -108,7 +104,7 @@ def build(run: Run) -> None:
         folder = folder / "best"
     task = _task(folder)
     check_needs(read_plan(folder), str(folder), run.inputs, training=False)
-    model, handle = load(folder, tables=read_tables(run.inputs, run.config.totals))
+    model, handle = load(folder, tables=read_tables(run.inputs))
     model.to(Cluster(run.config.device, "fp32").device)  # type: ignore[arg-type]
     task(run, folder, model, handle)
 

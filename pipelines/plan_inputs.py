@@ -28,7 +28,7 @@ def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
-    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences.
+    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences; a stage may lack some.
 
     Raises:
         ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
@@ -50,7 +50,7 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
                 f"{data.reference} ({data.content[:12]})",
                 hint=f"guide build-masks {data.reference}",
             )
-    if config.cooccur:
+    if getattr(config, "cooccur", ""):  # what it tells of, mis-predictions, there are in training alone
         from pipelines.cooccurrence_table import check_tokenizer
 
         found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")

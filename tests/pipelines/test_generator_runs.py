@@ -16,6 +16,7 @@ from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
 from pipelines import cooccurrence, corpus, pretrain, sequences, tokenizer
 from pipelines.artifacts import Artifact
+from pipelines.manifest import ArtifactMismatch
 from pipelines.store import Store
 from tests import trainings
 from tests.fillings import CONFLICT, table
@@ -185,6 +186,13 @@ def test_counts_are_divided_by_what_was_asked_for(
     assert torch.equal(scores, wanted)
     assert not torch.equal(load_table(counts).scores_NN, load_table(counts, totals="tokens").scores_NN)
     assert trained.manifest["config"]["totals"] == totals
+
+
+def test_counts_of_another_tokenizer_are_refused(world: tuple[Store, Artifact, Artifact], plan: str) -> None:
+    store, _, counts = world
+    with pytest.raises(ArtifactMismatch, match=r"was counted with one tokenizer, sequences/.* has another") as raised:
+        trainings.train(store, trainings.sequences(store), objective="electra", plan=plan, cooccur=counts.reference)
+    assert "guide build-cooccur" in str(raised.value.hint)
 
 
 def test_what_is_not_finite_ends_the_run_before_an_update(

@@ -214,7 +214,7 @@ def test_moments_of_weights_that_are_not_there_are_refused() -> None:
     optimizer.update(0.1)
     kept = optimizer.moments()
     assert len(optimizer) == 2 and len(kept) == 4
-    with pytest.raises(KeyError, match="weight|bias"):
+    with pytest.raises(KeyError, match=r"weight|bias"):
         Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).take_back(kept, 1)
     with pytest.raises(KeyError, match="exp_avg_sq/bias"):
         Optimizer(model, settings()).take_back({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)

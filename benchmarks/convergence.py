@@ -20,9 +20,9 @@ import torch
 
 from guidance.plan import Guide, Plan
 from pipelines import corpus, pretrain, sequences, tokenizer
-from pipelines.curves import Curve
-from pipelines.drawing import learning_curves
-from pipelines.store import Store
+from pipelines.storage.store import Store
+from pipelines.views.curves import Curve
+from pipelines.views.drawing import learning_curves
 
 WINDOW = 50
 PLAN = Plan(

@@ -16,10 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipelines import corpus, dependencies, idf, masks, role_masks, sequences, tokenizer
+from pipelines import corpus, dependencies, idf, masks, sequences, tokenizer
 from pipelines.progress import Progress
 from pipelines.stage import Result
-from pipelines.store import Store
+from pipelines.storage.store import Store
+from pipelines.views import role_masks
 
 
 def made(result: Result | None) -> Result:

@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pipelines import corpus, dependencies
-from pipelines.artifacts import Artifact
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 
 def make_text(files: list[Path], characters: int, store: Store, folder: Path) -> Artifact:

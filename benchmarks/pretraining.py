@@ -28,10 +28,10 @@ import torch
 
 from guidance.plan import Guide, Plan
 from pipelines import cooccurrence, corpus, dataset, evaluate, pretrain, sequences, tokenizer
-from pipelines.comparison import Summary, paired_t_test
-from pipelines.curves import Curve
-from pipelines.manifest import digest
-from pipelines.store import Store
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views.comparison import Summary, paired_t_test
+from pipelines.views.curves import Curve
 
 WINDOW = 50
 POINTS = 60

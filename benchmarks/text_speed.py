@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from pipelines import corpus, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 
 def bare(artifact: Artifact, tokenizer_path: Path) -> float:

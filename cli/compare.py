@@ -61,8 +61,8 @@ def compare_runs(
     Losses of guides are left out.  With --group, several seeds are shown as mean and sample standard deviation, and
     tested against those of the baseline (two-sided paired t-test).
     """
-    from pipelines import comparison, comparison_tables
-    from pipelines.files import write_file
+    from pipelines.storage.files import write_file
+    from pipelines.views import comparison, comparison_tables
 
     if markdown and session.json:
         raise InputError("--markdown and --json are two ways to write the same", hint="leave one of them out")
@@ -71,7 +71,7 @@ def compare_runs(
             _check_place(flag, path, endings)
     found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
     if plot is not None:
-        from pipelines.drawing import run_curves
+        from pipelines.views.drawing import run_curves
 
         write_file(plot, run_curves(found, form=plot.suffix.lower().removeprefix(".")))
     if csv_file is not None:

@@ -71,10 +71,10 @@ def show_masks(
 
     A sentence is cut out of the masks of its whole sequence.
     """
-    from pipelines import role_masks
-    from pipelines.files import write_file
-    from pipelines.one_text import MOST_TOKENS
-    from pipelines.pictures import legend, matrix_lines
+    from pipelines.storage.files import write_file
+    from pipelines.views import role_masks
+    from pipelines.views.one_text import MOST_TOKENS
+    from pipelines.views.pictures import legend, matrix_lines
 
     if png is not None:
         check_picture(png)
@@ -95,7 +95,7 @@ def show_masks(
         session.tell(escape(f"not there: {name} ({why})"))
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
-        from pipelines.drawing import pattern_grid
+        from pipelines.views.drawing import pattern_grid
 
         write_file(png, pattern_grid(found.masks, found.labels, title=title))
     if session.json:
@@ -135,7 +135,7 @@ def export_masks(
     One row a sequence; each mask is a list of n x n booleans, query after query.  Unpacked, that is n bytes for every token
     and role.
     """
-    from pipelines import role_masks
+    from pipelines.views import role_masks
 
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
         roles = role_masks.choose(artifact, [inline(text) for text in role or ()])

@@ -34,7 +34,7 @@ from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
 from pipelines.progress import Progress
 from pipelines.stage import Result, is_internal
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 DEFAULT_STORE = Path("artifacts")
 

@@ -21,7 +21,7 @@ def list_patterns(session: Session) -> None:
     """List every pattern: what it says, what it reads, its options and where it is from."""
     from guidance.options import declared
     from guidance.patterns import PATTERNS
-    from pipelines.plans import as_toml
+    from pipelines.views.plans import as_toml
 
     rows: list[dict[str, Any]] = [
         {
@@ -90,9 +90,9 @@ def show_pattern(
 ) -> None:
     """Draw which keys each query of a text is pointed at: queries go down, keys across."""
     from guidance.combinations import read_pattern
-    from pipelines import one_text
-    from pipelines.files import write_file
-    from pipelines.pictures import legend, matrix_lines
+    from pipelines.storage.files import write_file
+    from pipelines.views import one_text
+    from pipelines.views.pictures import legend, matrix_lines
 
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
     pattern = read_pattern(inline(name), options)
@@ -112,7 +112,7 @@ def show_pattern(
     weights = one_text.weights_of(pattern, example)
     title = str(pattern)
     if png is not None:
-        from pipelines.drawing import pattern_picture
+        from pipelines.views.drawing import pattern_picture
 
         write_file(png, pattern_picture(weights, example.labels, title=title, subtitle=pattern.summary))
     if session.json:

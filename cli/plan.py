@@ -39,7 +39,7 @@ def show_plan(
     scores: Scores = None,
 ) -> None:
     """Show the guides of a plan, and with a model the heads that each one reaches."""
-    from pipelines import plans
+    from pipelines.views import plans
 
     if reference is None:
         _show_presets(session)
@@ -80,7 +80,7 @@ def show_plan(
 
 
 def _show_presets(session: Session) -> None:
-    from pipelines import plans
+    from pipelines.views import plans
 
     summaries = plans.preset_summaries()
     if session.json:
@@ -95,7 +95,7 @@ def _show_presets(session: Session) -> None:
 )
 def check_plan(session: Session, reference: Reference, model: Model = None, scores: Scores = None) -> None:
     """Check a plan, and with a model that every guide reaches heads and none contradicts another."""
-    from pipelines import plans
+    from pipelines.views import plans
 
     plan, shape, reach = _read(session, reference, model, scores)
     if not plan.guides and plan.pal is None:
@@ -148,7 +148,7 @@ def diff_plans(
 ) -> None:
     """Show what differs between two plans, row by row; how they are written makes no difference."""
     from guidance.plan import Plan
-    from pipelines import plans
+    from pipelines.views import plans
 
     found = plans.differences(Plan.load(first), Plan.load(second))
     if session.json:
@@ -178,8 +178,8 @@ def new_plan(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented plan to start from: every key, pattern and mechanism is explained in it."""
-    from pipelines.files import write_file
-    from pipelines.plan_template import template
+    from pipelines.storage.files import write_file
+    from pipelines.views.plan_template import template
 
     text = template(preset.removeprefix("preset:") if preset else None)
     if output is None:
@@ -205,7 +205,7 @@ def new_plan(
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:
     """A plan; with a model also its shape, and which heads each guide reaches."""
     from guidance.plan import Plan
-    from pipelines import plans
+    from pipelines.views import plans
 
     plan = Plan.load(reference)
     if model is None:

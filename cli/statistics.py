@@ -114,7 +114,7 @@ def show_context(
 
     This is what the pattern `conflict` weighs: attention of the word to these tokens, where the word was a wrong guess.
     """
-    from pipelines.contexts import contexts_of, newest
+    from pipelines.views.contexts import contexts_of, newest
 
     artifact = newest(session.store) if cooccur is None else session.store.load(cooccur, kind="cooccur")
     contexts = contexts_of(artifact, word, text, totals=totals)
@@ -180,8 +180,8 @@ def export_cooccurrence(
 
     Rows expect columns; the token of a row and column is in `ids`.  The counts themselves are Parquet already.
     """
-    from pipelines import contexts
-    from pipelines.files import write_file
+    from pipelines.storage.files import write_file
+    from pipelines.views import contexts
 
     if dense.suffix.lower() != ".safetensors":
         raise InputError(

@@ -14,10 +14,10 @@ import typer
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
 from guidance.errors import InputError
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.progress import log
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
+from pipelines.storage.store import Store
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
 
@@ -310,7 +310,7 @@ def export(
     ],
 ) -> None:
     """Copy an artifact to a plain folder."""
-    from pipelines import transfer
+    from pipelines.storage import transfer
 
     with session.store.load(reference, verify=False) as artifact:
         transfer.export(artifact, folder, progress=session.progress)
@@ -327,7 +327,7 @@ def import_artifact(
     name: Annotated[str | None, typer.Option(help="Also give it a new version of this name.")] = None,
 ) -> None:
     """Take an exported artifact into the store, after checking it."""
-    from pipelines import transfer
+    from pipelines.storage import transfer
 
     artifact, reused = transfer.import_folder(session.store, folder, name=name, progress=session.progress)
     session.tell(escape(f"{'up to date' if reused else 'done'}: {artifact.path}"))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, MachineError
-from pipelines.files import machine_errors, publish_directory, remove_tree, write_file
 from pipelines.stage import check_working_folder
+from pipelines.storage.files import machine_errors, publish_directory, remove_tree, write_file
 
 WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 COPIED = (

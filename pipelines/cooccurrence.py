@@ -3,7 +3,7 @@
 Writes ``vocabulary.parquet``, the tokens that are counted, most frequent first; ``counts.parquet``, the pairs that occur,
 as an upper triangle with its diagonal, sorted; and the tokenizer's files under ``tokenizer/``.  Counts are of ordered
 pairs of distinct positions.  How counts become scores is decided when they are read: see
-`pipelines.cooccurrence_table.load_table`.
+`pipelines.tables.cooccurrence_table.load_table`.
 
 Two maps: the first encodes text and keeps the ids (reading them back takes a hundredth of the time of encoding again),
 the second counts pairs, in far larger pieces, as the counts of a piece take as much room as a few megabytes of text.
@@ -22,16 +22,17 @@ from typing import Any, Literal, Unpack, cast
 from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError
-from pipelines import executor, pair_files
-from pipelines.artifacts import Artifact
-from pipelines.columns import column
-from pipelines.corpus_writer import PLACES, check_pairs
+from pipelines import executor
 from pipelines.progress import Progress, log
-from pipelines.sequences import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
-from pipelines.store import Store
-from pipelines.tokens import tokenizer_folder
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.tables import pair_files
+from pipelines.tables.columns import column
+from pipelines.text.corpus_writer import PLACES, check_pairs
+from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokens import tokenizer_folder
 
 __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
 
@@ -185,7 +186,7 @@ class _Counting:
         Raises:
             ShareDone: only a share was asked for.
         """
-        from pipelines.pair_counting import most_frequent
+        from pipelines.tables.pair_counting import most_frequent
 
         encoded = self._encode()
         self.frequencies = self._frequencies(encoded)

@@ -1,7 +1,7 @@
 """Stage ``build-corpus``: text of many kinds into one table of blocks with documents, sentences and splits.
 
 Reads plain text, JSON lines, CSV, TSV, Parquet, CoNLL-U, standard input, ``builtin:python-docs``.
-Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.corpus_writer`).
+Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_writer`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import BinaryIO, Literal, Unpack
 from pydantic import Field, model_validator
 
 from pipelines import stage
-from pipelines.blocks import Document, Notes, text_documents
-from pipelines.conllu import conllu_documents
-from pipelines.corpus_writer import CorpusWriter, read_blocks
 from pipelines.progress import log
-from pipelines.readers import check_encoding, decode, format_of, open_lines, open_text
-from pipelines.records import Fields, json_documents, parquet_documents, table_documents
-from pipelines.sentences import check_spec, model_files, splitter
-from pipelines.sources import expand
 from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
-from pipelines.store import Store
+from pipelines.storage.store import Store
+from pipelines.text.blocks import Document, Notes, text_documents
+from pipelines.text.conllu import conllu_documents
+from pipelines.text.corpus_writer import CorpusWriter, read_blocks
+from pipelines.text.readers import check_encoding, decode, format_of, open_lines, open_text
+from pipelines.text.records import Fields, json_documents, parquet_documents, table_documents
+from pipelines.text.sentences import check_spec, model_files, splitter
+from pipelines.text.sources import expand
 
 __all__ = ["STAGE", "Config", "read_blocks", "run"]
 
@@ -86,7 +86,7 @@ def run(
             provenance = [{"source": shown, "license": config.license}]
             inputs["text"] = _digested(found.paths, found.names, found.digests, provenance)
         if found.builtin:
-            from pipelines.builtin_docs import python_docs_files
+            from pipelines.text.builtin_docs import python_docs_files
 
             inputs["builtin"] = python_docs_files()
         model = model_files(config.sentences)
@@ -116,7 +116,7 @@ def build(run: Run) -> None:
                     writer.add(document)
                 bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
             if "builtin" in run.inputs:
-                from pipelines.builtin_docs import python_docs_documents
+                from pipelines.text.builtin_docs import python_docs_documents
 
                 keep_lines = config.sentences == "line"
                 for document in python_docs_documents(run.inputs["builtin"], notes, keep_lines=keep_lines):

@@ -22,17 +22,17 @@ from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines import stage
-from pipelines.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
-from pipelines.corpus_writer import SPLITS, CorpusWriter, split_of
-from pipelines.files import open_parquet
-from pipelines.manifest import digest
 from pipelines.progress import Progress, log
-from pipelines.readers import Expansion, check_encoding, format_of, looks_like, open_lines
-from pipelines.records import check_expansion, parse_json, plain_rows, quoted_rows, record_id, short_list
-from pipelines.sentences import check_spec, model_files, splitter
-from pipelines.sources import expand
 from pipelines.stage import Files, Result, Run, Stage, run_stage
-from pipelines.store import Store
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
+from pipelines.text.corpus_writer import SPLITS, CorpusWriter, split_of
+from pipelines.text.readers import Expansion, check_encoding, format_of, looks_like, open_lines
+from pipelines.text.records import check_expansion, parse_json, plain_rows, quoted_rows, record_id, short_list
+from pipelines.text.sentences import check_spec, model_files, splitter
+from pipelines.text.sources import expand
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -100,7 +100,7 @@ def run(
     """Build a corpus of examples.
 
     Args:
-        files: the files of each split, train, valid and test, as `pipelines.sources.expand` takes them.
+        files: the files of each split, train, valid and test, as `pipelines.text.sources.expand` takes them.
         pairs: for parallel text the files with the other side, in the same order; all are read as plain text, line by
             line.
 

@@ -22,16 +22,16 @@ from pydantic import Field, field_validator
 from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines import executor
-from pipelines.columns import column, list_column
-from pipelines.corpus_writer import DOCUMENTS
-from pipelines.files import open_parquet
-from pipelines.parsers import READERS
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, run_sharded, shards_of
-from pipelines.sources import expand
 from pipelines.stage import Files, Options, Result, Run, Stage, knob
-from pipelines.store import Store
-from pipelines.treebank import Treebank
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
+from pipelines.tables.columns import column, list_column
+from pipelines.text.corpus_writer import DOCUMENTS
+from pipelines.text.parsers import READERS
+from pipelines.text.sources import expand
+from pipelines.text.treebank import Treebank
 
 __all__ = ["STAGE", "TABLE", "Config", "dependency_schema", "run"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guidance.errors import GuideError
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 FLOORS = {
     "torch": "2.10",

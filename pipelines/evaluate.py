@@ -20,11 +20,11 @@ from pydantic import Field
 
 from guidance.errors import InputError, NumericalError
 from pipelines import stage
-from pipelines.artifacts import Artifact
-from pipelines.files import open_parquet
-from pipelines.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
+from pipelines.runs.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
 from pipelines.stage import Result, Run, Stage, check_working_folder, knob, run_stage
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +92,7 @@ def build(run: Run) -> None:
     from transformers.utils import logging as transformers_logging
 
     from guidance.checkpoint import CONFIG_FILE, load, read_plan
-    from pipelines.cluster import Cluster
+    from pipelines.runs.cluster import Cluster
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -115,8 +115,6 @@ def _translation(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     import torch
 
     from guidance.objectives.translation import translate
-    from pipelines.batches import Examples
-    from pipelines.models import read_tokenizer
     from pipelines.objectives.translation import (
         Pairs,
         check_lengths,
@@ -125,6 +123,8 @@ def _translation(run: Run, folder: Path, model: Any, handle: Handle) -> None:
         tensors,
         tokenizer_of_targets,
     )
+    from pipelines.runs.batches import Examples
+    from pipelines.runs.models import read_tokenizer
 
     config, data = run.config, run.inputs["sequences"]
     tokenizer = read_tokenizer(data, masked=False)
@@ -245,7 +245,7 @@ def _documents(data: Artifact, split: str) -> np.ndarray:
 
 def _texts(corpus: Artifact, documents: np.ndarray) -> list[tuple[str, str]]:
     """The first and the second text of some documents, in their order."""
-    from pipelines.corpus_writer import read_blocks
+    from pipelines.text.corpus_writer import read_blocks
 
     wanted = {int(document): ["", ""] for document in documents}
     for batch in read_blocks(corpus, ["document", "block", "text"]):

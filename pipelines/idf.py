@@ -16,13 +16,13 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import executor
-from pipelines.columns import column
-from pipelines.corpus_writer import PLACES, check_pairs, training_blocks
-from pipelines.files import open_parquet
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
-from pipelines.store import Store
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
+from pipelines.tables.columns import column
+from pipelines.text.corpus_writer import PLACES, check_pairs, training_blocks
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
 
@@ -78,7 +78,7 @@ def run(
             check_pairs(text)
         inputs: dict[str, Any] = {"corpus": text}
         if tokenizer is not None:
-            from pipelines.sequences import open_tokenizer
+            from pipelines.text.tokenizer_files import open_tokenizer
 
             inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
         share = functools.partial(_count, inputs, config)
@@ -88,7 +88,7 @@ def run(
 def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
     settings: dict[str, Any] = {"unit": config.unit, "block": PLACES.get(config.column)}
     if "tokenizer" in inputs:
-        from pipelines.tokens import tokenizer_folder
+        from pipelines.text.tokens import tokenizer_folder
 
         settings["tokenizer"] = tokenizer_folder(inputs["tokenizer"])
     return map_shards(count, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
@@ -151,7 +151,7 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     folder = settings.get("tokenizer")
     frequencies: Any = document_frequencies(_tokens(folder, blocks) if folder else _words(blocks))
     if folder:
-        from pipelines.tokens import load
+        from pipelines.text.tokens import load
 
         name = load(folder).id_to_token
         frequencies = {name(id_): number for id_, number in frequencies.items()}
@@ -215,7 +215,7 @@ def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
     """The ids of each unit, or of a part of it, and what names the unit."""
     import numpy as np
 
-    from pipelines.tokens import tokens_of
+    from pipelines.text.tokens import tokens_of
 
     for tokens in tokens_of(folder, blocks):
         unit = np.stack([tokens.document, tokens.sentence if blocks.unit == "sentence" else 0 * tokens.document])

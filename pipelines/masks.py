@@ -18,16 +18,16 @@ from typing import Any, Unpack
 
 from guidance.errors import InputError
 from pipelines import executor
-from pipelines.artifacts import Artifact
-from pipelines.columns import list_column
-from pipelines.corpus_writer import SPLITS
-from pipelines.files import open_parquet
-from pipelines.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.progress import Progress
-from pipelines.role_tables import RoleTables, pieces_of
 from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.stage import Options, Result, Run, Stage, internal, knob, require
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
+from pipelines.storage.store import Store
+from pipelines.tables.columns import list_column
+from pipelines.tables.role_tables import RoleTables, pieces_of
+from pipelines.text.corpus_writer import SPLITS
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]
 

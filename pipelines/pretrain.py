@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError, Interrupted, PlanError
-from pipelines.artifacts import Artifact, Builder
-from pipelines.files import machine_errors, remove_tree, write_file
-from pipelines.manifest import ArtifactMismatch, digest
-from pipelines.models import ModelConfig, dimensions, read_tokenizer
 from pipelines.objectives import Given, ModelFolder, module_of
-from pipelines.plan_inputs import check_needs, features, inputs_of, load_inputs, model_input, read_tables, roles
 from pipelines.progress import Progress, log
-from pipelines.resuming import resumed, seed_partial
+from pipelines.runs.models import ModelConfig, dimensions, read_tokenizer
+from pipelines.runs.plan_inputs import check_needs, features, inputs_of, load_inputs, model_input, read_tables, roles
+from pipelines.runs.resuming import resumed, seed_partial
 from pipelines.stage import Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import machine_errors, remove_tree, write_file
+from pipelines.storage.manifest import ArtifactMismatch, digest
+from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
 
     from guidance.plan import Plan
-    from pipelines.cluster import Cluster
-    from pipelines.order import AnyOrder
+    from pipelines.runs.cluster import Cluster
+    from pipelines.runs.order import AnyOrder
     from pipelines.training import Outcome
 
 
@@ -269,7 +269,7 @@ def _tables(config: Config, plan: Plan, corpora: Sequence[Artifact], store: Stor
         ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
         InputError: a run whose masking no guide follows, or a guide that follows none.
     """
-    from pipelines.masking import check_masking
+    from pipelines.runs.masking import check_masking
 
     found = load_inputs(config, corpora, store)
     check_masking(plan, config.plan, config.masking)
@@ -298,8 +298,8 @@ def build(
         afresh: forget what an earlier run left.
         begun: the checkpoint to start from, and the unfinished run that it belongs to.
     """
-    from pipelines import model_card
-    from pipelines.cluster import Cluster
+    from pipelines.runs import model_card
+    from pipelines.runs.cluster import Cluster
 
     try:
         cluster = Cluster(run.config.device, run.config.precision)
@@ -338,7 +338,7 @@ class _Announcement:
         self.sent = int(os.environ.get("WORLD_SIZE", "1")) == 1
 
     def send(self, *, go: bool, cluster: Cluster | None = None) -> None:
-        from pipelines.cluster import Cluster
+        from pipelines.runs.cluster import Cluster
 
         if not self.sent:
             self.sent = True
@@ -348,7 +348,7 @@ class _Announcement:
 
 def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
     """What every process but the first does: train along, silently, if there is something to train."""
-    from pipelines.cluster import Cluster
+    from pipelines.runs.cluster import Cluster
 
     cluster = Cluster(config.device, config.precision)
     if cluster.broadcast(0.0):
@@ -420,7 +420,7 @@ class _Prepared:
         """Raises InputError when data, plan, model and settings do not fit each other."""
         cls.check(config, inputs)
         from guidance.plan import Plan
-        from pipelines.batches import Examples
+        from pipelines.runs.batches import Examples
         from pipelines.training import checkpoint_activations
 
         corpora = inputs_of("sequences", inputs)
@@ -454,7 +454,7 @@ class _Prepared:
 
 def _order(config: Config, lengths: np.ndarray, sizes: Sequence[int]) -> AnyOrder:
     """The order of examples of these lengths, of corpora of these sizes."""
-    from pipelines.order import LengthOrder, MixedOrder, Order
+    from pipelines.runs.order import LengthOrder, MixedOrder, Order
 
     if config.batch_tokens:
         return LengthOrder(lengths, config.seed, batch_tokens=config.batch_tokens)
@@ -467,7 +467,7 @@ def _order(config: Config, lengths: np.ndarray, sizes: Sequence[int]) -> AnyOrde
 
 def _short_of_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str]:
     """What to say where a batch has more places than there are examples for them."""
-    from pipelines.order import BLOCK, MixedOrder, Order
+    from pipelines.runs.order import BLOCK, MixedOrder, Order
 
     if isinstance(order, MixedOrder):
         places = [order.batch_size * quota / BLOCK for quota in order.quotas]
@@ -502,7 +502,7 @@ def _write_model(run: Run, prepared: _Prepared, outcome: Outcome) -> None:
     import safetensors.torch
 
     from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
-    from pipelines.checkpoints import Checkpoints
+    from pipelines.runs.checkpoints import Checkpoints
 
     data, out = run.inputs["sequences"], run.out
     folders = prepared.objective.folders()

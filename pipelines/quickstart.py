@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pydantic import Field
 
 from pipelines import corpus, pretrain, sequences, stage, tokenizer
-from pipelines.models import read_tokenizer
 from pipelines.progress import log
+from pipelines.runs.models import read_tokenizer
 from pipelines.stage import Options, Result, Run, Stage, run_stage
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,10 +90,10 @@ def moments(steps: int) -> list[int]:
 
 def build(run: Run) -> None:
     """Compare the two runs and draw them."""
-    from pipelines.comparison import Group, compare
-    from pipelines.comparison_tables import as_json, as_text
-    from pipelines.curves import Curve
-    from pipelines.drawing import attention_grid, learning_curves
+    from pipelines.views.comparison import Group, compare
+    from pipelines.views.comparison_tables import as_json, as_text
+    from pipelines.views.curves import Curve
+    from pipelines.views.drawing import attention_grid, learning_curves
 
     curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
     comparison = compare([Group(curve.label, (curve,)) for curve in curves])
@@ -119,7 +119,7 @@ def guided_attention(
     from guidance.checkpoint import load_model
     from guidance.installation import install
     from guidance.plan import Plan
-    from pipelines.batches import Examples
+    from pipelines.runs.batches import Examples
 
     wrapped = read_tokenizer(data)
     split = next(s for s in ("valid", "train") if f"{s}.parquet" in data.files)

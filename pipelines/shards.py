@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
-from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import BLOCKS
 from pipelines.executor import Config, run_all
-from pipelines.files import DigestWriter, machine_errors, open_parquet, remove_tree
-from pipelines.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.progress import Progress, log
 from pipelines.stage import Options, Result, Run, Stage, file_digest, recipe_of, run_stage
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import BLOCKS
 
 Found = TypeVar("Found")
 

@@ -18,11 +18,11 @@ from typing import Any, Protocol, TypedDict
 from pydantic import BaseModel, ConfigDict, Field
 
 from guidance.errors import InputError, MachineError
-from pipelines.artifacts import Artifact, Builder
-from pipelines.files import machine_errors
-from pipelines.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
 from pipelines.progress import Progress, log
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import machine_errors
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
+from pipelines.storage.store import Store
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
 

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import stage
-from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import PLACES, check_pairs, read_blocks
 from pipelines.stage import Options, Result, Run, Stage, run_stage
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import PLACES, check_pairs, read_blocks
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
 

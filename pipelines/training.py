@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError
-from pipelines.artifacts import Artifact, Builder
-from pipelines.batches import shares
-from pipelines.checkpoints import Checkpoints
-from pipelines.cluster import Cluster, StopRequest
-from pipelines.manifest import ArtifactDamaged
-from pipelines.metrics_log import MetricsLog
 from pipelines.objectives import ModelFolder
-from pipelines.optimization import MOMENTS, Hyperparameters, Optimizer
-from pipelines.order import AnyOrder
 from pipelines.progress import Progress, log
-from pipelines.trackers import Trackers
+from pipelines.runs.batches import shares
+from pipelines.runs.checkpoints import Checkpoints
+from pipelines.runs.cluster import Cluster, StopRequest
+from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.optimization import MOMENTS, Hyperparameters, Optimizer
+from pipelines.runs.order import AnyOrder
+from pipelines.runs.trackers import Trackers
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.manifest import ArtifactDamaged
 
 KEEP_CHECKPOINTS = 2
 COMPILER = "inductor"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from pipelines.manifest import MANIFEST, seal
-from pipelines.store import Store
+from pipelines.storage.manifest import MANIFEST, seal
+from pipelines.storage.store import Store
 
 
 @pytest.fixture(autouse=True)

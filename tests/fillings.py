@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from guidance.features import Cooccurrence
 from guidance.plan import Plan
-from pipelines.batches import Examples
 from pipelines.objectives import Given, module_of
+from pipelines.runs.batches import Examples
 from tests import trainings
 
 CONFLICT = '[[guide]]\npattern = "conflict"\nmechanism = "logit_loss"\nheads = [0]\n'

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.artifacts import Artifact
-from pipelines.manifest import digest
-from pipelines.plan_inputs import roles
-from pipelines.store import Store
+from pipelines.runs.plan_inputs import roles
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
 
 _numbers = itertools.count()
 

@@ -15,14 +15,14 @@ import pytest
 from guidance.statistics.roles import NOTHING
 from pipelines import cooccurrence, corpus, idf, masks, sequences, tokenizer
 from pipelines.cooccurrence import vocabulary_schema
-from pipelines.corpus_writer import block_schema, document_schema
 from pipelines.dependencies import dependency_schema
 from pipelines.evaluate import prediction_schema
 from pipelines.idf import idf_schema
 from pipelines.masks import mask_schema
-from pipelines.pair_files import count_schema
-from pipelines.sequences import pair_schema, sequence_schema
-from pipelines.store import Store
+from pipelines.storage.store import Store
+from pipelines.tables.pair_files import count_schema
+from pipelines.text.corpus_writer import block_schema, document_schema
+from pipelines.text.sequence_files import pair_schema, sequence_schema
 from tests import trainings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")

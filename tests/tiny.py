@@ -14,7 +14,7 @@ from pydantic import Field
 
 from cli.main import exit_code
 from pipelines.stage import Config, Input, Result, Run, Stage, knob, run_stage
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 
 class TinyConfig(Config):

@@ -20,11 +20,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipelines import pretrain
-from pipelines.artifacts import Artifact
-from pipelines.manifest import digest
 from pipelines.progress import Progress, Task
 from pipelines.stage import Result
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 WORDS = [".", ",", *(f"w{n}" for n in range(57))]

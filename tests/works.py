@@ -18,11 +18,11 @@ from cli import signals
 from cli.main import exit_code
 from guidance.errors import UnknownName
 from pipelines import executor
-from pipelines.artifacts import Artifact
 from pipelines.progress import Progress, log
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
 from pipelines.stage import Result, Run, Stage, knob
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 SCHEMA = pa.schema([pa.field("text", pa.string(), False)])
 

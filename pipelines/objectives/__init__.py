@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.models import folder_of
+from pipelines.runs.models import folder_of
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-    from pipelines.artifacts import Artifact
-    from pipelines.batches import Examples
+    from pipelines.runs.batches import Examples
+    from pipelines.storage.artifacts import Artifact
 
 OBJECTIVES = {
     "mlm": "masked_lm",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +23,11 @@ from guidance.objectives.masked_lm import Masker, masked_lm_loss
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
 from guidance.plan import Guide, Plan
-from pipelines.artifacts import Artifact
-from pipelines.models import check_lengths, check_same_tokenizer, configuration
 from pipelines.objectives import Given
 from pipelines.objectives.guided import Guided, Inputs
-
-if TYPE_CHECKING:
-    from pipelines.objectives.masked_lm import FilledBatch
+from pipelines.objectives.masked_batches import FilledBatch
+from pipelines.runs.models import check_lengths, check_same_tokenizer, configuration
+from pipelines.storage.artifacts import Artifact
 
 FOLDER = "generator/"
 """Where a model folder keeps its generator."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from guidance.forward import Guidance
-from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss, num_chosen
+from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
 from guidance.plan import Plan
 from guidance.statistics.roles import NOTHING
-from pipelines.batches import pad
-from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given, ModelFolder
 from pipelines.objectives.generator import FOLDER, Generator, Pair, build_generator, check_guides, kind_of, plan_of
 from pipelines.objectives.guided import Guided, Inputs
+from pipelines.objectives.masked_batches import FilledBatch, MaskedBatch
+from pipelines.runs.batches import pad
+from pipelines.runs.models import build_model, check_lengths
 
 VALID_EPOCH = 2**62
 """The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
@@ -44,42 +43,6 @@ def prepare(given: Given) -> MaskedLM:
     if kind == "none":
         return MaskedLM(given, model)
     return FilledLM(given, model, build_generator(given, model) if kind == "transformer" else None)
-
-
-@dataclass(frozen=True)
-class MaskedBatch:
-    """One micro-batch; rows not yet padded.
-
-    Attributes:
-        seen: what the model sees, and ``labels``, what it is asked.
-        columns: features of the tokens.
-        origins: epoch and number of each example.
-    """
-
-    seen: list[np.ndarray]
-    labels: list[np.ndarray]
-    columns: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
-    origins: Sequence[tuple[int, int]] = ()
-
-    @property
-    def length(self) -> int:
-        """The longest row, in tokens."""
-        return max(map(len, self.seen))
-
-    @cached_property
-    def examples(self) -> float:
-        """How many rows have tokens."""
-        return float(sum(len(row) > 0 for row in self.seen))
-
-    @cached_property
-    def tokens(self) -> float:
-        """How many tokens there are."""
-        return float(sum(map(len, self.seen)))
-
-    @cached_property
-    def chosen(self) -> float:
-        """How many tokens are to be predicted."""
-        return float(num_chosen(self.labels))
 
 
 class MaskedLM:
@@ -203,28 +166,6 @@ class MaskedLM:
         return self.guided.handle.guide(
             inputs.model["input_ids"], inputs.model["attention_mask"], step=step, **inputs.columns
         )
-
-
-@dataclass(frozen=True)
-class FilledBatch(MaskedBatch):
-    """One micro-batch whose masked tokens a generator fills in.
-
-    Attributes:
-        uniform_N: a number in [0, 1) for each masked token, with which it is drawn.
-        drawn: what has been drawn, (N,), once a generator has been there.
-    """
-
-    uniform_N: Tensor = field(default_factory=lambda: torch.zeros(0))
-    drawn: list[Tensor] = field(default_factory=list)
-
-    def fill(self, drawn_N: Tensor) -> None:
-        """Keep what a generator has drawn."""
-        self.drawn[:] = [drawn_N]
-
-    @property
-    def drawn_N(self) -> Tensor:
-        """What a generator has drawn."""
-        return self.drawn[0]
 
 
 class FilledLM(MaskedLM):

@@ -18,14 +18,15 @@ from guidance.features import Vocabulary
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import SPECIAL, Documents, next_sentence_loss
 from guidance.plan import Guide, Plan
-from pipelines.artifacts import Artifact
-from pipelines.batches import Examples, compact, pad, read_column
-from pipelines.manifest import ArtifactDamaged
-from pipelines.models import FAMILIES, build_model, check_lengths
 from pipelines.objectives import Given
 from pipelines.objectives.guided import Inputs, refuse_guides
-from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
+from pipelines.objectives.masked_batches import MaskedBatch
+from pipelines.objectives.masked_lm import MaskedLM
 from pipelines.progress import log
+from pipelines.runs.batches import Examples, compact, pad, read_column
+from pipelines.runs.models import FAMILIES, build_model, check_lengths
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:

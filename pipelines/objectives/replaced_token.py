@@ -18,12 +18,12 @@ from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.replaced_token import replaced_token_loss, two_classes
 from guidance.objectives.selection import places_of
 from guidance.plan import Plan
-from pipelines.batches import pad
-from pipelines.models import build_model, check_lengths
 from pipelines.objectives import Given
 from pipelines.objectives.generator import build_generator, check_guides, kind_of, plan_of
 from pipelines.objectives.guided import Inputs
 from pipelines.objectives.masked_lm import FilledLM
+from pipelines.runs.batches import pad
+from pipelines.runs.models import build_model, check_lengths
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:

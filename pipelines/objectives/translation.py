@@ -25,12 +25,12 @@ from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translation_losses
 from guidance.plan import Guide, Plan
 from guidance.statistics.roles import NOTHING
-from pipelines import models
-from pipelines.artifacts import Artifact
-from pipelines.batches import Examples, pad
-from pipelines.manifest import ArtifactDamaged
 from pipelines.objectives import Given, ModelFolder
 from pipelines.objectives.guided import Guided, Inputs, refuse_guides
+from pipelines.runs import models
+from pipelines.runs.batches import Examples, pad
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged
 
 VALID_BATCH = 32
 

@@ -12,7 +12,7 @@ import pytest
 
 from guidance.errors import Interrupted
 from pipelines.progress import Progress
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests import runs, trainings
 from tests.trainings import one_thread  # noqa: F401
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import role_masks
-from pipelines.artifacts import Artifact
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.views import role_masks
 from tests.pipelines.test_masks import SENTENCES, write_deps
 from tests.trainings import one_thread  # noqa: F401
 

@@ -14,7 +14,7 @@ from cli import options
 from cli.app import app
 from cli.options import Session, command, field_parameters, flag_type, stage_command
 from pipelines.stage import Config, Result, Stage, run_stage
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 
 class ShowConfig(Config):

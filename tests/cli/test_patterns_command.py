@@ -12,7 +12,7 @@ import pytest
 
 from cli.tables import folded
 from guidance.patterns import PATTERNS
-from pipelines.pictures import cells, legend, matrix_lines, shade
+from pipelines.views.pictures import cells, legend, matrix_lines, shade
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[2]

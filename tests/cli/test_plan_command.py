@@ -13,8 +13,8 @@ from guidance.mechanisms import MECHANISMS
 from guidance.patterns import PATTERNS
 from guidance.plan import Guide, Plan, presets
 from guidance.sites import FAMILIES
-from pipelines import plans
-from pipelines.plan_template import KEYS
+from pipelines.views import plans
+from pipelines.views.plan_template import KEYS
 
 MIXED = """
 [pal]

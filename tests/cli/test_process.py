@@ -21,7 +21,7 @@ from cli.app import app
 from cli.options import Session, stage_command
 from cli.output import prepare_streams
 from pipelines.stage import Result, run_stage
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests.tiny import TINY, TinyConfig, wait_for
 
 

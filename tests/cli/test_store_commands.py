@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.stage import Files
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests.tiny import OTHER, make
 
 

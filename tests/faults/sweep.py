@@ -27,8 +27,8 @@ from pathlib import Path
 
 from cli import main
 from guidance.errors import GuideError
-from pipelines.artifacts import Artifact
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 KILL_AT = ["openat", "write", "pwrite64", "fsync", "rename", "renameat2", "mkdir", "rmdir", "unlink", "unlinkat"]
 KILL_AT += ["close", "ftruncate", "flock"]

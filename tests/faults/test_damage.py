@@ -11,9 +11,9 @@ import time
 import pytest
 
 from guidance.errors import InputError
-from pipelines import manifest
-from pipelines.artifacts import Artifact
-from pipelines.manifest import MANIFEST, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
+from pipelines.storage import manifest
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import MANIFEST, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
 from tests.tiny import make
 
 

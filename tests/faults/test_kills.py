@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMissing
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
 from tests.tiny import FAILPOINTS, KILLED, in_child, make, start, wait_for
 
 

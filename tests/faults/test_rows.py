@@ -26,10 +26,10 @@ import torch
 from guidance import checkpoint
 from guidance.errors import GuideError, InputError, NumericalError, PlanError
 from pipelines import corpus, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import BLOCKS, block_schema
-from pipelines.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import BLOCKS, block_schema
 from tests import trainings
 from tests.tiny import in_child
 from tests.trainings import one_thread  # noqa: F401
@@ -104,7 +104,7 @@ import json, os, sys
 from pathlib import Path
 from cli.main import exit_code
 from pipelines import corpus, pretrain, sequences, tokenizer
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests import trainings
 
 disk, text, made = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])

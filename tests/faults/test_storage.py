@@ -14,7 +14,7 @@ import time
 import pytest
 
 from guidance.errors import InputError, MachineError
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests.tiny import TINY, TinyConfig, in_child, make
 
 
@@ -32,7 +32,7 @@ def test_a_limit_on_file_sizes_is_a_machine_error(store):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_full_disk_under_parquet_has_the_same_words(store, monkeypatch, number):
     pa = pytest.importorskip("pyarrow")
-    monkeypatch.setattr("pipelines.files._failpoint_hits", {})
+    monkeypatch.setattr("pipelines.storage.files._failpoint_hits", {})
     monkeypatch.setenv("GUIDE_FAILPOINT", f"write:{number}:ENOSPC")
 
     def build(run) -> None:

@@ -22,12 +22,12 @@ import torch
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
 from pipelines import pretrain, training
-from pipelines.checkpoints import Checkpoints
 from pipelines.objectives.masked_lm import MaskedLM
-from pipelines.order import Order
 from pipelines.progress import Progress
+from pipelines.runs.checkpoints import Checkpoints
+from pipelines.runs.order import Order
 from pipelines.stage import Result
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.tiny import KILLED, in_child, processes, start, wait_for
 from tests.trainings import At, assert_close, one_thread, send  # noqa: F401

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from guidance.errors import GuideError
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactInUse
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactInUse
+from pipelines.storage.store import Store
 from tests.tiny import TINY, TinyConfig, make, start, wait_for
 
 

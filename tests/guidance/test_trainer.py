@@ -158,6 +158,7 @@ if os.environ.get("RANK", "0") == "0":
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_two_processes_make_the_step_of_one(family: str, tmp_path: Path) -> None:
     script = tmp_path / "two.py"

@@ -22,14 +22,16 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 import guidance
 from guidance.errors import InputError
 from guidance.statistics.cooccurrence import context_scores
-from pipelines import contexts, cooccurrence, corpus, dataset, pair_counting, pair_files, sequences, tokenizer
-from pipelines.artifacts import Artifact
+from pipelines import cooccurrence, corpus, dataset, sequences, tokenizer
 from pipelines.cooccurrence import Config, run
-from pipelines.cooccurrence_table import Counts, check_tokenizer, load_table
-from pipelines.manifest import ArtifactMismatch, ArtifactMissing
-from pipelines.pair_files import count_schema, merge_pairs
 from pipelines.shards import parquet_file, shards_of
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.tables import pair_counting, pair_files
+from pipelines.tables.cooccurrence_table import Counts, check_tokenizer, load_table
+from pipelines.tables.pair_files import count_schema, merge_pairs
+from pipelines.views import contexts
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +132,7 @@ def test_counting_writes_nothing_beside_the_sources(cache: str, tmp_path: Path) 
     (tmp_path / "in the way").write_text("no folder")
     program = (
         "import numpy as np\n"
-        "from pipelines.pair_counting import count_pairs\n"
+        "from pipelines.tables.pair_counting import count_pairs\n"
         "assert [c.tolist() for *_, c in count_pairs(np.array([0, 1, 0], np.uint16), np.array([0, 3]), 2)] == [[2, 2]]\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / cache), "PYTHONPATH": str(ROOT)}

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from guidance.errors import InputError, MachineError
 from pipelines import corpus
-from pipelines.artifacts import Artifact
-from pipelines.corpus_writer import fraction_of
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import fraction_of
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,7 +295,7 @@ def test_the_same_bytes_come_out_of_every_environment(tmp_path: Path) -> None:
     text = "Żółw ran. Über “it”.\n\n" * 30
     folder = write(tmp_path / "in", {f"é{n}.txt": f"{n} " + text for n in range(3)})
     program = (
-        "import sys\nfrom pathlib import Path\nfrom pipelines import corpus\nfrom pipelines.store import Store\n"
+        "import sys\nfrom pathlib import Path\nfrom pipelines import corpus\nfrom pipelines.storage.store import Store\n"
         "r = corpus.run([sys.argv[1]], corpus.Config(), store=Store(Path(sys.argv[2])))\n"
         "print(r.artifact.recipe, r.artifact.content)"
     )

@@ -15,7 +15,7 @@ import pytest
 
 from guidance.errors import InputError
 from pipelines import corpus
-from pipelines.store import Store
+from pipelines.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def test_damaged_parquet_never_ends_in_anything_but_an_input_error(tmp_path: Pat
 
 
 def test_compressed_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines import readers
+    from pipelines.text import readers
 
     monkeypatch.setattr(readers, "EXPANSION_LIMIT", 10)
     guard = readers.Expansion("a.gz")

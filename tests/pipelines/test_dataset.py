@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from guidance.errors import InputError
 from guidance.features import RELATIONS
 from pipelines import dataset, idf, masks, sequences, tokenizer
-from pipelines.artifacts import Artifact
 from pipelines.dependencies import TABLE, dependency_schema
-from pipelines.manifest import digest
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
 from tests.shared import shared
 
 ROWS = [

@@ -20,11 +20,12 @@ from cli.main import run as run_command
 from guidance.errors import InputError, MachineError
 from guidance.features import RELATIONS, relation_id
 from guidance.statistics.dependencies import Attachment, Tree, attachment
-from pipelines import corpus, dependencies, parsers
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactDamaged
+from pipelines import corpus, dependencies
 from pipelines.shards import shards_of
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.storage.store import Store
+from pipelines.text import parsers
 from tests.shared import shared
 
 Rows = list[dict[str, Any]]

@@ -18,10 +18,10 @@ import pytest
 
 from guidance.errors import InputError, MachineError, UnknownName
 from pipelines import corpus, executor
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.shards import evenly, shards_of
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
+from pipelines.storage.store import Store
 from tests import works
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ import pytest
 
 from guidance.errors import InputError, MachineError
 from pipelines import executor
-from pipelines.artifacts import Artifact
 from pipelines.shards import shards_of
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 from tests import works
 from tests.pipelines.test_executor import (
     SIZE,

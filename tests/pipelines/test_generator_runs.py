@@ -15,9 +15,9 @@ import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
 from pipelines import cooccurrence, corpus, pretrain, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMismatch
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.fillings import CONFLICT, table
 from tests.trainings import one_thread  # noqa: F401
@@ -173,8 +173,8 @@ def test_layers_that_are_computed_again_and_half_precision_work_in_both_passes(
 def test_counts_are_divided_by_what_was_asked_for(
     totals: Any, world: tuple[Store, Artifact, Artifact], plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.cooccurrence_table import load_table
     from pipelines.objectives import replaced_token
+    from pipelines.tables.cooccurrence_table import load_table
 
     store, data, counts = world
     given: list[Any] = []

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from guidance.errors import InputError
 from pipelines import corpus, dataset, idf, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMismatch
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
 
 WORDS = [
     "cat",

@@ -19,11 +19,11 @@ from guidance.combinations import read_pattern
 from guidance.errors import InputError, NumericalError, PlanError
 from guidance.features import FEATURES, RELATIONS, Tokens, Vocabulary
 from pipelines import corpus, idf, masks, pretrain, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.batches import Examples
 from pipelines.dependencies import TABLE, dependency_schema
-from pipelines.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
-from pipelines.store import Store
+from pipelines.runs.batches import Examples
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
+from pipelines.storage.store import Store
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
 

@@ -16,15 +16,15 @@ from guidance.errors import InputError, Interrupted, PlanError
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import FOREIGN, NEXT
 from guidance.plan import Plan
-from pipelines import models
-from pipelines.artifacts import Artifact
-from pipelines.batches import Examples
-from pipelines.manifest import ArtifactDamaged
 from pipelines.objectives import Given
 from pipelines.objectives.masked_lm import VALID_EPOCH
 from pipelines.objectives.next_sentence import NextSentence, prepare
-from pipelines.packing import Packed, Packer, Tokens
-from pipelines.store import Store
+from pipelines.runs import models
+from pipelines.runs.batches import Examples
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.storage.store import Store
+from pipelines.text.packing import Packed, Packer, Tokens
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

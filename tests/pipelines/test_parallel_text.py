@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 
 from guidance.errors import InputError
 from guidance.features import RELATIONS
-from pipelines import corpus, dataset, dependencies, idf, masks, pair_sequences, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMismatch
-from pipelines.store import Store
+from pipelines import corpus, dataset, dependencies, idf, masks, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
+from pipelines.text import pair_sequences
 from tests.shared import shared
 
 GERMAN = ["Ein Hund läuft.", "Zwei Katzen schlafen .", "Der Hund sieht zwei Katzen."]

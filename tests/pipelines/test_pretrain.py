@@ -13,12 +13,13 @@ import torch
 
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
-from pipelines import models, pretrain
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMissing
+from pipelines import pretrain
 from pipelines.progress import log
+from pipelines.runs import models
 from pipelines.stage import is_internal, is_knob
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

@@ -12,8 +12,8 @@ import torch
 
 import guidance
 from guidance.errors import InputError, PlanError
-from pipelines.manifest import MANIFEST
-from pipelines.store import Store
+from pipelines.storage.manifest import MANIFEST
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

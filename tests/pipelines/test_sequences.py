@@ -14,9 +14,11 @@ from tokenizers import Tokenizer
 
 from guidance.errors import InputError
 from pipelines import corpus, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.manifest import ArtifactMismatch
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
+from pipelines.text import encoding
+from pipelines.text.tokenizer_files import TOKENIZER_FILES
 
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word")
 STRANGE = [
@@ -180,7 +182,7 @@ def test_a_folder_of_transformers_works_and_brings_only_its_tokenizer_files(stor
     (folder / "evil.py").write_text("raise SystemExit('executed')")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     given = sequences.run(text.reference, str(folder), sequences.Config(), store=store).artifact
-    assert sorted(given.manifest["inputs"]["tokenizer"]["first"]) == sorted(sequences.TOKENIZER_FILES)
+    assert sorted(given.manifest["inputs"]["tokenizer"]["first"]) == sorted(TOKENIZER_FILES)
     own = sequences.run(text.reference, made.reference, sequences.Config(), store=store).artifact
     assert given.files["train.parquet"] == own.files["train.parquet"]
     assert own.read("tokenizer/tokenizer.json") == made.artifact.read("tokenizer.json")
@@ -227,7 +229,7 @@ def test_batches_do_not_show_in_the_result(store: Store, monkeypatch: pytest.Mon
         )
 
     whole = build()
-    monkeypatch.setattr(sequences, "_BATCH_CHARACTERS", 40)
+    monkeypatch.setattr(encoding, "_BATCH_CHARACTERS", 40)
     assert build() == whole
     assert (
         len(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipelines import cooccurrence, corpus, dataset, dependencies, idf, masks, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.store import Store
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 from tests.pipelines.test_executor_dask import Cluster
 from tests.shared import shared
 

@@ -6,17 +6,16 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from pipelines import corpus, sequences, tokenizer
-from pipelines.store import Store
+from pipelines.storage.store import Store
 from guidance.errors import GuideError
 path, settings, whole = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "whole"
 store = Store(Path(path).parent / "store")
@@ -32,21 +31,20 @@ except GuideError as error:
 # not getrusage: its maximum is inherited from the parent through exec
 peak = next(line for line in open("/proc/self/status", encoding="utf-8") if line.startswith("VmHWM"))
 answer["megabytes"] = int(peak.split()[1]) / 1024
+answer["seconds"] = sum(os.times()[:4])  # of computing: others may use the machine
 print(json.dumps(answer))
 """
 
 
 def measure(path: Path, *, whole: bool = False, **settings: object) -> dict:
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path), json.dumps(settings), "whole" if whole else "corpus"],
         capture_output=True,
         cwd=ROOT,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     answer = json.loads(done.stdout)
-    answer["seconds"] = time.monotonic() - started
     assert answer["megabytes"] < 1000
     assert answer["seconds"] < 60
     return answer
@@ -100,7 +98,6 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
     path.write_bytes(piece * 17)
     answer = measure(path)
     assert "bomb" in answer["error"]
-    assert answer["seconds"] < 60  # it ends, on slow machines too
     assert answer["megabytes"] < 400
 
 

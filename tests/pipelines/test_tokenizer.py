@@ -9,9 +9,9 @@ import pytest
 
 from guidance.errors import InputError
 from pipelines import corpus, tokenizer
-from pipelines.manifest import ArtifactMismatch
 from pipelines.stage import Result
-from pipelines.store import Store
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
 
 KINDS = ("byte-bpe", "bpe", "wordpiece", "unigram", "word")
 TEXT = "The quick brown fox jumps over the lazy dog.\n\nA café — naïve; “quoted”. [MASK] <s> </s> <s>x</s>\n\n"

@@ -16,14 +16,16 @@ import torch
 
 from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
-from pipelines import comparison, pretrain, training
-from pipelines.batches import Examples
-from pipelines.cluster import Cluster, StopRequest
+from pipelines import pretrain, training
 from pipelines.objectives import Given
-from pipelines.objectives.masked_lm import MaskedBatch, MaskedLM
-from pipelines.optimization import Optimizer
-from pipelines.store import Store
+from pipelines.objectives.masked_batches import MaskedBatch
+from pipelines.objectives.masked_lm import MaskedLM
+from pipelines.runs.batches import Examples
+from pipelines.runs.cluster import Cluster, StopRequest
+from pipelines.runs.optimization import Optimizer
+from pipelines.storage.store import Store
 from pipelines.training import Settings
+from pipelines.views import comparison
 from tests import trainings
 from tests.tiny import processes
 from tests.trainings import one_thread  # noqa: F401
@@ -322,6 +324,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", ["preset:asa", "preset:random-mask"])
 def test_a_compiled_model_learns_what_a_plain_one_learns(plan: str, store: Store, tmp_path: Path, graphs: Any) -> None:
     plain = trainings.train(Store(tmp_path / "plain"), **EXACT, plan=plan).artifact

@@ -17,10 +17,10 @@ import pytest
 
 from guidance.errors import Interrupted
 from pipelines import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.order import AnyOrder
 from pipelines.progress import Progress, log
-from pipelines.store import Store
+from pipelines.runs.order import AnyOrder
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.fillings import CONFLICT
 from tests.tiny import KILLED, in_child, processes

@@ -16,12 +16,12 @@ import guidance
 from guidance.errors import InputError, PlanError
 from guidance.plan import Guide, Plan
 from pipelines import dataset, evaluate, idf, masks, pretrain, sequences, tokenizer
-from pipelines.artifacts import Artifact
-from pipelines.batches import Examples
-from pipelines.models import read_tokenizer
 from pipelines.objectives import Given
 from pipelines.objectives.translation import Translation, build_model, check_plan, prepare
-from pipelines.store import Store
+from pipelines.runs.batches import Examples
+from pipelines.runs.models import read_tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

@@ -1,0 +1,200 @@
+"""Training examples: token ids held compactly, and batches of them as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from guidance.statistics.roles import NOTHING, Pieces, segment_numbers
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactDamaged
+
+_SEQUENCES = 4096
+"""How many sequences get their segments at once."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The sequences of one split: all ids in one array, with the bounds of each sequence.
+
+    Two bytes a token for vocabularies below 65,536, else four.  Each of the ``columns``, further features by name, takes
+    one to four bytes more.
+    """
+
+    ids: np.ndarray
+    bounds: np.ndarray
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        artifact: Artifact,
+        split: str,
+        vocab_size: int,
+        *,
+        features: Sequence[str] = (),
+        masks: Artifact | None = None,
+        column: str = "id",
+    ) -> Examples:
+        """The sequences of a split of a sequences artifact; none if the split has no file.
+
+        Args:
+            features: token features to read as well, from ``masks``; ``segment`` also follows from the sequences.
+            masks: what ``build-masks`` made of these sequences.
+            column: where the ids are: ``target`` for the other side of pairs, which has no features.
+
+        Raises:
+            ArtifactDamaged: a file is no table; or a column is missing, of another type, has nulls or another length than
+                ``id``; or an empty sequence, or an id outside the vocabulary.
+        """
+        dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+        name = f"{split}.parquet"
+        if name not in artifact.files:
+            return cls(np.zeros(0, dtype), np.zeros(1, np.int64), {f: np.zeros(0, np.int16) for f in features})
+
+        def checked(ids: np.ndarray) -> np.ndarray:
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                raise ArtifactDamaged(f"{artifact.path / name}: a token id is outside the vocabulary of {vocab_size}")
+            return ids.astype(dtype)
+
+        ids, lengths = read_column(artifact, name, column, pa.int32(), checked)
+        if not lengths.all():
+            raise ArtifactDamaged(f"{artifact.path / name}: column {column} has empty sequences")
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        columns = {}
+        for feature in features:
+            if masks is None:
+                assert feature == "segment"
+                columns[feature] = _segments(artifact, name, bounds)
+                continue
+            values, found = read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]), compact)
+            if not np.array_equal(found, lengths):
+                raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
+            columns[feature] = values
+        return cls(ids, bounds, columns)
+
+    @classmethod
+    def read_all(
+        cls,
+        artifacts: Sequence[Artifact],
+        split: str,
+        vocab_size: int,
+        *,
+        features: Sequence[str] = (),
+        masks: Sequence[Artifact] = (),
+        column: str = "id",
+        limit: int = 0,
+    ) -> Examples:
+        """The sequences of a split of several artifacts, one artifact after the other; see `read`.
+
+        Args:
+            masks: what ``build-masks`` made of each of them, or nothing.
+            limit: how many sequences to keep of several artifacts, 0 for all; each gives its share, from its beginning.
+        """
+        given: Sequence[Artifact | None] = masks or [None] * len(artifacts)
+        parts = [
+            cls.read(artifact, split, vocab_size, features=features, masks=its_masks, column=column)
+            for artifact, its_masks in zip(artifacts, given, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        sizes = np.array([len(part) for part in parts])
+        if 0 < limit < sizes.sum():
+            kept = np.diff(np.round(np.cumsum([0, *sizes]) * limit / sizes.sum()).astype(int))
+            parts = [part._first(int(number)) for part, number in zip(parts, kept, strict=True)]
+        starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+        bounds = [part.bounds[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in features}
+        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([*bounds, starts[-1:]]), columns)
+
+    def _first(self, number: int) -> Examples:
+        end = self.bounds[number]
+        columns = {name: column[:end] for name, column in self.columns.items()}
+        return Examples(self.ids[:end], self.bounds[: number + 1], columns)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sequence, int64."""
+        return np.diff(self.bounds)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.ids[self.bounds[index] : self.bounds[index + 1]].astype(np.int64)
+
+    def column(self, name: str, index: int) -> np.ndarray:
+        """A feature of the tokens of a sequence."""
+        return self.columns[name][self.bounds[index] : self.bounds[index + 1]]
+
+
+def read_column(
+    artifact: Artifact, name: str, column: str, kind: Any, shrink: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """All values of a column of lists, made smaller as they come, and the length of each list."""
+    values, lengths = [shrink(np.zeros(0, kind.to_pandas_dtype()))], [np.zeros(0, np.int64)]
+    with artifact.open(name) as file:
+        try:
+            table = open_parquet(file)
+            found = [field.type for field in table.schema_arrow if field.name == column]
+            if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != kind:
+                raise ArtifactDamaged(
+                    f"{artifact.path / name}: column {column} is {' and '.join(map(str, found)) or 'missing'}, "
+                    f"not list<{kind}>"
+                )
+            for batch in table.iter_batches(columns=[column]):
+                lists = batch.column(column)
+                flat = lists.flatten()
+                if lists.null_count or flat.null_count:
+                    raise ArtifactDamaged(f"{artifact.path / name}: column {column} has nulls")
+                values.append(shrink(flat.to_numpy(zero_copy_only=False)))
+                lengths.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
+    return np.concatenate(values), np.concatenate(lengths)
+
+
+def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
+    """The sentence of each token within its sequence, from the places that sequences keep."""
+    document, sentence = (
+        read_column(artifact, name, column, pa.int32(), compact)[0] for column in ("document", "sentence")
+    )
+    if not len(document) == len(sentence) == bounds[-1]:
+        raise ArtifactDamaged(f"{artifact.path / name}: document and sentence do not have one value for each token")
+    found, nowhere = [np.zeros(0, np.int16)], np.zeros(0, np.int64)
+    for start in range(0, len(bounds) - 1, _SEQUENCES):
+        some = bounds[start : start + _SEQUENCES + 1]
+        places = slice(some[0], some[-1])
+        found.append(
+            compact(segment_numbers(Pieces(some - some[0], document[places], sentence[places], nowhere, nowhere)))
+        )
+    return np.concatenate(found)
+
+
+def compact(values: np.ndarray) -> np.ndarray:
+    """Whole numbers in two bytes where they fit."""
+    fits = values.dtype.kind == "i" and (not len(values) or -(1 << 15) <= values.min() <= values.max() < 1 << 15)
+    return values.astype(np.int16) if fits and values.itemsize > 2 else values
+
+
+def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> Tensor:
+    """Rows of different lengths as one (B, T) tensor, filled up on the right; all whole numbers become int64."""
+    kind = {"f": np.dtype(np.float32), "b": np.dtype(bool)}.get(rows[0].dtype.kind if rows else "i", np.dtype(np.int64))
+    filled = np.full((len(rows), length), value, kind)
+    for place, row in enumerate(rows):
+        filled[place, : len(row)] = row
+    return torch.from_numpy(filled).to(device, non_blocking=True)
+
+
+def shares(items: list[Any], parts: int) -> list[list[Any]]:
+    """A list cut into ``parts`` runs whose lengths differ by one at most."""
+    size, extra = divmod(len(items), parts)
+    starts = [part * size + min(part, extra) for part in range(parts + 1)]
+    return [items[starts[part] : starts[part + 1]] for part in range(parts)]

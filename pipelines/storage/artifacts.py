@@ -1,0 +1,271 @@
+"""Artifacts: one that is published and is verified whenever it is read, and one that is being built."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.storage.files import (
+    DigestWriter,
+    Lock,
+    machine_error,
+    machine_errors,
+)
+from pipelines.storage.manifest import (
+    FILE_NAME,
+    FORMAT,
+    ID_LENGTH,
+    MANIFEST,
+    MANIFEST_LIMIT,
+    ArtifactDamaged,
+    ArtifactMissing,
+    content_of,
+    parse_manifest,
+    seal,
+)
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+"""Errors that say what a path leads to; all others are the machine's."""
+
+
+class Artifact:
+    """One published artifact, open for reading; while it is open, nothing removes it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the manifest only; `verify` checks the files.
+
+        Raises:
+            ArtifactMissing: no artifact is there.
+            ArtifactDamaged: the manifest is unreadable or altered.
+        """
+        self.path = path
+        try:
+            self._lock = self._hold(path)
+            data = self._manifest_bytes()
+            if len(data) > MANIFEST_LIMIT:
+                raise ArtifactDamaged(f"{path / MANIFEST}: larger than {MANIFEST_LIMIT >> 20} MiB")
+            self.manifest = parse_manifest(data, path)
+        except BaseException:
+            if hasattr(self, "_lock"):
+                self.close()
+            raise
+
+    @staticmethod
+    def _hold(path: Path) -> Lock:
+        """A shared lock on what is at ``path`` now: while we waited, another run may have put a new directory there."""
+        while True:
+            try:
+                lock = Lock(path, shared=True)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise machine_error(f"cannot open {path}", error) from error
+                raise ArtifactMissing(f"{path}: not a guide artifact ({os.strerror(error.errno or 0)})") from error
+            if not stat.S_ISDIR(os.fstat(lock.fd).st_mode):
+                lock.release()
+                raise ArtifactMissing(f"{path}: not a guide artifact (a file, not a folder)")
+            try:
+                lock.acquire(wait=True)
+                if lock.in_place():
+                    return lock
+            except BaseException:
+                lock.release()
+                raise
+            lock.release()
+
+    def _manifest_bytes(self) -> bytes:
+        try:
+            with self.open(MANIFEST) as file:
+                return file.read(MANIFEST_LIMIT + 1)
+        except ArtifactDamaged as error:
+            raise ArtifactMissing(f"{self.path}: not a guide artifact (it has no {MANIFEST})") from error
+
+    kind = property(lambda self: str(self.manifest["kind"]))
+    recipe = property(lambda self: str(self.manifest["recipe"]))
+    content = property(lambda self: str(self.manifest["content"]))
+    counts = property(lambda self: dict(self.manifest.get("counts", {})))
+    files = property(lambda self: dict(self.manifest["files"]))
+    provenance = property(lambda self: list(self.manifest.get("provenance", [])))
+
+    @property
+    def id(self) -> str:
+        """The recipe's first digits: unique within a kind."""
+        return str(self.recipe)[:ID_LENGTH]
+
+    @property
+    def reference(self) -> str:
+        """What a later command takes: ``kind/id``."""
+        return f"{self.kind}/{self.id}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
+
+    def describe(self) -> dict[str, Any]:
+        """How a manifest made from this artifact names it."""
+        return {"kind": self.kind, "recipe": self.recipe, "content": self.content}
+
+    def open(self, name: str) -> io.BufferedReader:
+        """Open a file of the artifact; links are not followed.
+
+        Raises:
+            ArtifactDamaged: the file is missing or is not a plain file.
+        """
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY) if self._lock.fd < 0 else os.dup(self._lock.fd)
+        try:
+            *parents, last = name.split("/")
+            for parent in parents:
+                inner = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise ArtifactDamaged(f"{self.path / name}: not a plain file")
+            return os.fdopen(fd, "rb")
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise machine_error(f"cannot read {self.path / name}", error) from error
+            raise ArtifactDamaged(
+                f"{self.path / name}: {os.strerror(error.errno or 0)}",
+                hint="rerun the stage that made it, with --force",
+            ) from error
+        finally:
+            os.close(folder)
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a file."""
+        with self.open(name) as file:
+            return file.read()
+
+    def verify(self, *names: str) -> None:
+        """Compare every file, or those that are named, with its recorded size and sha256.
+
+        Raises:
+            ArtifactDamaged: a file is missing or differs; it is named.
+        """
+        for name in names or self.manifest["files"]:
+            entry = self.manifest["files"][name]
+            with self.open(name) as file:
+                size, sha256 = os.fstat(file.fileno()).st_size, ""
+                if size == entry["bytes"]:
+                    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if sha256 != entry["sha256"]:
+                found = f"{size} bytes, not {entry['bytes']}" if size != entry["bytes"] else "its digest differs"
+                raise ArtifactDamaged(
+                    f"{self.path / name}: damaged ({found})",
+                    hint=f"rerun {self.manifest['stage']} with the same settings: it rebuilds what does not verify",
+                )
+
+    def in_place(self) -> bool:
+        """False once another directory stands where this artifact was opened."""
+        return self._lock.fd < 0 or self._lock.in_place()
+
+    def strangers(self) -> list[str]:
+        """Files in the directory that the manifest does not know."""
+        found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink() or not p.is_dir()}
+        return sorted(found - set(self.manifest["files"]) - {MANIFEST})
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+
+class Builder:
+    """An artifact in the making: a private directory whose files all pass through the one writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        self.provenance: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def open(self, name: str, *, rows: int | None = None) -> Iterator[DigestWriter]:
+        """A new file of the artifact; ``name`` may hold one or more folders."""
+        if not FILE_NAME.fullmatch(name) or name in self.files or name == MANIFEST:
+            raise ValueError(f"bad or repeated file name {name!r}")
+        target = self.path / name
+        with machine_errors(f"cannot create {target.parent}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        with DigestWriter(target) as file:
+            yield file
+        self.files[name] = {"bytes": file.size, "sha256": file.sha256} | ({"rows": rows} if rows is not None else {})
+
+    def write(self, name: str, data: bytes) -> None:
+        """A file from bytes in memory."""
+        with self.open(name) as file:
+            file.write(data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+    @contextlib.contextmanager
+    def parquet(self, name: str, schema: Any) -> Iterator[Any]:
+        """A ``pyarrow.parquet.ParquetWriter`` with our options: same table, same row groups, same bytes."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        # columns of numbers are smaller, and written in two thirds of the time, without dictionaries
+        words = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
+        rows = 0
+        with self.open(name) as file:
+            with pq.ParquetWriter(
+                file,
+                schema,
+                compression="zstd",
+                use_dictionary=words,
+                write_page_checksum=True,
+                data_page_version="2.0",
+            ) as writer:
+                write_table = writer.write_table
+
+                def counted(table: Any, *args: Any, **kwargs: Any) -> None:
+                    nonlocal rows
+                    rows += table.num_rows
+                    write_table(table, *args, **kwargs)
+
+                writer.write_table = counted
+                yield writer
+        self.files[name]["rows"] = rows
+
+    def remove(self, name: str) -> None:
+        """Take back a file that was written on the way to another."""
+        del self.files[name]
+        (self.path / name).unlink()
+
+    def finish(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the manifest, last of all files."""
+        files = dict(sorted(self.files.items()))
+        whole = seal(
+            {
+                **manifest,
+                "format": FORMAT,
+                "content": content_of(files),
+                "files": files,
+                "counts": self.counts,
+                "warnings": self.warnings,
+                "provenance": self.provenance,
+            }
+        )
+        with DigestWriter(self.path / MANIFEST) as file:
+            file.write((json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+        return whole

@@ -1,0 +1,452 @@
+"""The store: versioned artifacts that are absent or complete, and that are verified whenever they are read.
+
+``<store>/<kind>/<recipe>/`` holds the files and ``artifact.json``, its manifest.  The recipe is a digest of everything
+that decides the result: stage, stage version, configuration and the content of all inputs.  The content is a digest of
+the files.  Names with versions (``wiki@2``) are small files under ``<store>/names``; unfinished work that a second run
+continues lives under ``<store>/.partial``; locks, half-built and discarded directories under ``.locks``, ``.tmp``
+and ``.trash``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, MachineError
+from pipelines.progress import log
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import (
+    Lock,
+    machine_errors,
+    publish_directory,
+    remove_tree,
+    sync_directory,
+    write_file,
+)
+from pipelines.storage.manifest import (
+    DIGEST,
+    ID_LENGTH,
+    KIND,
+    MANIFEST,
+    ArtifactInUse,
+    ArtifactMismatch,
+    ArtifactMissing,
+    canonical_json,
+)
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
+
+
+@dataclass(frozen=True)
+class Name:
+    """One version of a name and what it stands for."""
+
+    name: str
+    version: int
+    kind: str
+    recipe: str
+    content: str
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+def check_name(name: str) -> str:
+    """The name, if it is a good one.
+
+    Raises:
+        InputError: it could be mistaken for a path, an option or a device.
+    """
+    if not NAME.fullmatch(name) or _DEVICE_NAMES.fullmatch(name):
+        raise InputError(
+            f"bad name {name!r}", hint="up to 64 small letters, digits, dots, dashes; a letter or digit first"
+        )
+    return name
+
+
+def _read_name(entry: Path) -> Name | None:
+    """What one file under ``names`` says; None when it says nothing that can be used."""
+    try:
+        data = json.loads(entry.read_bytes())
+        name = Name(check_name(entry.parent.name), int(entry.name), data["kind"], data["recipe"], data["content"])
+        usable = KIND.fullmatch(name.kind) and DIGEST.fullmatch(name.recipe) and name.version > 0
+        return name if usable and entry.name == str(name.version) else None
+    except (OSError, ValueError, KeyError, TypeError, InputError, RecursionError):
+        return None
+
+
+def _in_use(folder: Path) -> bool:
+    """True while somebody holds a folder."""
+    try:
+        lock = Lock(folder)
+    except OSError:
+        return True
+    try:
+        return not lock.acquire(wait=False)
+    finally:
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of artifacts."""
+
+    root: Path
+
+    # where things are
+
+    def place(self, kind: str, recipe: str) -> Path:
+        return self.root / kind / recipe[:ID_LENGTH]
+
+    def partial(self, kind: str, recipe: str) -> Path:
+        """Where unfinished work of a recipe is kept until it is done."""
+        return self.root / ".partial" / kind / recipe[:ID_LENGTH]
+
+    def lock(self, kind: str, recipe: str, *, shared: bool = False) -> Lock:
+        """The lock that whoever builds this recipe holds, shared by those who do a part; its file is never deleted."""
+        with machine_errors(f"cannot use the store {self.root}"):
+            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", shared=shared, create=True)
+
+    # building
+
+    def check_writable(self) -> None:
+        """Fail now rather than after the work.
+
+        Raises:
+            InputError: the store is a file.
+        MachineError: the store cannot be written; the message says who owns it.
+        """
+        if os.path.lexists(self.root) and not os.path.isdir(self.root):
+            raise InputError(f"the store {str(self.root)!r} is not a folder", hint="choose another with --store")
+        with machine_errors(f"cannot write to the store {self.root}{self._owner()}"):
+            (self.root / ".tmp").mkdir(parents=True, exist_ok=True)
+            probe = self.root / ".tmp" / f"probe.{secrets.token_hex(4)}"
+            probe.mkdir()
+            with contextlib.suppress(FileNotFoundError):  # a sweeper was faster
+                probe.rmdir()
+
+    def _owner(self) -> str:
+        with contextlib.suppress(OSError):
+            return f" (owned by user {self.root.stat().st_uid})"
+        return ""
+
+    @contextlib.contextmanager
+    def private(self, kind: str, recipe: str) -> Iterator[Path]:
+        """A new directory that no sweep deletes while we live, and that is gone at the end unless it was renamed."""
+        temporary = self.root / ".tmp" / f"{kind}-{recipe[:ID_LENGTH]}.{secrets.token_hex(4)}"
+        with machine_errors(f"cannot write to the store {self.root}{self._owner()}"), self._sweeping(shared=True):
+            temporary.mkdir(parents=True)
+            alive = Lock(temporary)
+            alive.acquire(wait=False)
+        try:
+            yield temporary
+        finally:
+            alive.release()
+            if temporary.exists():  # ours, or the artifact that was replaced, which somebody may be reading
+                with contextlib.suppress(MachineError):
+                    self._sweep(temporary.parent)
+
+    @contextlib.contextmanager
+    def build(self, kind: str, recipe: str, manifest: Mapping[str, Any]) -> Iterator[Builder]:
+        """Build in private, then publish; on any error nothing is left.  The caller holds `lock`."""
+        with self.private(kind, recipe) as temporary:
+            builder = Builder(temporary)
+            yield builder
+            builder.finish({**manifest, "kind": kind, "recipe": recipe})
+            publish_directory(temporary, self.place(kind, recipe), trash=self.root / ".trash")
+        self._sweep(self.root / ".trash")
+
+    # names
+
+    def names(self) -> list[Name]:
+        """All versions of all names, oldest first within a name."""
+        found = [name for entry in (self.root / "names").glob("*/*") if (name := _read_name(entry)) is not None]
+        return sorted(found, key=lambda n: (n.name, n.version))
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """One process at a time decides which version comes next."""
+        with machine_errors(f"cannot use the store {self.root}"):
+            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            lock = Lock(self.root / ".locks" / "names", create=True)
+        try:
+            lock.acquire(wait=True)
+            yield
+        finally:
+            lock.release()
+
+    def check_name_free(self, name: str, kind: str) -> Name | None:
+        """The newest version of a name, once it is sure that an artifact of this kind may have it.
+
+        Raises:
+            InputError: a bad name, or one that belongs to another kind.
+        """
+        check_name(name)
+        versions = [n for n in self.names() if n.name == name]
+        if versions and versions[-1].kind != kind:
+            raise InputError(
+                f"the name {name!r} is taken by a {versions[-1].kind}; this is a {kind}",
+                hint="choose another name, or `guide rename` the old one",
+            )
+        return versions[-1] if versions else None
+
+    def add_name(self, name: str, artifact: Artifact) -> Name:
+        """Make ``artifact`` the newest version of ``name``; nothing changes when it already is.
+
+        Raises:
+            InputError: a bad name, or one that belongs to another kind.
+        """
+        with self._naming():
+            newest = self.check_name_free(name, artifact.kind)
+            if newest and (newest.recipe, newest.content) == (artifact.recipe, artifact.content):
+                return newest
+            version = newest.version + 1 if newest else 1
+            write_file(self.root / "names" / name / str(version), canonical_json(artifact.describe()))
+        return Name(name, version, artifact.kind, artifact.recipe, artifact.content)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give all versions of a name another name.
+
+        Raises:
+            InputError: a bad name, none of that name, or the new one is taken.
+        """
+        source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
+        if not source.is_dir():
+            raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
+        with self._naming(), machine_errors(f"cannot rename {old!r}"):
+            names = {n.name for n in self.names()}
+            if old not in names:
+                raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
+            if new in names:
+                raise InputError(f"the name {new!r} exists already")
+            os.rename(source, target)  # over an empty folder at most
+            sync_directory(target.parent)
+
+    def remove_names(self, kind: str, recipe: str) -> list[Name]:
+        """Take away the names of an artifact that is gone."""
+        with self._naming(), machine_errors("cannot remove a name"):
+            gone = [n for n in self.names() if (n.kind, n.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH])]
+            for name in gone:
+                (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
+            for folder in {self.root / "names" / name.name for name in gone}:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        return gone
+
+    # reading
+
+    def artifacts(self) -> Iterator[Artifact]:
+        """Every readable artifact; damaged ones are passed over."""
+        for folder in self.folders():
+            with contextlib.suppress(InputError):
+                yield Artifact(folder)
+
+    def folders(self) -> list[Path]:
+        """Where artifacts are, or what is left of them."""
+        found = self.root.glob("[a-z]*/*")
+        return sorted(p for p in found if KIND.fullmatch(p.parent.name) and re.fullmatch(r"[0-9a-f]{16}", p.name))
+
+    def unfinished(self) -> list[Path]:
+        """Folders of work that the same command would continue."""
+        return sorted((self.root / ".partial").glob("*/*"))
+
+    def named(self, reference: str) -> Name | None:
+        """The version that ``name`` or ``name@n`` stands for."""
+        name, _, version = reference.partition("@")
+        versions = [n for n in self.names() if n.name == name and version in ("", str(n.version))]
+        return versions[-1] if versions else None
+
+    def find(self, reference: str) -> Path:
+        """The directory that a reference names: ``name``, ``name@n``, ``kind/id``, an id's first digits, or a path.
+
+        Raises:
+            ArtifactMissing: nothing, or more than one artifact, answers to it.
+        """
+        if os.path.exists(os.path.join(reference, MANIFEST)):
+            return Path(reference)
+        named = self.named(reference)
+        if named:
+            place = self.place(named.kind, named.recipe)
+            if not place.exists():
+                raise ArtifactMissing(f"{reference!r} was {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
+            return place
+        kind, _, prefix = reference.rpartition("/")
+        if re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+            found = [
+                p for p in self.folders() if p.parent.name == (kind or p.parent.name) and p.name.startswith(prefix[:16])
+            ]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ArtifactMissing(
+                    f"{reference!r} could be any of {', '.join(f'{p.parent.name}/{p.name}' for p in found)}"
+                )
+        if os.path.exists(reference):
+            raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
+        raise ArtifactMissing(
+            f"no artifact {reference!r} in {self.root}",
+            hint="`guide ls` lists what there is; --store or GUIDE_STORE names another store",
+        )
+
+    def load(self, reference: str, *, kind: str | tuple[str, ...] | None = None, verify: bool = True) -> Artifact:
+        """Open an artifact and check every file of it.
+
+        Raises:
+            ArtifactMissing, ArtifactDamaged: see `find` and `Artifact.verify`.
+            ArtifactMismatch: it is not of the ``kind`` that is needed.
+        """
+        artifact = Artifact(self.find(reference))
+        named = self.named(reference)
+        if named and named.recipe == artifact.recipe and named.content != artifact.content:
+            if "@" in reference:
+                raise ArtifactMissing(
+                    f"{reference!r} is gone: {artifact.reference} was built again and has other content now",
+                    hint=f"`{named.kind}/{named.recipe[:ID_LENGTH]}` is what there is",
+                )
+            log.warning("%s was built again since %s was named and has other content now", artifact.reference, named)
+        kinds = (kind,) if isinstance(kind, str) else kind
+        if kinds and artifact.kind not in kinds:
+            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; needed is a {' or '.join(kinds)}")
+        if verify:
+            artifact.verify()
+        return artifact
+
+    # looking after it
+
+    def users(self, artifact: Artifact) -> list[Artifact]:
+        """The artifacts that were made from this one."""
+        return [
+            other
+            for other in self.artifacts()
+            if any(i.get("recipe") == artifact.recipe for i in other.manifest.get("inputs", {}).values())
+        ]
+
+    def remove(self, folder: Path) -> None:
+        """Remove the artifact in a folder of the store, damaged or not, and the names that stand for it.
+
+        Raises:
+            ArtifactInUse: somebody is reading it.
+            ArtifactMissing: it is gone already.
+        """
+        kind, recipe = folder.parent.name, folder.name
+        reference = f"{kind}/{recipe}"
+        if folder not in self.folders():
+            raise ArtifactMissing(f"{str(folder)!r} is not an artifact of the store {self.root}")
+        self._discard(folder, reference)
+        self.remove_names(kind, recipe)
+        self._sweep(self.root / ".trash")
+
+    def remove_unfinished(self, folder: Path) -> None:
+        """Remove unfinished work.
+
+        Raises:
+            ArtifactInUse: a run is at it.
+        """
+        kind, recipe = folder.parent.name, folder.name
+        lock = self.lock(kind, recipe)
+        try:
+            if not lock.acquire(wait=False):
+                raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again when that run has ended")
+            self._discard(folder, f"unfinished {kind}/{recipe}")
+        finally:
+            lock.release()
+        self._sweep(self.root / ".trash")
+
+    def _discard(self, folder: Path, reference: str) -> None:
+        """Move a folder that nobody holds to the trash."""
+        with machine_errors(f"cannot remove {reference}"):
+            try:
+                lock = Lock(folder)
+            except FileNotFoundError:
+                raise ArtifactMissing(f"{reference} is gone already") from None
+            try:
+                if not lock.acquire(wait=False):
+                    raise ArtifactInUse(f"{reference} is being read", hint="try again when that run has ended")
+                if not lock.in_place():
+                    raise ArtifactInUse(f"{reference} was just replaced")
+                trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}.{secrets.token_hex(4)}"
+                trash.parent.mkdir(exist_ok=True)
+                os.rename(folder, trash)
+            finally:
+                lock.release()
+
+    @contextlib.contextmanager
+    def _sweeping(self, *, shared: bool) -> Iterator[None]:
+        """Keep sweepers away (shared) from directories that are made but not yet locked."""
+        (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+        lock = Lock(self.root / ".locks" / "sweep", shared=shared, create=True)
+        lock.acquire(wait=True)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _sweep(self, folder: Path, *, dry_run: bool = False) -> list[Path]:
+        """Delete the directories in ``folder`` that no living process holds."""
+        gone: list[Path] = []
+        if not folder.is_dir() or not any(folder.iterdir()):
+            return gone
+        with self._sweeping(shared=False):
+            for path in sorted(folder.iterdir()):
+                try:
+                    lock = Lock(path)
+                except OSError:
+                    continue
+                if lock.acquire(wait=False):
+                    gone.append(path)
+                    if not dry_run:
+                        remove_tree(path)
+                lock.release()
+        return gone
+
+    def sweep(self) -> list[Path]:
+        """Delete what crashed runs left half-built or half-deleted."""
+        return self._sweep(self.root / ".tmp") + self._sweep(self.root / ".trash")
+
+    def collect(self, *, unnamed: bool = False, dry_run: bool = False) -> list[Path]:
+        """Delete what crashed runs left, and with ``unnamed`` every artifact that no name reaches.
+
+        Unfinished work under ``.partial``, named artifacts, their inputs, and whatever is being read are spared.
+        """
+        gone = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
+        if not dry_run:
+            self._forget_names()
+        if not unnamed:
+            return gone
+        manifests = {artifact.path: artifact.manifest for artifact in self.artifacts()}
+        spared = {self.place(name.kind, name.recipe) for name in self.names()}
+        pending = list(spared)
+        while pending:
+            for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
+                place = self.place(str(parent.get("kind")), str(parent.get("recipe")))
+                if place in manifests and place not in spared:
+                    spared.add(place)
+                    pending.append(place)
+        for folder in sorted(manifests.keys() - spared):
+            try:
+                if not dry_run:
+                    self.remove(folder)
+                elif _in_use(folder):
+                    continue
+                gone.append(folder)
+            except (ArtifactInUse, ArtifactMissing):
+                continue
+        return gone
+
+    def _forget_names(self) -> None:
+        """Remove what a crash left of names: half-written files, and versions of artifacts that are gone."""
+        for name in self.names():
+            if not self.place(name.kind, name.recipe).exists():
+                self.remove_names(name.kind, name.recipe)
+        with self._naming(), contextlib.suppress(OSError):
+            for path in (self.root / "names").glob("*/.*"):
+                path.unlink(missing_ok=True)

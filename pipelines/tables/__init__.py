@@ -1,0 +1,1 @@
+"""What statistics count over a whole corpus, and how others read it."""

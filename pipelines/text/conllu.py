@@ -1,0 +1,230 @@
+"""Sentences with trees from CoNLL-U, read strictly: what a treebank's own validator refuses is refused with its line.
+
+A multi-word token (``3-4``) is surface only and an empty node (``3.1``) is neither surface nor word, so that each word
+is counted once.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from guidance.errors import InputError
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, cut_position
+
+COLUMNS = 10
+BLOCK_SENTENCES = 50
+_MAX_WORDS = 100_000
+_WORD = re.compile(r"[1-9][0-9]*")
+_RANGE = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
+_EMPTY = re.compile(r"([0-9]+)\.([1-9][0-9]*)")
+_NEW = re.compile(r"#\s*new(doc|par)(?:\s+id\s*=\s*(.*?)\s*)?$")
+_TEXT = re.compile(r"#\s*text\s*=\s?(.*)$")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence with its tree.
+
+    Attributes:
+        text: surface text, NFC.
+        line: line of its first word, from 1.
+        forms: its words, multi-word tokens taken apart.
+        heads: head of each word, counted from 1; 0 is the root.  None when the file has no trees.
+        relations: label of the arc to the head, of each word.
+        lemmas: of each word, "" for none.
+        tags: universal part of speech of each word, "" for none.
+        tokens: the surface in order: each token as written, and how many of the words it stands for.
+        starts_document: its id, or "" where ``# newdoc`` has none; None when it starts none.
+        starts_paragraph: ``# newpar`` stands before it.
+    """
+
+    text: str
+    line: int
+    forms: list[str]
+    heads: list[int] | None
+    relations: list[str]
+    lemmas: list[str]
+    tags: list[str]
+    tokens: list[tuple[str, int]]
+    starts_document: str | None = None
+    starts_paragraph: bool = False
+
+
+def read_sentences(lines: Iterable[tuple[int, str]], name: str, notes: Notes) -> Iterator[Sentence]:
+    """All sentences of a file.
+
+    Raises:
+        InputError: columns, ids or trees that are wrong; the message has the line.
+    """
+    comments: list[str] = []
+    rows: list[tuple[int, list[str]]] = []
+    for number, line in lines:
+        if line.startswith("#") and not rows:
+            comments.append(line)
+        elif line.strip(" \t"):
+            rows.append((number, _cells(line, f"{name!r}, line {number}")))
+            if len(rows) > _MAX_WORDS:
+                raise InputError(f"{name!r}, line {number}: a sentence of more than {_MAX_WORDS:,} lines")
+        elif rows:
+            yield _sentence(comments, rows, name, notes)
+            comments, rows = [], []
+    if rows:
+        yield _sentence(comments, rows, name, notes)
+
+
+def _cells(line: str, place: str) -> list[str]:
+    cells = line.split("\t")
+    if len(cells) != COLUMNS:
+        hint = "columns are separated by one tab, not by spaces" if len(cells) == 1 else None
+        raise InputError(f"{place}: {len(cells)} columns, CoNLL-U has {COLUMNS}", hint=hint)
+    if "" in cells:
+        raise InputError(f"{place}: column {cells.index('') + 1} is empty", hint="`_` stands for nothing")
+    return cells
+
+
+def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str, notes: Notes) -> Sentence:
+    words: list[tuple[int, list[str]]] = []
+    surface: list[str] = []
+    tokens: list[tuple[str, int]] = []
+    covered = 0
+    for number, cells in rows:
+        place = f"{name!r}, line {number}"
+        if _WORD.fullmatch(cells[0]):
+            if int(cells[0]) != len(words) + 1:
+                raise InputError(f"{place}: word {cells[0]} where {len(words) + 1} is expected")
+            words.append((number, cells))
+            if len(words) > covered:
+                surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
+                tokens.append((cells[1], 1))
+        elif match := _RANGE.fullmatch(cells[0]):
+            first, last = int(match[1]), int(match[2])
+            if first != len(words) + 1 or last <= first or first <= covered:
+                raise InputError(f"{place}: multi-word token {cells[0]} does not stand before its words")
+            covered = last
+            surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
+            tokens.append((cells[1], last - first + 1))
+        elif match := _EMPTY.fullmatch(cells[0]):
+            if int(match[1]) != len(words):
+                raise InputError(f"{place}: empty node {cells[0]} does not stand after word {match[1]}")
+        else:
+            raise InputError(f"{place}: {cells[0][:20]!r} is no word number")
+    first_line = rows[0][0]
+    if not words or covered > len(words):
+        raise InputError(f"{name!r}, line {rows[-1][0]}: the words of the sentence do not end where its tokens do")
+    heads = _heads(words, name)
+    rebuilt = "".join(surface).rstrip(" ")
+    given = next((match[1] for comment in comments if (match := _TEXT.match(comment))), None)
+    text = rebuilt
+    if given is not None:
+        if "".join(given.split()) == "".join(rebuilt.split()):
+            text = given
+        else:
+            notes.warn("`# text` does not match the words, which were used", f"{name!r}, line {first_line}")
+    new = {match[1]: match[2] or "" for comment in comments if (match := _NEW.match(comment))}
+    return Sentence(
+        unicodedata.normalize("NFC", text).strip(),
+        first_line,
+        [cells[1] for _, cells in words],
+        heads,
+        [cells[7] for _, cells in words],
+        ["" if cells[2] == "_" != cells[1] else cells[2] for _, cells in words],
+        ["" if cells[3] == "_" else cells[3] for _, cells in words],
+        tokens,
+        new.get("doc"),
+        "par" in new,
+    )
+
+
+def _glued(misc: str) -> bool:
+    return "SpaceAfter=No" in misc.split("|")
+
+
+def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
+    """Heads, checked to make one tree; None when no word has one."""
+    if all(cells[6] == "_" for _, cells in words):
+        return None
+    heads = []
+    for position, (number, cells) in enumerate(words, start=1):
+        place = f"{name!r}, line {number}"
+        if not re.fullmatch(r"[0-9]{1,9}", cells[6]):
+            raise InputError(f"{place}: head {cells[6][:20]!r} is no number")
+        head = int(cells[6])
+        if head > len(words):
+            raise InputError(f"{place}: head {head} in a sentence of {len(words)} words")
+        if head == position:
+            raise InputError(f"{place}: word {position} is its own head")
+        heads.append(head)
+    roots = [number for (number, _), head in zip(words, heads, strict=True) if head == 0]
+    if len(roots) != 1:
+        line = roots[1] if roots else words[0][0]
+        raise InputError(f"{name!r}, line {line}: {'two roots' if roots else 'no root'} in one sentence")
+    reaches_root = [True] + [False] * len(words)
+    for position in range(1, len(words) + 1):
+        path = []
+        at = position
+        while not reaches_root[at]:
+            path.append(at)
+            if len(path) > len(words):
+                raise InputError(f"{name!r}, line {words[at - 1][0]}: the heads go round in a circle")
+            at = heads[at - 1]
+        for step in path:
+            reaches_root[step] = True
+    return heads
+
+
+def document_id(first: Sentence, name: str, number: int) -> str:
+    """What the document is called that begins with this sentence, the number-th of its file."""
+    return name if first.starts_document is None else first.starts_document or f"{name}:{number}"
+
+
+def conllu_documents(lines: Iterable[tuple[int, str]], name: str, notes: Notes) -> Iterator[Document]:
+    """Documents by ``# newdoc``, else the file is one; blocks by ``# newpar``, else of `BLOCK_SENTENCES` sentences."""
+    sentences = read_sentences(lines, name, notes)
+    pending = next(sentences, None)
+    count = 0
+
+    def blocks() -> Iterator[Block]:
+        nonlocal pending
+        held: list[Sentence] = []
+        size = 0
+        first = True
+        while pending is not None and (first or pending.starts_document is None):
+            full = len(held) >= BLOCK_SENTENCES or size + len(pending.text) + 1 > BLOCK_LIMIT
+            if held and (full or pending.starts_paragraph):
+                yield _block(held)
+                held, size = [], 0
+            if len(pending.text) > BLOCK_LIMIT:
+                notes.warn(f"a sentence over {BLOCK_LIMIT:,} characters was cut", f"{name!r}, line {pending.line}")
+                yield from _pieces(pending)
+            elif pending.text:
+                held.append(pending)
+                size += len(pending.text) + 1
+            first = False
+            pending = next(sentences, None)
+        if held:
+            yield _block(held)
+
+    while pending is not None:
+        count += 1
+        yield Document(document_id(pending, name, count), name, f"{name!r}, line {pending.line}", blocks())
+
+
+def _block(held: list[Sentence]) -> Block:
+    spans = []
+    position = 0
+    for sentence in held:
+        spans.append((position, position + len(sentence.text)))
+        position += len(sentence.text) + 1
+    return Block(" ".join(sentence.text for sentence in held), held[0].line, spans)
+
+
+def _pieces(sentence: Sentence) -> Iterator[Block]:
+    rest = sentence.text
+    while rest:
+        position = cut_position(rest) if len(rest) > BLOCK_LIMIT else len(rest)
+        piece, rest = rest[:position].strip(), rest[position:].strip()
+        if piece:
+            yield Block(piece, sentence.line, [(0, len(piece))])

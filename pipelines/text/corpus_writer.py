@@ -1,0 +1,438 @@
+"""Writes the two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``, with memory bounded by a batch.
+
+Documents are drafted as they come; what needs the whole (how many documents there are, so how to split them, and which
+long ones were duplicates) is settled in a second pass over the draft.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.tables.columns import column, list_column
+from pipelines.text.blocks import Block, Document, Notes
+from pipelines.text.sentences import Splitter
+
+BLOCKS, DOCUMENTS, DRAFT = "blocks.parquet", "documents.parquet", "draft.parquet"
+FEW_DOCUMENTS = 20
+GROUP_SENTENCES = 200
+SPLITS = ("train", "valid", "test")
+PLACES = {"text": 0, "pair": 1}
+"""The block of each text of a task's example."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
+_BUFFER = 8 << 20
+_BATCH_CHARACTERS = 4 << 20
+_BATCH_BLOCKS = 20_000
+
+
+def block_schema() -> Any:
+    """Columns of ``blocks.parquet``; the units stand in the metadata of each field."""
+    import pyarrow as pa
+
+    span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
+    return pa.schema(
+        [
+            column("document", pa.int64(), "row in documents.parquet"),
+            column("block", pa.int32(), "running number in the document"),
+            column("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
+            column("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
+            column("first_sentence", pa.int32(), "running number in the document of its first sentence"),
+            column("text", pa.string(), "NFC"),
+            list_column("sentences", span, "code points in text, end exclusive"),
+        ]
+    )
+
+
+def document_schema() -> Any:
+    """Columns of ``documents.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("document", pa.int64(), "row number"),
+            column("id", pa.string(), "unique; a digest of the text where the source has none"),
+            column("source", pa.string(), "name of the file"),
+            column("blocks", pa.int32(), "count"),
+            column("sentences", pa.int64(), "count"),
+            column("characters", pa.int64(), "code points, without the newlines between blocks"),
+            column("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
+            pa.field("pair", pa.string(), metadata={"unit": "second text of a task's example"}),
+            pa.field("label", pa.string(), metadata={"unit": "label of a task's example"}),
+        ]
+    )
+
+
+def fraction_of(key: str) -> float:
+    """A number in [0, 1) that depends on the key alone: the same document falls on the same side in every corpus."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+
+
+def split_of(key: str, valid: float, test: float) -> str:
+    """The split of a document id (or of a group of sentences) for these fractions."""
+    fraction = fraction_of(key)
+    return "valid" if fraction < valid else "test" if fraction < valid + test else "train"
+
+
+class CorpusWriter:
+    """Takes documents one by one; `finish` makes the tables.
+
+    Attributes:
+        documents: how many were drafted so far, large duplicates among them.
+    """
+
+    def __init__(self, out: Builder, split_sentences: Splitter, notes: Notes) -> None:
+        self._out, self._split_sentences, self._notes = out, split_sentences, notes
+        self.documents = 0
+        self._duplicates: set[int] = set()
+        self._rows: list[tuple[int, int, int, Block]] = []
+        self._held = 0
+        self._sentences: tuple[int, int] = (-1, 0)
+        self._has_splits = False
+        # a private database that spills to a temporary file: ids and digests of any number of documents
+        self._seen = sqlite3.connect("", isolation_level=None)
+        self._seen.execute("PRAGMA journal_mode=OFF")
+        self._seen.execute("PRAGMA cache_size=-65536")
+        self._seen.execute("CREATE TABLE digests (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, place TEXT) WITHOUT ROWID")
+        self._seen.execute(
+            "CREATE TABLE documents (number INTEGER PRIMARY KEY, id BLOB, source TEXT, split TEXT, pair BLOB, label BLOB)"
+        )
+        self._seen.execute("BEGIN")
+        self._writing: Any = out.parquet(DRAFT, _draft_schema())
+        self._draft = self._writing.__enter__()
+
+    def close(self) -> None:
+        """Let go of the draft, whatever happened."""
+        self._seen.close()
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.__exit__(*sys.exc_info())
+
+    def add(self, document: Document) -> None:
+        """Draft a document, unless it is empty or the same text was there before, which examples of a task may be.
+
+        Raises:
+            InputError: its id was there before.
+        """
+        if document.id is not None:
+            self._claim(document.id, document.place)
+        blocks = iter(document.blocks)
+        head: list[Block] = []
+        size = 0
+        sha256 = hashlib.sha256()
+        for block in blocks:
+            head.append(block)
+            size += len(block.text)
+            sha256.update(block.text.encode() + b"\n")
+            if size > _BUFFER:
+                break
+        if not head:
+            self._notes.drop("empty", document.place)
+            return
+        example = document.example
+        small = size <= _BUFFER
+        if example:
+            self._has_splits = True
+            if not self._is_new(sha256.digest()):
+                self._notes.warn("an example whose text was there before, and was kept", document.place)
+        elif small and not self._is_new(sha256.digest()):
+            self._notes.drop("duplicate", document.place)
+            return
+        start = number = 0
+        visible = False
+        for number, block in enumerate(itertools.chain(head, blocks)):
+            if number >= len(head):
+                sha256.update(block.text.encode() + b"\n")
+            visible = visible or self._check_characters(block, document.source)
+            self._append(number, start, block)
+            start += len(block.text) + 1
+        if not visible:
+            self._notes.warn("a document of invisible characters only", document.place)
+        if not example and not small and not self._is_new(sha256.digest()):
+            self._notes.drop("duplicate", document.place)
+            self._duplicates.add(self.documents)
+        id_ = document.id
+        if id_ is None:
+            id_ = sha256.hexdigest()[:16]
+            if self.documents not in self._duplicates:
+                self._claim(id_, document.place)
+        told = (example.split, example.pair, example.label) if example else (None, None, None)
+        pair, label = (value if value is None else value.encode() for value in told[1:])
+        row = (self.documents, id_.encode(), document.source, told[0], pair, label)
+        self._seen.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
+        self.documents += 1
+
+    def _claim(self, id_: str, place: str) -> None:
+        try:
+            self._seen.execute("INSERT INTO ids VALUES (?, ?)", (id_.encode(), place))
+        except sqlite3.IntegrityError:
+            before = self._seen.execute("SELECT place FROM ids WHERE id = ?", (id_.encode(),)).fetchone()[0]
+            raise InputError(f"{place}: the id {id_[:60]!r} was there before, at {before}") from None
+
+    def _is_new(self, digest: bytes) -> bool:
+        return self._seen.execute("INSERT OR IGNORE INTO digests VALUES (?)", (digest,)).rowcount == 1
+
+    def _check_characters(self, block: Block, source: str) -> bool:
+        """Note characters that surprise; True when the block has one that can be seen."""
+        text = block.text
+        if text.isascii() and text.isprintable():
+            return True
+        place = f"{source!r}, line {block.line}"
+        if _CONTROL.search(text):
+            self._notes.warn("control characters, which were kept", place)
+        if "\ufeff" in text:
+            self._notes.warn("a byte-order mark inside the text, which was kept", place)
+        return any(letter.isprintable() and not letter.isspace() for letter in text)
+
+    def _append(self, number: int, start: int, block: Block) -> None:
+        self._rows.append((self.documents, number, start, block))
+        self._held += len(block.text)
+        if self._held >= _BATCH_CHARACTERS or len(self._rows) >= _BATCH_BLOCKS:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if not self._rows:
+            return
+        rows, self._rows, self._held = self._rows, [], 0
+        unknown = [row[3].text for row in rows if row[3].sentences is None]
+        found = iter(self._split_sentences(unknown) if unknown else [])
+        first, starts, ends, offsets = [], [], [], [0]
+        document, running = self._sentences
+        for row in rows:
+            spans = row[3].sentences if row[3].sentences is not None else next(found)
+            if row[0] != document:
+                document, running = row[0], 0
+            first.append(running)
+            running += len(spans)
+            starts += [span[0] for span in spans]
+            ends += [span[1] for span in spans]
+            offsets.append(len(starts))
+        self._sentences = (document, running)
+        schema = _draft_schema()
+        kind = schema.field("sentences").type.value_type
+        spans_array = pa.StructArray.from_arrays(
+            [pa.array(starts, pa.int32()), pa.array(ends, pa.int32())], fields=list(kind)
+        )
+        texts = [row[3].text for row in rows]
+        self._draft.write_table(
+            pa.table(
+                [
+                    pa.array([row[0] for row in rows], pa.int64()),
+                    pa.array([row[1] for row in rows], pa.int32()),
+                    pa.array([row[2] for row in rows], pa.int64()),
+                    pa.array(first, pa.int32()),
+                    pa.array(texts, pa.string()),
+                    pa.ListArray.from_arrays(
+                        pa.array(offsets, pa.int32()), spans_array, type=schema.field("sentences").type
+                    ),
+                    pa.array([len(text.split()) for text in texts], pa.int32()),
+                    pa.array([len(text) for text in texts], pa.int32()),
+                ],
+                schema=schema,
+            )
+        )
+
+    def finish(self, *, valid: float, test: float) -> dict[str, Any]:
+        """Decide the splits, write the tables and return the counts.
+
+        Raises:
+            InputError: not one document has come through.
+        """
+
+        self._flush()
+        writing, self._writing = self._writing, None
+        writing.__exit__(None, None, None)
+        kept = self.documents - len(self._duplicates)
+        if not kept:
+            dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(self._notes.dropped.items()))
+            raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="is there text in the files?")
+        draft = open_parquet(self._out.path / DRAFT)
+        groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS and not self._has_splits else None
+        counts = self._write_tables(draft, groups, valid, test)
+        draft.close()
+        self._out.remove(DRAFT)
+        for split, fraction in (("valid", valid), ("test", test)):
+            if fraction and not counts["splits"].get(split):
+                self._notes.warn(f"no text fell into {split}", "in the whole corpus")
+        return counts
+
+    def _assign_groups(self, draft: Any, valid: float, test: float) -> dict[tuple[int, int], str]:
+        """The split of each group of `GROUP_SENTENCES` sentences, for a corpus of few documents."""
+        ids = {number: id_.decode() for number, id_ in self._seen.execute("SELECT number, id FROM documents")}
+        keys: dict[tuple[int, int], str] = {}
+        for batch in draft.iter_batches(columns=["document", "first_sentence"]):
+            for number, first in zip(*(values.to_pylist() for values in batch.columns), strict=True):
+                if number not in self._duplicates:
+                    group = first // GROUP_SENTENCES
+                    keys[number, group] = f"{ids[number]}\x00{group}"
+        splits = {group: split_of(key, valid, test) for group, key in keys.items()}
+        if valid and "valid" not in splits.values() and len(splits) > 1:
+            splits[min(keys, key=lambda group: fraction_of(keys[group]))] = "valid"
+        return splits
+
+    def _write_tables(
+        self, draft: Any, groups: dict[tuple[int, int], str] | None, valid: float, test: float
+    ) -> dict[str, Any]:
+        import pyarrow as pa
+
+        columns = ["documents", "blocks", "sentences", "words", "characters"]
+        per_split: dict[str, Counter[str]] = {}
+        records = self._kept_documents()
+        current: dict[str, Any] | None = None
+        finished: list[dict[str, Any]] = []
+        schema, split_index = block_schema(), {split: index for index, split in enumerate(SPLITS)}
+        new_number = -1
+        with self._out.parquet(BLOCKS, schema) as blocks, self._out.parquet(DOCUMENTS, document_schema()) as documents:
+            for group_number in range(draft.num_row_groups):
+                table = draft.read_row_group(group_number)
+                numbers = table.column("document").to_pylist()
+                keep = [index for index, number in enumerate(numbers) if number not in self._duplicates]
+                if not keep:
+                    continue
+                if len(keep) < len(numbers):
+                    table = table.take(keep)
+                    numbers = table.column("document").to_pylist()
+                renumbered, splits = [], []
+                rows = zip(
+                    numbers,
+                    table.column("first_sentence").to_pylist(),
+                    table.column("words").to_pylist(),
+                    table.column("characters").to_pylist(),
+                    table.column("sentences").combine_chunks().value_lengths().to_pylist(),
+                    strict=True,
+                )
+                for number, first, words, characters, sentences in rows:
+                    if current is None or current["number"] != number:
+                        if current is not None:
+                            finished.append(current)
+                        new_number += 1
+                        _, id_, source, given, pair, label = next(records)
+                        whole = given or (split_of(id_, valid, test) if groups is None else "")
+                        current = {
+                            "number": number,
+                            "document": new_number,
+                            "id": id_,
+                            "source": source,
+                            "whole": whole,
+                            "pair": pair,
+                            "label": label,
+                        }
+                        current |= {"blocks": 0, "sentences": 0, "characters": 0, "splits": set()}
+                    split = groups[number, first // GROUP_SENTENCES] if groups is not None else current["whole"]
+                    count = per_split.setdefault(split, Counter(dict.fromkeys(columns, 0)))
+                    count.update(
+                        documents=split not in current["splits"],
+                        blocks=1,
+                        sentences=sentences,
+                        words=words,
+                        characters=characters,
+                    )
+                    current["splits"].add(split)
+                    current["blocks"] += 1
+                    current["sentences"] += sentences
+                    current["characters"] += characters
+                    renumbered.append(new_number)
+                    splits.append(split_index[split])
+                split_column = pa.DictionaryArray.from_arrays(pa.array(splits, pa.int8()), pa.array(SPLITS))
+                table = table.set_column(0, "document", pa.array(renumbered, pa.int64()))
+                table = table.add_column(2, "split", split_column).select(schema.names)
+                blocks.write_table(pa.table(table.columns, schema=schema))
+                if len(finished) >= _BATCH_BLOCKS:
+                    documents.write_table(_document_table(finished))
+                    finished = []
+            if current is not None:
+                finished.append(current)
+            documents.write_table(_document_table(finished))
+        splits_found = {split: dict(per_split[split]) for split in SPLITS if split in per_split}
+        total = {name: sum(count[name] for count in splits_found.values()) for name in columns}
+        return total | {"documents": new_number + 1, "splits": splits_found}
+
+    def _kept_documents(self) -> Iterator[tuple[Any, ...]]:
+        for number, id_, source, split, *told in self._seen.execute("SELECT * FROM documents ORDER BY number"):
+            if number not in self._duplicates:
+                yield number, id_.decode(), source, split, *(t if t is None else t.decode() for t in told)
+
+
+def _draft_schema() -> Any:
+    import pyarrow as pa
+
+    final = block_schema()
+    names = ("document", "block", "start", "first_sentence", "text", "sentences")
+    counts = [pa.field("words", pa.int32(), False), pa.field("characters", pa.int32(), False)]
+    return pa.schema([*(final.field(name) for name in names), *counts])
+
+
+def _document_table(rows: list[dict[str, Any]]) -> Any:
+    import pyarrow as pa
+
+    schema = document_schema()
+    for row in rows:
+        row["split"] = next(iter(row["splits"])) if len(row["splits"]) == 1 else "mixed"
+    plain = [{name: row.get(name) for name in schema.names} for row in rows]
+    return pa.Table.from_pylist(plain, schema=schema)
+
+
+def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) -> Iterator[Any]:
+    """Record batches of ``blocks.parquet``, in order.
+
+    Raises:
+        ArtifactMismatch: a column is missing, stands twice or has another type.
+    """
+    import pyarrow as pa
+
+    columns = list(columns)
+    with corpus.open(BLOCKS) as raw:
+        try:
+            file = open_parquet(raw)
+            found = file.schema_arrow
+            for name in columns:
+                wanted = block_schema().field(name)
+                types = [str(field.type) for field in found if field.name == name]
+                if types != [str(wanted.type)]:
+                    raise ArtifactMismatch(
+                        f"{corpus.path / BLOCKS}: column {name!r} is {types or 'missing'}, expected {wanted.type}"
+                    )
+            for record_batch in file.iter_batches(batch_size=batch, columns=columns):
+                if any(values.null_count for values in record_batch.columns):
+                    raise ArtifactMismatch(f"{corpus.path / BLOCKS}: nulls where none may be")
+                yield record_batch
+        except pa.ArrowException as error:
+            raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
+
+
+def training_blocks(blocks: Any, place: int | None = None) -> Any:
+    """The rows of a table of blocks that are of the training split, and of one text of each example; see `PLACES`."""
+    import pyarrow.compute as pc
+
+    chosen = pc.equal(blocks["split"].cast("string"), "train")
+    return blocks.filter(chosen if place is None else pc.and_(chosen, pc.equal(blocks["block"], place)))
+
+
+def check_pairs(corpus: Artifact) -> None:
+    """Raises ArtifactMismatch unless every document of a corpus is an example of a task with pairs."""
+    import pyarrow as pa
+
+    with corpus.open(DOCUMENTS) as raw:
+        try:
+            batches = open_parquet(raw).iter_batches(columns=["pair"])
+            if not any(batch.column(0).null_count for batch in batches):
+                return
+        except (pa.ArrowException, KeyError) as error:
+            raise ArtifactMismatch(f"{corpus.path / DOCUMENTS}: unreadable ({str(error)[:160]!r})") from error
+    raise ArtifactMismatch(
+        f"{corpus.reference} has documents without a second text",
+        hint="guide build-dataset --train-pair, or --pair-column",
+    )

@@ -1,0 +1,116 @@
+"""From blocks of text to token ids, each with its place in the text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.text.corpus_writer import SPLITS
+from pipelines.text.packing import Tokens
+
+_BATCH_CHARACTERS = 1 << 20
+
+BLOCK_COLUMNS = ("document", "split", "start", "first_sentence", "text", "sentences")
+"""What `Encoder` needs of the blocks."""
+
+
+def batches_of(part: Any) -> Iterator[dict[str, Any]]:
+    """A record batch of blocks in batches of about `_BATCH_CHARACTERS`, see `block_columns`."""
+    import pyarrow.compute as pc
+
+    sums = [0, *itertools.accumulate(pc.utf8_length(part.column("text")).to_pylist())]
+    first = 0
+    while first < part.num_rows:
+        last = first + 1
+        while last < part.num_rows and sums[last + 1] - sums[first] <= _BATCH_CHARACTERS:
+            last += 1
+        yield block_columns(part.slice(first, last - first))
+        first = last
+
+
+def block_columns(part: Any) -> dict[str, Any]:
+    """A record batch of blocks as columns: lists for text, numpy for numbers."""
+    spans = part.column("sentences")
+    return {
+        "text": part.column("text").to_pylist(),
+        "document": part.column("document").to_numpy(),
+        "split": part.column("split").cast("string").to_pylist(),
+        "start": part.column("start").to_numpy(),
+        "first_sentence": part.column("first_sentence").to_numpy(),
+        "sentence_counts": spans.value_lengths().to_numpy(),
+        "sentence_starts": spans.flatten().field("start").to_numpy(),
+    }
+
+
+class Encoder:
+    """Blocks and their encodings to `Tokens`.
+
+    Attributes:
+        disarmed: tokens of text that a careless vocabulary would have made special.
+    """
+
+    def __init__(self, tokenizer: Any, special: Mapping[str, int | None]) -> None:
+        import numpy as np
+
+        unknown = special["unk"]
+        added = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+        forbidden = ({*added, *(id_ for id_ in special.values() if id_ is not None)}) - {unknown}
+        self._forbidden = np.array(sorted(forbidden), np.int32)
+        self._bare = np.array([i for i in map(tokenizer.token_to_id, ("▁", "Ġ")) if i is not None], np.int32)
+        self._unknown = unknown
+        self.disarmed = 0
+
+    def __call__(self, blocks: Mapping[str, Any], encodings: list[Any]) -> tuple[Tokens, Any]:
+        """All tokens of a batch, and the split of each as its number in `SPLITS`."""
+        import numpy as np
+
+        ids_lists = [encoding.ids for encoding in encodings]
+        counts = np.fromiter(map(len, ids_lists), np.int64, len(ids_lists))
+        total = int(counts.sum())
+        ids = np.fromiter(itertools.chain.from_iterable(ids_lists), np.int32, total)
+        pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
+        offsets = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total).reshape(total, 2)
+        start, end = offsets[:, 0], offsets[:, 1]
+        # a bare word-start that the tokenizer put before a block stands for no letter, but claims the first one
+        firsts = (np.cumsum(counts) - counts)[counts > 0]
+        bare = firsts[np.isin(ids[firsts], self._bare)]
+        end[bare] = start[bare]
+        self._disarm(ids)
+        # one search for the whole batch: shift every block behind the one before it
+        lengths = np.fromiter(map(len, blocks["text"]), np.int64, len(counts)) + 1
+        shifts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        sentence_counts = blocks["sentence_counts"]
+        boundaries = blocks["sentence_starts"] + np.repeat(shifts, sentence_counts)
+        first_boundary = np.concatenate([[0], np.cumsum(sentence_counts)[:-1]])
+        # the last letter decides: a piece may own the space in front of its sentence
+        last_letter = np.maximum(end - 1, start) + np.repeat(shifts, counts)
+        found = np.searchsorted(boundaries, last_letter, side="right") - 1
+        within = np.maximum(found - np.repeat(first_boundary, counts), 0)
+        block_start = np.repeat(blocks["start"], counts)
+        tokens = Tokens(
+            ids,
+            np.repeat(blocks["document"].astype(np.int32), counts),
+            np.maximum.accumulate(within + np.repeat(first_boundary, counts)).astype(np.int32)
+            + np.repeat((blocks["first_sentence"] - first_boundary).astype(np.int32), counts),
+            start + block_start,
+            end + block_start,
+        )
+        number = {split: index for index, split in enumerate(SPLITS)}
+        splits = np.fromiter((number[split] for split in blocks["split"]), np.int8, len(counts))
+        return tokens, np.repeat(splits, counts)
+
+    def _disarm(self, ids: Any) -> None:
+        """Text never gives a special token, not even where the vocabulary lists one as an ordinary piece."""
+        import numpy as np
+
+        wrong = np.isin(ids, self._forbidden)
+        count = int(wrong.sum())
+        if count:
+            if self._unknown is None:
+                raise InputError(
+                    "the text spells a special token, and this tokenizer has no unknown token to put there"
+                )
+            ids[wrong] = self._unknown
+            self.disarmed += count

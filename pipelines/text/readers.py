@@ -1,0 +1,247 @@
+"""From bytes to text: what a file is, gunzipping within bounds, strict decoding, lines.
+
+Lines end at ``\\n``, ``\\r\\n`` and ``\\r``, never where ``str.splitlines`` would also cut (U+2028, form feeds ...); those of
+parallel files at ``\\n`` alone.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from guidance.errors import InputError
+from pipelines.storage.files import machine_errors
+from pipelines.text.blocks import Notes
+
+FORMATS = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".conllu": "conllu",
+}
+"""Kind of file by extension; all but Parquet may end in ``.gz`` as well."""
+
+LINE_LIMIT = 100 << 20
+"""Characters in the longest line of a file whose lines are records."""
+
+EXPANSION_LIMIT = 1000
+"""A compressed file that grows more than this many times, beyond a gigabyte, is taken for a bomb."""
+
+_CHUNK = 1 << 20
+_SURVEY = 16 << 20
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PAR1": "Parquet",
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7-zip",
+    b"%PDF-": "PDF",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x7fELF": "a program",
+    b"SQLite format 3\x00": "an SQLite database",
+    b"ARROW1": "Arrow",
+    b"\x80\x04\x95": "a Python pickle",
+    b"\x80\x02": "a Python pickle",
+}
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+def known_extension(name: str) -> bool:
+    """True when the name says what kind of file it is."""
+    return _extension(name) in FORMATS
+
+
+def format_of(name: str, override: str | None = None) -> str:
+    """``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``conllu``; what has no extension is text."""
+    return override or FORMATS.get(_extension(name), "text")
+
+
+def _extension(name: str) -> str:
+    name = name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def looks_like(head: bytes) -> str | None:
+    """What the first bytes of a file give it away as, if they do."""
+    return next((what for magic, what in _MAGIC.items() if head.startswith(magic)), None)
+
+
+class Expansion:
+    """Counts the bytes that come out of a compressed file and refuses an absurd number of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bytes = 0
+
+    def add(self, count: int, compressed: int) -> None:
+        self.bytes += count
+        if self.bytes > 1 << 30 and self.bytes > EXPANSION_LIMIT * max(compressed, 1):
+            raise InputError(
+                f"{self.name!r}: {compressed:,} bytes grew to more than {self.bytes:,}: it looks like a bomb",
+                hint="unpack it yourself if you trust it",
+            )
+
+
+class _Gunzipped(io.RawIOBase):
+    """A gzip file that is read in bounded steps."""
+
+    def __init__(self, raw: BinaryIO, name: str) -> None:
+        super().__init__()
+        self._raw, self._name = raw, name
+        self._file = gzip.GzipFile(fileobj=raw)
+        self._expansion = Expansion(name)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data = self._file.read(size if size and size > 0 else _CHUNK)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"{self._name!r}: damaged gzip after {self._expansion.bytes:,} bytes of text ({error})"
+            ) from error
+        self._expansion.add(len(data), self._raw.tell())
+        return data
+
+
+@contextlib.contextmanager
+def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
+    """The bytes of a text file, gunzipped when its name ends in ``.gz``.
+
+    Raises:
+        InputError: its first bytes say that it is something else.
+    """
+    with machine_errors(f"cannot read {str(path)!r}"), path.open("rb") as raw:
+        head = raw.read(16)
+        raw.seek(0)
+        stream: BinaryIO = raw
+        if name.lower().endswith(".gz"):
+            if head and looks_like(head) != "gzip":
+                raise InputError(f"{name!r}: not gzip; it looks like {looks_like(head) or 'plain text'}")
+            if not head:
+                raise InputError(f"{name!r}: not gzip; it is empty")
+            head = _survey(raw, name)
+            raw.seek(0)
+            stream = cast(BinaryIO, _Gunzipped(raw, name))
+        what = looks_like(head)
+        if what:
+            hint = "name it .gz, or gunzip it first" if what == "gzip" else "give text, or name the kind with --format"
+            raise InputError(f"{name!r}: not text; it looks like {what}", hint=hint)
+        mark = next((mark for bom, mark in _MARKS.items() if head.startswith(bom)), None)
+        if mark and codecs.lookup(encoding).name == "utf-8":
+            raise InputError(f"{name!r}: looks like {mark.upper()}, line 1, byte 0", hint=f"--encoding {mark}")
+        yield stream
+
+
+def _survey(raw: BinaryIO, name: str) -> bytes:
+    """The first unpacked bytes.  A file that starts like a bomb is unpacked here, where that is quick, not line by line."""
+    stream = _Gunzipped(raw, name)
+    data = head = stream.read(_CHUNK)
+    unpacked = len(data)
+    while data and (unpacked < _SURVEY or unpacked > EXPANSION_LIMIT // 2 * raw.tell()):
+        data = stream.read(_CHUNK)
+        unpacked += len(data)
+    return head[:16]
+
+
+def check_encoding(encoding: str) -> str:
+    """The encoding's own name.
+
+    Raises:
+        InputError: Python knows no text encoding of that name.
+    """
+    try:
+        "".encode(encoding)
+        b"".decode(encoding)
+        return codecs.lookup(encoding).name
+    except (LookupError, UnicodeError, ValueError, AttributeError) as error:
+        raise InputError(f"unknown encoding {encoding!r}", hint="such as utf-8, latin-1, cp1252, utf-16") from error
+
+
+def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end: bool = True) -> Iterator[str]:
+    """Chunks of text with ``\\n`` for every line end, and without a byte-order mark at the start.
+
+    Args:
+        any_end: ``\\r`` ends a line too; else it stays where it is.
+
+    Raises:
+        InputError: bytes that are not in the encoding; the message has the line, and the byte counted from 0.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)("strict")
+    newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=any_end)
+    position, lines, first = 0, 0, True
+    while True:
+        data = stream.read(_CHUNK)
+        waiting = decoder.getstate()[0] if position else b""
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            good = error.object[: error.start].decode(encoding, "ignore")
+            line = lines + newlines.decode(good, final=True).count("\n") + 1
+            byte = position - len(waiting) + error.start
+            raise InputError(
+                f"{name!r}, line {line}, byte {byte}: not {encoding} ({error.reason})",
+                hint="say what it is with --encoding, such as --encoding latin-1",
+            ) from error
+        except UnicodeError as error:
+            raise InputError(f"{name!r}, line {lines + 1}, byte {position}: not {encoding} ({error})") from error
+        position += len(data)
+        if first and text:
+            text, first = text.removeprefix("\ufeff"), False
+        text = newlines.decode(text, final=not data)
+        lines += text.count("\n")
+        if text:
+            yield text
+        if not data:
+            break
+    if any_end and isinstance(newlines.newlines, tuple):
+        notes.warn("line ends of several kinds in one file", repr(name))
+
+
+def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends; a last line that is empty does not count.
+
+    Raises:
+        InputError: a line over `LINE_LIMIT`.
+    """
+    number, pending, size = 1, [""], 0
+    for chunk in chunks:
+        head, *rest = chunk.split("\n")
+        pending.append(head)
+        size += len(head)
+        for following in rest:
+            yield number, "".join(pending)
+            number, pending, size = number + 1, [following], len(following)
+        if size > LINE_LIMIT:
+            raise InputError(
+                f"{name!r}, line {number}: over {LINE_LIMIT:,} characters", hint="is it one record a line?"
+            )
+    if size:
+        yield number, "".join(pending)
+
+
+def open_lines(
+    path: Path, name: str, encoding: str, notes: Notes, *, any_end: bool = True
+) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text file; see `open_text`, `decode` and `read_lines` for what is refused."""
+    with open_text(path, name, encoding) as stream:
+        yield from read_lines(decode(stream, name, encoding, notes, any_end=any_end), name)

@@ -1,0 +1,113 @@
+"""Where sentences end: spaCy's rules, a spaCy or Stanza model.  Blocks go in, spans of code points come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.stage import Files, require
+from pipelines.text.blocks import Span
+from pipelines.text.parsers import guarded, load_spacy, load_stanza, model_folder, spacy_folder, stanza_place
+
+Splitter = Callable[[Sequence[str]], list[list[Span]]]
+
+_RELOAD_AFTER = 400_000
+
+
+def check_spec(spec: str) -> None:
+    """Raises InputError unless ``spec`` is ``rules``, ``line``, ``spacy:...`` or ``stanza:...``."""
+    kind, _, rest = spec.partition(":")
+    if spec not in ("rules", "line") and not (kind in ("spacy", "stanza") and rest):
+        raise InputError(
+            f"unknown way to find sentences: {spec!r}",
+            hint="rules, line, spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER, stanza:FOLDER:LANG:PACKAGE",
+        )
+
+
+def model_files(spec: str) -> Files | None:
+    """The files of the model that finds the sentences, which decide the result as much as the text does.
+
+    Raises:
+        InputError: the folder is not there.
+        MachineError: the model is not installed; the message has the install line.
+    """
+    check_spec(spec)
+    kind, _, rest = spec.partition(":")
+    if kind == "spacy":
+        return model_folder(spacy_folder(rest))
+    if kind == "stanza":
+        folder, language, package = stanza_place(rest)
+        paths = [folder / "resources.json"]
+        for part in ("tokenize", "mwt"):
+            paths += sorted((folder / language / part).glob(f"{package or '*'}.pt"))
+        paths = [path for path in paths if path.is_file()]
+        return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
+    return None
+
+
+def splitter(spec: str) -> Splitter:
+    """A function from texts to the spans of their sentences, white space at the ends left out."""
+    check_spec(spec)
+    kind, _, rest = spec.partition(":")
+    if kind == "stanza":
+        return _stanza_splitter(*stanza_place(rest))
+    return _SpacySplitter(None if spec in ("rules", "line") else rest)
+
+
+class _SpacySplitter:
+    """spaCy's sentences.  The vocabulary grows with every new word, so the model is loaded afresh now and then."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._model: Any = None
+
+    def _load(self) -> None:
+        if self._name is None:
+            self._model = require("spacy", "spacy").blank("xx")
+            self._model.add_pipe("sentencizer")
+        else:
+            self._model = load_spacy(self._name)
+            wanted = ("tok2vec", "transformer", "parser", "senter", "sentencizer")
+            if not {"parser", "senter", "sentencizer"}.intersection(self._model.pipe_names):
+                raise InputError(f"the spaCy model {self._name!r} does not find sentences")
+            self._model.select_pipes(enable=[pipe for pipe in wanted if pipe in self._model.pipe_names])
+        self._model.tokenizer = guarded(self._model.tokenizer)
+        self._limit = len(self._model.vocab.strings) + _RELOAD_AFTER
+
+    def __call__(self, texts: Sequence[str]) -> list[list[Span]]:
+        if self._model is None or len(self._model.vocab.strings) > self._limit:
+            self._load()
+        found = []
+        for text, doc in zip(texts, self._model.pipe(texts), strict=True):
+            columns = doc.to_array(["SENT_START", "IDX"])
+            starts = columns[columns[:, 0] == 1, 1].tolist()
+            found.append(list(_stripped(text, starts)))
+        return found
+
+
+def _stripped(text: str, starts: list[int]) -> Iterator[Span]:
+    if not starts or starts[0] != 0:
+        starts = [0, *starts]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        sentence = text[start:end]
+        bare = sentence.strip()
+        if bare:
+            start += len(sentence) - len(sentence.lstrip())
+            yield start, start + len(bare)
+
+
+def _stanza_splitter(folder: Path, language: str, package: str | None) -> Splitter:
+    stanza = require("stanza", "stanza")
+    pipeline = load_stanza(folder, language, package, "tokenize", use_gpu=False)
+
+    def split(texts: Sequence[str]) -> list[list[Span]]:
+        found: list[list[Span]] = []
+        for document in pipeline.bulk_process([stanza.Document([], text=text) for text in texts]):
+            spans = [(s.tokens[0].start_char, s.tokens[-1].end_char) for s in document.sentences if s.tokens]
+            text = document.text
+            found.append(list(_stripped(text, [start for start, _ in spans])))
+        return found
+
+    return split

@@ -1,0 +1,81 @@
+"""Files of sequences: their columns, what is written, and what to say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.stage import Run
+from pipelines.tables.columns import list_column
+from pipelines.text.packing import Packed
+
+
+def sequence_schema() -> Any:
+    """Columns of a file of sequences: lists of one length, one entry per token; -1 where a special token has none."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            list_column("id", pa.int32(), "piece of the vocabulary"),
+            list_column("document", pa.int32(), "row in the corpus's documents.parquet"),
+            list_column("sentence", pa.int32(), "running number in the document"),
+            list_column("start", pa.int64(), "code points in the document, its blocks joined by one newline"),
+            list_column("end", pa.int64(), "code points in the document, exclusive"),
+            list_column("special", pa.bool_(), "true for tokens that are not text"),
+        ]
+    )
+
+
+def pair_schema() -> Any:
+    """Columns of a file of pairs: those of the source, and the target, a list of its own length."""
+    import pyarrow as pa
+
+    return sequence_schema().append(
+        list_column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
+    )
+
+
+class SequenceFile:
+    """The file of one split.
+
+    Attributes:
+        counts: what it holds: ``tokens`` are all of them, special ones too, ``unknown_tokens`` are text.
+    """
+
+    def __init__(self, split: str, schema: Any, unknown: int | None, run: Run, stack: Any) -> None:
+        self._file = stack.enter_context(run.out.parquet(f"{split}.parquet", schema))
+        self._schema, self._unknown = schema, unknown
+        self.counts = {"sequences": 0, "tokens": 0, "unknown_tokens": 0}
+
+    def write(self, packed: Packed, *more: Any) -> None:
+        """Add sequences; ``more`` are the arrays of further columns of the schema."""
+        import pyarrow as pa
+
+        arrays = [
+            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
+            for column, field in zip([*packed.tokens, packed.special], self._schema, strict=False)
+        ]
+        self._file.write_table(pa.table([*arrays, *more], schema=self._schema))
+        self.counts["sequences"] += len(packed.offsets) - 1
+        self.counts["tokens"] += len(packed.special)
+        if self._unknown is not None:
+            self.counts["unknown_tokens"] += int((packed.tokens.id == self._unknown).sum())
+
+
+_TOLD = {
+    "cut_sentences": "sentences were longer than a sequence and were cut",
+    "cut_pairs": "pairs were longer than a sequence on one side at least, and were cut",
+    "long_pairs": "pairs were longer than a sequence on one side at least, and were dropped",
+    "empty_pairs": "pairs had no token on one side at least, and were dropped",
+}
+
+
+def warn(run: Run, disarmed: int) -> None:
+    """Say what the counts of the splits have that a user should know."""
+    if disarmed:
+        run.warn(f"{disarmed:,} pieces of text spelled a special token and became unknown tokens")
+    for split, counts in run.out.counts["splits"].items():
+        run.warn(*(f"{split}: {counts[key]:,} {what}" for key, what in _TOLD.items() if counts.get(key)))
+        for side in ("", "target_"):
+            unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
+            if unknown > 0.05 * all_:
+                run.warn(f"{split}: {unknown:,} of {all_:,} {side.replace('_', ' ')}tokens are unknown")

@@ -1,0 +1,169 @@
+"""Which files a command's arguments mean: files, globs, folders and standard input, each real file once."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from guidance.errors import InputError
+from pipelines.storage.files import machine_errors
+from pipelines.text.readers import known_extension
+
+STDIN = "-"
+BUILTIN = "builtin:python-docs"
+
+
+@dataclass
+class Sources:
+    """What the arguments came to.
+
+    Attributes:
+        paths: files in the order in which they are read.
+        names: their names inside the corpus: relative to the folder that was given, else the last part of the path.
+        digests: sha256 of those known already (standard input), by path.
+        builtin: whether ``builtin:python-docs`` was asked for.
+        skipped: files in folders that are hidden or of no known kind.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    digests: dict[Path, str] = field(default_factory=dict)
+    builtin: bool = False
+    skipped: int = 0
+
+
+@contextlib.contextmanager
+def expand(arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None) -> Iterator[Sources]:
+    """Find the files.  Standard input is copied to a private file first, which is gone when the context ends.
+
+    Args:
+        any_kind: take files of unknown extension that are named outright (``--format`` says what they are).
+
+    Raises:
+        InputError: nothing is there, it is no plain file, or two files would get one name.
+    """
+    found = Sources()
+    with contextlib.ExitStack() as stack:
+        seen: set[tuple[int, int]] = set()
+        for argument in arguments:
+            if argument == STDIN:
+                _add_stdin(found, stdin, stack)
+            elif argument == BUILTIN:
+                found.builtin = True
+            elif argument.startswith("builtin:"):
+                raise InputError(f"unknown source {argument!r}", hint=f"there is one text built in: {BUILTIN}")
+            else:
+                for path in _matches(argument):
+                    _add(found, path, seen, any_kind)
+        if not found.paths and not found.builtin:
+            extra = f"; {found.skipped} files of other kinds were passed over" if found.skipped else ""
+            raise InputError(f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}")
+        _check_names(found)
+        yield found
+
+
+def _matches(argument: str) -> list[Path]:
+    if not os.path.lexists(argument) and any(letter in argument for letter in "*?["):
+        matches = sorted(glob.glob(argument, recursive=True))
+        if not matches:
+            raise InputError(f"nothing matches {argument!r}")
+        return [Path(match) for match in matches]
+    return [Path(argument)]
+
+
+def _add(found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool) -> None:
+    mode = _status(path).st_mode
+    if stat.S_ISDIR(mode):
+        for inner in _walk(path, set(), found):
+            _add_file(found, inner, _decoded(inner.relative_to(path)), seen)
+        return
+    if not any_kind and not known_extension(path.name):
+        raise InputError(f"{str(path)!r}: unknown kind of file", hint="say what it is with --format")
+    _add_file(found, path, _decoded(Path(path.name)), seen)
+
+
+def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]]) -> None:
+    status = _status(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{str(path)!r}: not a plain file", hint="`-` reads from a pipe")
+    if (status.st_dev, status.st_ino) in seen:
+        found.skipped += 1
+        return
+    seen.add((status.st_dev, status.st_ino))
+    found.paths.append(path)
+    found.names.append(name)
+
+
+def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterator[Path]:
+    """Files of known kinds below a folder, sorted; links are followed, each real folder is entered once."""
+    status = _status(folder)
+    if (status.st_dev, status.st_ino) in visited:
+        return
+    visited.add((status.st_dev, status.st_ino))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
+    except OSError as error:
+        raise InputError(f"{str(folder)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.startswith("."):
+            found.skipped += 1
+        elif entry.is_dir():
+            yield from _walk(path, visited, found)
+        elif known_extension(entry.name):
+            yield path
+        else:
+            found.skipped += 1
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+        raise InputError(f"{str(path)!r}: cannot be read ({reason})") from error
+
+
+def _decoded(path: Path) -> str:
+    """The name in UTF-8, whatever the locale says that names are in."""
+    try:
+        return os.fsencode(path.as_posix()).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(path)!r}: the name is not UTF-8", hint="rename it, or pipe it in with `-`") from error
+
+
+def _check_names(found: Sources) -> None:
+    places: dict[str, Path] = {}
+    for path, name in zip(found.paths, found.names, strict=True):
+        if name in places:
+            raise InputError(
+                f"{str(path)!r} and {str(places[name])!r} would both be document {name!r}",
+                hint="give the folder that holds them both: ids are then paths inside it",
+            )
+        places[name] = path
+
+
+def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack) -> None:
+    if STDIN in found.names:
+        raise InputError("`-` stands twice: standard input can be read once")
+    if stdin is None or stdin.closed:
+        raise InputError("`-` was given, but standard input is closed")
+    sha256 = hashlib.sha256()
+    with machine_errors("cannot keep a copy of standard input"):
+        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="guide-stdin-"))  # noqa: SIM115
+        while data := stdin.read(1 << 20):
+            sha256.update(data)
+            copy.write(data)
+        copy.flush()
+    path = Path(copy.name)
+    found.paths.append(path)
+    found.names.append(STDIN)
+    found.digests[path] = sha256.hexdigest()

@@ -1,0 +1,114 @@
+"""The files of a tokenizer: read from an artifact or a folder, opened, and as they may travel on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.stage import Files
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_SIZE_LIMIT = 256 << 20
+_ROLES = {
+    "cls": ("cls_token", "bos_token", "[CLS]", "<s>"),
+    "sep": ("sep_token", "eos_token", "[SEP]", "</s>"),
+    "pad": ("pad_token", "", "[PAD]", "<pad>"),
+    "mask": ("mask_token", "", "[MASK]", "<mask>"),
+    "unk": ("unk_token", "", "[UNK]", "<unk>"),
+}
+
+
+def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
+    """A tokenizer as an input of a stage: an artifact, or a Hugging Face folder with a ``tokenizer.json``.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = Path(reference)
+    if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
+        found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+        return Files.of((folder / name for name in found), found)
+    return stack.enter_context(store.load(reference, kind="tokenizer"))
+
+
+def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
+    """The bytes of the tokenizer's files, by name; nothing else in its folder is looked at."""
+    if isinstance(given, Files):
+        for path in given.paths:
+            if path.stat().st_size > _SIZE_LIMIT:
+                raise InputError(f"{str(path)!r}: larger than {_SIZE_LIMIT >> 20} MiB, no tokenizer file")
+        return {name: path.read_bytes() for name, path in zip(given.names, given.paths, strict=True)}
+    return {name: given.read(name) for name in TOKENIZER_FILES if name in given.files}
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> Any:
+    """A ``tokenizers.Tokenizer`` that gives every token of a text, and no special token for a text that spells one.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(f"tokenizer.json: damaged or of an unknown kind ({str(error)[:160]!r})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
+    """Ids of the roles ``cls``, ``sep``, ``pad``, ``mask``, ``unk``; begin- and end-of-sentence stand in for the first two.
+
+    Raises:
+        InputError: nothing begins or ends a sequence.
+    """
+    named: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        for role, value in _json_object(files.get(name, b"{}"), name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                named[role] = text
+    found: dict[str, int | None] = {}
+    for role, (first, second, *usual) in _ROLES.items():
+        texts = [named[key] for key in (first, second) if key in named] or usual
+        ids = [tokenizer.token_to_id(text) for text in texts]
+        found[role] = next((id_ for id_ in ids if id_ is not None), None)
+    for role, what in (("cls", "begin"), ("sep", "end")):
+        if found[role] is None:
+            raise InputError(f"the tokenizer has no token to {what} a sequence with (cls/bos, sep/eos)")
+    return found
+
+
+def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tokenizer's files as they may travel on: of the configurations only special tokens and the longest input.
+
+    A tokenizer from elsewhere can name code, classes and templates; none of it goes into what we publish.
+    """
+    kept = dict(files)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if name in files:
+            given = _json_object(files[name], name)
+            plain = {key: value for key, value in given.items() if key.endswith("_token") or key == "model_max_length"}
+            if name == "tokenizer_config.json":
+                plain["tokenizer_class"] = "PreTrainedTokenizerFast"
+            kept[name] = (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return kept
+
+
+def _json_object(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name}: not JSON ({str(error)[:80]!r})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{name}: an object is expected")
+    return value

@@ -1,0 +1,440 @@
+"""Runs beside a baseline: losses at equal steps, steps and seconds to equal loss, speed; seeds as mean, spread and t-test.
+
+Losses are of the task alone: what guides add is never in them.  All runs are looked at up to the last step of the
+shortest.  A run whose loss is "smoothed" at a step is at the mean of the last ``window`` steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from guidance.errors import InputError, UnknownName
+from pipelines.runs.plan_inputs import inputs_of
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views.curves import Curve, Points, read_curve
+
+WINDOW = 50
+"""Steps over which training losses are averaged; a quarter of the run at most."""
+
+FIGURES = {
+    "average": "mean training loss over all steps",
+    "loss_25": "smoothed training loss after a quarter of the steps",
+    "loss_50": "after half of them",
+    "loss_75": "after three quarters",
+    "final": "smoothed training loss after the last step",
+    "valid": "validation loss, at the last step at which all runs have one",
+    "best_valid": "lowest validation loss",
+    "tokens_per_second": "tokens by seconds of training, validation and saving left out",
+    "seconds": "seconds of training",
+    "steps_to_equal_loss": "first step at which the smoothed loss is down at the final one of the baseline",
+    "share_of_steps": "that step by the number of steps",
+    "seconds_to_equal_loss": "seconds up to the end of that step",
+    "share_of_seconds": "these by the seconds of the baseline",
+    "equal_seconds": "seconds after which the first of run and baseline ends",
+    "loss_at_equal_seconds": "smoothed loss of the run then",
+    "baseline_at_equal_seconds": "smoothed loss of the baseline then",
+    "score": "the score, at the last step at which all runs have one",
+    "best_score": "best score",
+    "steps_to_equal_score": "first step at which the score is as good as the last one of the baseline",
+}
+"""What is measured of a run, in the order in which it is written; None where it is not defined."""
+
+TESTED = ("average", "loss_25", "loss_50", "loss_75", "final", "valid", "best_valid", "score", "best_score")
+"""Figures of which the difference from the baseline is taken and tested."""
+
+BESIDE = {
+    *("steps_to_equal_loss", "share_of_steps", "seconds_to_equal_loss", "share_of_seconds", "steps_to_equal_score"),
+    *("equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds"),
+}
+"""Figures of a run beside its partner in the baseline."""
+
+Figures = dict[str, float | None]
+
+LOWER_IS_BETTER = ("loss", "nll", "perplexity", "error")
+"""How the names of scores end of which less is better."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone; or one run."""
+
+    label: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One figure of the runs of a group.
+
+    Attributes:
+        values: one a run; None where it is not defined for it.
+        mean: None unless every run has a value.
+        sd: sample standard deviation; None for fewer than two runs.
+    """
+
+    values: tuple[float | None, ...]
+    mean: float | None = None
+    sd: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Summary:
+        values = tuple(values)
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return cls(values)
+        return cls(values, statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+    @property
+    def known(self) -> int:
+        return sum(value is not None for value in self.values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a group.
+
+    Attributes:
+        runs: the figures of each run, by their names in `FIGURES`; those that need a partner in the baseline are None
+            for a run without one.
+        summary: each figure over the runs; one that needs a partner over the runs that have one.
+        difference: of losses and scores, run minus partner over all pairs.
+        p: two-sided paired t-test that the mean difference is 0; None for fewer than two pairs, or where all pairs
+            differ by the same.
+        num_pairs: runs that have a partner of the same seed in the baseline.
+        differs: settings and inputs in which the first run differs from the first one of the baseline.
+    """
+
+    group: Group
+    runs: tuple[Figures, ...]
+    summary: dict[str, Summary]
+    difference: dict[str, Summary]
+    p: dict[str, float | None]
+    num_pairs: int
+    differs: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, the baseline first, compared over ``steps`` steps."""
+
+    loss: str
+    steps: int
+    window: int
+    score: str | None
+    rows: tuple[Row, ...]
+    notes: list[str] = field(default_factory=list)
+
+
+def run(
+    references: Sequence[str],
+    store: Store,
+    *,
+    loss: str | None = None,
+    score: str | None = None,
+    group: bool = False,
+    window: int | None = None,
+) -> Comparison:
+    """Compare runs, finished or not, with the first of them.
+
+    Args:
+        references: names, ids or paths of model artifacts; ``model/<id>`` of unfinished work too.
+        loss: the loss to compare, instead of that which each run names first.
+        score: a column ``eval/<task>/<metric>`` to compare as well.
+        group: take together the runs that differ in nothing but their seed.
+        window: steps over which training losses are averaged; `WINDOW` by default.
+
+    Raises:
+        ArtifactMissing, NumericalError: see `pipelines.views.curves.read_curve`.
+        InputError: the runs cannot be compared; or two of a group have one seed.
+    """
+    curves = [read_curve(reference, store, loss=loss) for reference in references]
+    notes = [] if group else _repeated(curves)
+    groups = grouped(curves, notes) if group else [Group(curve.label, (curve,)) for curve in curves]
+    notes += check_comparable(curves, store, chosen=loss is not None) + _states(curves)
+    return compare(groups, window=window or WINDOW, score=score, notes=notes)
+
+
+def _states(curves: Sequence[Curve]) -> list[str]:
+    """Which runs are unfinished, and whether they ran in the same way."""
+    notes = []
+    for curve in curves:
+        if not curve.origin.finished:
+            settings = curve.origin.settings
+            planned = settings.get("steps") if settings.get("epochs") is None else None
+            of = f" of {planned:,}" if planned else ""
+            notes.append(f"{curve.label} is unfinished, at step {len(curve.losses):,}{of}")
+    for key in ("device", "precision", "processes"):
+        told = [curve.origin.circumstances for curve in curves]
+        found = sorted({str(circumstances[key]) for circumstances in told if key in circumstances})
+        if len(found) > 1:
+            notes.append(f"speeds are not alike: {key} {', '.join(found)}")
+    return notes
+
+
+def _repeated(curves: Sequence[Curve]) -> list[str]:
+    """Which runs stand there twice."""
+    first: dict[str, Curve] = {}
+    twins = [(curve, first.setdefault(curve.origin.reference, curve)) for curve in curves]
+    return [f"{curve.label} is the same run as {other.label}" for curve, other in twins if other is not curve]
+
+
+def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
+    """Runs whose settings and inputs differ in the seed alone, taken together, in the order of their first ones.
+
+    Args:
+        notes: gets a line for each run that is left out because it stands there twice.
+    """
+    found: dict[str, list[Curve]] = {}
+    for curve in curves:
+        origin = curve.origin
+        settings = {key: value for key, value in origin.settings.items() if key != "seed"}
+        key = digest([settings, dict(origin.inputs)])
+        members = found.setdefault(key, [])
+        twin = next((other for other in members if other.seed == curve.seed), None)
+        if twin is None:
+            members.append(curve)
+        elif twin.origin.reference == origin.reference:
+            notes.append(f"{curve.label} is the same run as {twin.label}, and counts once")
+        else:
+            raise InputError(
+                f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
+                hint="leave one of them out",
+            )
+    return [Group(_name_of_all([member.label for member in members]), tuple(members)) for members in found.values()]
+
+
+def _name_of_all(labels: Sequence[str]) -> str:
+    """One name for several runs: ``plain-*`` of plain-0 and plain-1; of names that begin differently the first, and how
+    many more there are."""
+    if len(labels) == 1:
+        return labels[0]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(labels), max(labels), strict=False))
+    begin = "".join(letter for letter, _ in same).rstrip("0123456789")
+    return f"{begin}*" if begin and not begin.endswith("/") else f"{labels[0]} +{len(labels) - 1}"
+
+
+# what can be compared
+
+
+def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> list[str]:
+    """What to know when reading a comparison of these runs with the first of them.
+
+    Args:
+        chosen: the user named the loss, so that runs of different objectives may be compared by it.
+
+    Raises:
+        InputError: the objectives, the losses or the training data differ.
+    """
+    base, notes = curves[0], []
+    for curve in curves[1:]:
+        if curve.loss != base.loss:
+            raise InputError(
+                f"{base.label} learns by the loss {base.loss}, {curve.label} by {curve.loss}",
+                hint="--loss NAME compares one that both have",
+            )
+        ours, theirs = (origin.settings.get("objective") for origin in (base.origin, curve.origin))
+        if ours != theirs and not chosen:
+            raise InputError(
+                f"{base.label} has the objective {ours}, {curve.label} has {theirs}",
+                hint=f"--loss {base.loss} compares that loss all the same",
+            )
+        if ours != theirs:
+            notes.append(f"the objectives differ: {ours} of {base.label}, {theirs} of {curve.label}")
+        notes += _check_data(base, curve, store)
+        smoothed = (("label_smoothing", "losses are"),) if base.loss == "translation" else ()
+        for key, what in (("mask_probability", "losses are"), ("valid_sequences", "validation losses are"), *smoothed):
+            before, now = (origin.settings.get(key) for origin in (base.origin, curve.origin))
+            if before != now:
+                notes.append(f"{what} not of the same: {key} {before} of {base.label}, {now} of {curve.label}")
+    return notes
+
+
+def _check_data(base: Curve, curve: Curve, store: Store) -> list[str]:
+    """Raises InputError unless two runs read the same sequences, up to those of validation."""
+    ours, theirs = (inputs_of("sequences", origin.inputs) for origin in (base.origin, curve.origin))
+    if ours == theirs:
+        return []
+    files = {artifact.content: artifact.files for artifact in store.artifacts() if artifact.kind == "sequences"}
+    read = [
+        [{n: entry["sha256"] for n, entry in files[content].items() if n != "valid.parquet"} for content in contents]
+        for contents in (ours, theirs)
+        if all(content in files for content in contents)
+    ]
+    if len(read) == 2 and read[0] == read[1]:
+        return [f"validation data differ: those of {curve.label} are not those of {base.label}"]
+    raise InputError(
+        f"{base.label} and {curve.label} were trained on different sequences ({_short(ours)} and {_short(theirs)})",
+        hint="losses compare on the same sequences only; `guide lineage` shows where runs come from",
+    )
+
+
+def _short(contents: Sequence[str]) -> str:
+    return " with ".join(content[:12] for content in contents) or "none"
+
+
+def _differences(base: Curve, group: Group) -> list[str]:
+    """The settings and inputs in which a group differs from the baseline."""
+    ours, theirs = base.origin, group.curves[0].origin
+    found = {
+        key
+        for one, other in ((ours.settings, theirs.settings), (ours.inputs, theirs.inputs))
+        for key in {*one, *other}
+        if one.get(key) != other.get(key)
+    }
+    return sorted(found - {"continued_from"} - ({"seed"} if len(group.curves) > 1 else set()))
+
+
+# figures
+
+
+def compare(
+    groups: Sequence[Group], *, window: int = WINDOW, score: str | None = None, notes: Sequence[str] = ()
+) -> Comparison:
+    """Measure every run against its partner in the first group: the one of its seed, or where both groups are one run, that.
+
+    Raises:
+        UnknownName: no run has the score.
+    """
+    whole = [curve for group in groups for curve in group.curves]
+    notes = list(notes)
+    score = _column(score, whole) if score else None
+    shortest = min(whole, key=lambda curve: len(curve.losses))
+    steps = len(shortest.losses)
+    window = min(window, max(1, steps // 4))
+    if any(len(curve.losses) > steps for curve in whole):
+        notes.append(f"compared up to step {steps:,}, where {shortest.label} ends")
+    groups = [Group(group.label, tuple(curve.until(steps) for curve in group.curves)) for group in groups]
+    base = groups[0].curves
+    partner = {curve: _partner(base, curve, group) for group in groups for curve in group.curves}
+    if alone := [curve.label for curve, other in partner.items() if other is None]:
+        notes.append(f"without a partner of the same seed in the baseline, and so in no pair: {', '.join(alone)}")
+    valid_step = _shared_step("validation losses", [curve.valid for curve in partner], notes)
+    score_step = _shared_step("scores", [curve.scores.get(score or "", ()) for curve in partner], notes)
+    figures = {
+        curve: _alone(curve, window, valid_step)
+        | _beside(curve, other, window)
+        | _scored(curve, other, score, score_step)
+        for curve, other in partner.items()
+    }
+    rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
+    notes += [f"{row.group.label} differs from the baseline in {', '.join(row.differs)}" for row in rows if row.differs]
+    return Comparison(whole[0].loss, steps, window, score, rows, notes)
+
+
+def _row(
+    group: Group, partner: Mapping[Curve, Curve | None], figures: Mapping[Curve, Figures], differs: list[str]
+) -> Row:
+    pairs = [(figures[curve], figures[other]) for curve in group.curves if (other := partner[curve])]
+    runs = tuple(figures[curve] for curve in group.curves)
+    beside = [found for found, _ in pairs]
+    summary = {name: Summary.of(run[name] for run in (beside if name in BESIDE else runs)) for name in FIGURES}
+    difference = {name: Summary.of(_minus(ours[name], theirs[name]) for ours, theirs in pairs) for name in TESTED}
+    p = {name: paired_t_test(found) for name, found in difference.items()}
+    return Row(group, runs, summary, difference, p, len(pairs), differs)
+
+
+def _column(score: str, curves: Sequence[Curve]) -> str:
+    known = sorted({name for curve in curves for name in curve.scores})
+    name = score if score.startswith("eval/") else f"eval/{score}"
+    if name not in known:
+        raise UnknownName("score", score, known)
+    return name
+
+
+def _shared_step(what: str, tracks: Sequence[Points], notes: list[str]) -> int | None:
+    """The last step of which all that have points at all have one; None, and a note, where there is no such step."""
+    steps = [{step for step, _ in points} for points in tracks if points]
+    shared = max(set.intersection(*steps), default=None) if steps else None
+    if steps and shared is None:
+        notes.append(f"{what} are not of the same step: the last one of each run is taken")
+    return shared
+
+
+def _partner(baseline: Sequence[Curve], curve: Curve, group: Group) -> Curve | None:
+    """The run of the baseline that a run is measured against."""
+    if len(baseline) == len(group.curves) == 1:
+        return baseline[0]
+    return next((other for other in baseline if curve.seed is not None and other.seed == curve.seed), None)
+
+
+def _alone(curve: Curve, window: int, valid_step: int | None) -> Figures:
+    """The figures that need no other run."""
+    smoothed, num_steps = curve.smoothed(window), len(curve.losses)
+    quarters = {f"loss_{25 * q}": float(smoothed[max(0, num_steps * q // 4 - 1)]) for q in (1, 2, 3)}
+    return {
+        "average": statistics.fmean(curve.losses),
+        **quarters,
+        "final": float(smoothed[-1]),
+        "valid": _value_at(curve.valid, valid_step),
+        "best_valid": min((value for _, value in curve.valid), default=None),
+        "tokens_per_second": curve.tokens_per_second,
+        "seconds": float(curve.elapsed()[-1]),
+    }
+
+
+def _beside(curve: Curve, other: Curve | None, window: int) -> Figures:
+    """Where a run stands at the loss, and at the time, at which another one ends."""
+    if other is None:
+        return dict.fromkeys(BESIDE)
+    elapsed, others = curve.elapsed(), other.elapsed()
+    step = curve.first_step_at(float(other.smoothed(window)[-1]), window)
+    seconds = None if step is None else float(elapsed[step - 1])
+    end = float(min(elapsed[-1], others[-1]))
+    return {
+        "steps_to_equal_loss": step,
+        "share_of_steps": None if step is None else step / len(curve.losses),
+        "seconds_to_equal_loss": seconds,
+        "share_of_seconds": seconds / float(others[-1]) if seconds is not None and others[-1] > 0 else None,
+        "equal_seconds": end,
+        "loss_at_equal_seconds": _loss_after(curve, end, window),
+        "baseline_at_equal_seconds": _loss_after(other, end, window),
+    }
+
+
+def _scored(curve: Curve, other: Curve | None, score: str | None, step: int | None) -> Figures:
+    points = curve.scores.get(score, ()) if score else ()
+    sign = -1 if score and lower_is_better(score) else 1
+    goal = _value_at(other.scores.get(score, ()), step) if other and score else None
+    reached = (at for at, value in points if goal is not None and sign * value >= sign * goal)
+    return {
+        "score": _value_at(points, step),
+        "best_score": max((value for _, value in points), key=lambda value: sign * value, default=None),
+        "steps_to_equal_score": next(reached, None),
+    }
+
+
+def lower_is_better(score: str) -> bool:
+    """Whether a column ``eval/<task>/<metric>`` is a loss."""
+    return score.endswith(LOWER_IS_BETTER)
+
+
+def _value_at(points: Points, step: int | None) -> float | None:
+    """The value at a step, or where there is no such step the last one."""
+    return next((value for at, value in reversed(points) if step in (None, at)), None)
+
+
+def _loss_after(curve: Curve, seconds: float, window: int) -> float | None:
+    """The smoothed loss after the last step that has ended by then."""
+    import numpy as np
+
+    done = int(np.searchsorted(curve.elapsed(), seconds, side="right"))
+    return float(curve.smoothed(window)[done - 1]) if done else None
+
+
+def _minus(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def paired_t_test(difference: Summary) -> float | None:
+    """Two-sided p of the differences of pairs; None for fewer than two, or where all pairs differ by the same."""
+    if difference.mean is None or difference.sd is None:
+        return None
+    if difference.sd <= 1e-12 * max(abs(value or 0.0) for value in difference.values):
+        return None
+    from scipy import stats
+
+    return float(stats.ttest_1samp(difference.values, 0.0).pvalue)

@@ -1,0 +1,216 @@
+"""A comparison of runs as tables for people, and as JSON and CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.views.comparison import FIGURES, Comparison, Row, Summary, lower_is_better
+
+WIDTH = 120
+"""Characters of a line of text at most."""
+
+NOTHING = "–"
+"""What is not defined."""
+
+Cell = Callable[[Row], str]
+Column = tuple[str, Cell]
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """All numbers, for programs."""
+    groups = []
+    for row in comparison.rows:
+        curves = row.group.curves
+        groups.append(
+            {
+                "run": row.group.label,
+                "runs": [
+                    {
+                        "run": curve.label,
+                        "artifact": curve.origin.reference,
+                        "seed": curve.seed,
+                        "finished": curve.origin.finished,
+                        **figures,
+                    }
+                    for curve, figures in zip(curves, row.runs, strict=True)
+                ],
+                "n": len(curves),
+                "pairs": row.num_pairs,
+                "differs": row.differs,
+                "figures": {name: {"mean": s.mean, "sd": s.sd} for name, s in row.summary.items()},
+                "difference": {
+                    name: {"mean": s.mean, "sd": s.sd, "p": row.p[name]} for name, s in row.difference.items()
+                },
+            }
+        )
+    return {
+        "schema": 1,
+        "loss": comparison.loss,
+        "steps": comparison.steps,
+        "window": comparison.window,
+        "score": comparison.score,
+        "definitions": FIGURES,
+        "groups": groups,
+        "notes": comparison.notes,
+    }
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One row a run, with its group, its seed and every figure; empty where one is not defined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["group", "run", "artifact", "seed", "loss_name", "score_name", "steps", "window", *FIGURES])
+    for row in comparison.rows:
+        for curve, figures in zip(row.group.curves, row.runs, strict=True):
+            about = [row.group.label, curve.label, curve.origin.reference, curve.seed]
+            settings = [comparison.loss, comparison.score, comparison.steps, comparison.window]
+            writer.writerow([*about, *settings, *(figures[name] for name in FIGURES)])
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A part of the comparison for people; the first column names the runs."""
+
+    caption: str
+    titles: list[str]
+    cells: list[list[str]]
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """The comparison as a few tables, each of one subject."""
+    rows, steps = comparison.rows, comparison.steps
+    base = rows[0].group.label
+    many = any(len(row.group.curves) > 1 for row in rows)
+    count: list[Column] = [("n", lambda row: str(len(row.group.curves)))] if many else []
+    quarters = f"; quarters and final are means of {comparison.window} steps" if comparison.window > 1 else ""
+    spread = "; ± sample standard deviation over n seeds" if many else ""
+    never = f">{steps:,}"
+    found = [
+        _table(
+            f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
+            rows,
+            *count,
+            ("average", _mean("average", ".3f")),
+            ("25 %", _mean("loss_25", ".3f")),
+            ("50 %", _mean("loss_50", ".3f")),
+            ("75 %", _mean("loss_75", ".3f")),
+            ("final", _mean("final", ".3f")),
+            ("validation", _mean("valid", ".3f")),
+        ),
+        _table(
+            f"steps to equal loss, and seconds: until the loss is down where {base} ends",
+            rows,
+            *count,
+            ("steps", _reached("steps_to_equal_loss", never)),
+            ("share of steps", _mean("share_of_steps", ".0%")),
+            ("seconds", _mean("seconds_to_equal_loss", ",.1f")),
+            ("share of seconds", _mean("share_of_seconds", ".0%")),
+        ),
+        _table(
+            f"speed, and loss at equal seconds: when the first of the run and {base} ends",
+            rows,
+            *count,
+            ("tokens/s", _mean("tokens_per_second", ",.0f")),
+            ("seconds", _mean("equal_seconds", ",.1f")),
+            ("loss", _mean("loss_at_equal_seconds", ".3f")),
+            ("the baseline's", _mean("baseline_at_equal_seconds", ".3f")),
+        ),
+    ]
+    if comparison.score:
+        better = "lower" if lower_is_better(comparison.score) else "higher"
+        goal = rows[0].summary["score"].known
+        found.append(
+            _table(
+                f"{comparison.score} ({better} is better)",
+                rows,
+                *count,
+                ("last", _mean("score", ".4g")),
+                ("best", _mean("best_score", ".4g")),
+                ("steps to equal score", _reached("steps_to_equal_score", never if goal else NOTHING)),
+            )
+        )
+    if len(rows) > 1:
+        pairs: list[Column] = [("pairs", lambda row: str(row.num_pairs))] if many else []
+        tested = ["average", "final", "valid", *(["score"] if comparison.score else [])]
+        names = {"valid": "validation"}
+        columns = [c for name in tested for c in ((names.get(name, name), _difference(name)), ("p", _p(name)))]
+        how = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
+        found.append(_table(f"difference from {base}{how}", rows[1:], *pairs, *columns))
+    return found
+
+
+def _table(caption: str, rows: Sequence[Row], *columns: Column) -> Table:
+    cells = [[row.group.label, *(cell(row) for _, cell in columns)] for row in rows]
+    return Table(caption, ["run", *(title for title, _ in columns)], cells)
+
+
+def _mean(name: str, form: str) -> Cell:
+    return lambda row: _with_spread(row.summary[name], form)
+
+
+def _difference(name: str) -> Cell:
+    return lambda row: _with_spread(row.difference[name], "+.3f")
+
+
+def _p(name: str) -> Cell:
+    def cell(row: Row) -> str:
+        p = row.p[name]
+        return NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+    return cell
+
+
+def _reached(name: str, never: str) -> Cell:
+    """A step; or how many of the runs have got there at all."""
+
+    def cell(row: Row) -> str:
+        found = row.summary[name]
+        if found.mean is not None:
+            return _with_spread(found, ",.0f")
+        if found.known:
+            return f"{found.known} of {len(found.values)}"
+        return never if found.values else NOTHING
+
+    return cell
+
+
+def _with_spread(found: Summary, form: str) -> str:
+    if found.mean is None:
+        return NOTHING
+    return f"{found.mean:{form}}" + ("" if found.sd is None else f" ± {found.sd:{form.removeprefix('+')}}")
+
+
+def as_text(comparison: Comparison) -> list[str]:
+    """Lines of plain text, at most `WIDTH` characters wide; a long label is cut in its middle."""
+    lines: list[str] = []
+    for table in tables(comparison):
+        grid = [table.titles, *table.cells]
+        widths = [max(len(line[i]) for line in grid) for i in range(len(table.titles))]
+        widths[0] = min(widths[0], max(12, WIDTH - sum(widths[1:]) - 2 * len(widths[1:])))
+        lines += [""] * bool(lines) + textwrap.wrap(table.caption, WIDTH)
+        for label, *numbers in grid:
+            right = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
+            lines.append("  ".join((_cut(label, widths[0]).ljust(widths[0]), *right)))
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    half = (width - 1) // 2
+    return text if len(text) <= width else f"{text[: width - 1 - half]}…{text[-half:]}"
+
+
+def as_markdown(comparison: Comparison) -> list[str]:
+    """The same tables for a document."""
+    lines: list[str] = []
+    for table in tables(comparison):
+        lines += [""] * bool(lines) + [table.caption, ""]
+        marks = ["---", *["---:"] * (len(table.titles) - 1)]
+        for line in [table.titles, marks, *table.cells]:
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+    return lines

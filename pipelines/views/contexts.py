@@ -1,0 +1,118 @@
+"""What a table of co-occurrence says: of one word and a sentence, and as a matrix for other tools."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.tables.cooccurrence_table import load_table, read_vocabulary
+from pipelines.text.tokenizer_files import load_tokenizer
+
+__all__ = ["Context", "contexts_of", "dense", "newest"]
+
+LONGEST = 100_000
+"""Characters of a text that is looked at by eye."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """How strongly one token of a word expects each token of a text.
+
+    Attributes:
+        token: as the tokenizer writes it.
+        text: its letters.
+        known: whether it is in the table; where not, all coefficients are None.
+        keys: letters of each token of the text, the token, and the coefficient; None for one that is not in the table.
+    """
+
+    token: str
+    text: str
+    known: bool
+    keys: list[tuple[str, str, float | None]]
+
+
+def newest(store: Store) -> Artifact:
+    """The table that was counted last.
+
+    Raises:
+        ArtifactMissing: there is none.
+    """
+    found = [artifact for artifact in store.artifacts() if artifact.kind == "cooccur"]
+    if not found:
+        raise ArtifactMissing(
+            f"no co-occurrence has been counted in {store.root}", hint="guide build-cooccur CORPUS TOKENIZER"
+        )
+    last = max(found, key=lambda artifact: (str(artifact.manifest["created"]), artifact.path.stat().st_mtime_ns))
+    last.verify()
+    return last
+
+
+def contexts_of(
+    artifact: Artifact, word: str, text: str, *, totals: Literal["pairs", "tokens"] = "pairs"
+) -> list[Context]:
+    """One row for each token of the word: where it stands in the text, else as it would stand at its end.
+
+    Raises:
+        InputError: no word, no text, or a text that is too long or is not Unicode.
+    """
+    for what, given in (("word", word), ("text", text)):
+        if not given.strip():
+            raise InputError(f"the {what} is empty", hint='for example: guide cooccur show is --text "he is swimming"')
+        if any("\ud800" <= letter <= "\udfff" for letter in given):
+            raise InputError(f"the {what} is not UTF-8")
+    if len(text) + len(word) > LONGEST:
+        raise InputError(f"the text has {len(text):,} characters; {LONGEST:,} can be shown", hint="take a shorter text")
+    tokenizer = load_tokenizer({"tokenizer.json": artifact.read("tokenizer/tokenizer.json")})
+    word = word.strip()
+    place = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+    start = place.start() if place else len(text) + 1
+    own = _pieces(tokenizer, text if place else f"{text} {word}")
+    pieces = [piece for piece in own if piece.start < start + len(word) and piece.end > start]
+    keys = [piece for piece in own if piece.start < len(text)]
+    table = load_table(artifact, totals=totals)
+    rows = table.rows_V.tolist()
+    contexts = []
+    for piece in pieces:
+        row = rows[piece.id]
+        found = [
+            None if min(row, rows[key.id]) < 0 else float(table.scores_NN[row, rows[key.id]])
+            for key in keys
+        ]  # fmt: skip
+        shown = [(key.text, key.token, value) for key, value in zip(keys, found, strict=True)]
+        contexts.append(Context(piece.token, piece.text, row >= 0, shown))
+    return contexts
+
+
+@dataclass(frozen=True)
+class _Piece:
+    id: int
+    token: str
+    text: str
+    start: int
+    end: int
+
+
+def _pieces(tokenizer: Any, text: str) -> list[_Piece]:
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    pieces = []
+    for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        letters = text[start:end]
+        start += len(letters) - len(letters.lstrip())
+        token = tokenizer.id_to_token(id_)
+        pieces.append(_Piece(id_, token, letters.strip() or token, start, end))
+    return pieces
+
+
+def dense(artifact: Artifact, *, half: bool = False, totals: Literal["pairs", "tokens"] = "pairs") -> bytes:
+    """S as a file of safetensors: ``scores`` (N, N), float32 or float16, and ``ids`` (N,), the token of each row."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    table = load_table(artifact, totals=totals, half=half)
+    ids = read_vocabulary(artifact)["id"].to_numpy().astype(np.int64)
+    return save({"ids": ids, "scores": table.scores_NN.numpy()})

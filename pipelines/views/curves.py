@@ -1,0 +1,295 @@
+"""What runs have logged: loss, seconds and tokens of every step, validation losses and scores of some steps.
+
+A finished run has ``metrics.parquet`` in its artifact, one that is still going ``metrics.jsonl`` among its unfinished work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, NumericalError, UnknownName
+from pipelines import pretrain
+from pipelines.runs.resuming import begun_with
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ID_LENGTH, ArtifactDamaged, ArtifactMissing
+from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+METRICS = "metrics.parquet"
+KIND = "model"
+
+PART = 10_000
+"""Rows of a log that are held as objects at once."""
+
+Points = tuple[tuple[int, float], ...]
+"""A step and what was measured after it, for some steps in order."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The run that a curve is of.
+
+    Attributes:
+        reference: ``model/<id>``.
+        settings: its configuration without knobs of execution, which do not decide the result.
+        inputs: the content of each input, by role.
+        finished: False while it is going, or where it was interrupted.
+        circumstances: device, precision and number of processes, where they are known.
+    """
+
+    reference: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = True
+    circumstances: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The training loss of one run, from its first step on.
+
+    Attributes:
+        loss: name of the loss, as in the column ``loss/<name>``.
+        losses: this loss at each step (guides left out), in nats per prediction.
+        seconds: time of each step; validation and saving are not in it.
+        tokens: tokens of each step.
+        valid: the validation losses of the same name.
+        scores: other things that were evaluated on the way, by the name of their column, ``eval/<task>/<metric>``.
+    """
+
+    label: str
+    loss: str
+    losses: Sequence[float] | np.ndarray
+    seconds: Sequence[float] | np.ndarray
+    tokens: Sequence[float] | np.ndarray
+    valid: Points = ()
+    scores: Mapping[str, Points] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+
+    @classmethod
+    def of(cls, model: Artifact, label: str, *, loss: str | None = None) -> Curve:
+        """The curve of a model artifact, of its task's own loss unless another is named.
+
+        Raises:
+            InputError: the model was not trained here, or the table is not what training writes.
+            UnknownName: it has no such loss.
+            NumericalError: a number that is needed is not finite.
+        """
+        import pyarrow as pa
+
+        if METRICS not in model.files:
+            raise InputError(
+                f"{label}: this model has no {METRICS}, so nothing is known of its training",
+                hint="what `guide pretrain` makes has it",
+            )
+        model.verify(METRICS)
+        try:
+            with model.open(METRICS) as file:
+                parquet = open_parquet(file)
+                table = parquet.read([name for name in parquet.schema_arrow.names if _is_needed(name)])
+        except pa.ArrowException as error:
+            raise ArtifactDamaged(f"{model.path / METRICS}: {error}") from error
+        counts = {key: model.counts[key] for key in ("device", "precision", "processes") if key in model.counts}
+        about = begun_with(model, pretrain.STAGE)
+        origin = Origin(model.reference, about["config"], about["inputs"], True, counts)
+        return _curve(table, label, loss, origin)
+
+    @property
+    def steps(self) -> range:
+        """1, 2, …, the last step."""
+        return range(1, len(self.losses) + 1)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run, where it is known."""
+        return self.origin.settings.get("seed")
+
+    def until(self, step: int) -> Curve:
+        """The same run as it stood after a step."""
+        return dataclasses.replace(
+            self,
+            losses=self.losses[:step],
+            seconds=self.seconds[:step],
+            tokens=self.tokens[:step],
+            valid=_until(self.valid, step),
+            scores={name: _until(points, step) for name, points in self.scores.items()},
+        )
+
+    def smoothed(self, window: int) -> np.ndarray:
+        """The mean loss of the last ``window`` steps, at every step; of fewer at the beginning."""
+        import numpy as np
+
+        total = np.concatenate(([0.0], np.cumsum(self.losses, dtype=np.float64)))
+        last = np.arange(1, len(total))
+        first = np.maximum(0, last - window)
+        return (total[last] - total[first]) / (last - first)
+
+    def elapsed(self) -> np.ndarray:
+        """Seconds of training up to the end of each step."""
+        import numpy as np
+
+        return np.cumsum(self.seconds, dtype=np.float64)
+
+    def first_step_at(self, loss: float, window: int) -> int | None:
+        """The first step, with a full window behind it, whose smoothed loss is no higher than ``loss``."""
+        import numpy as np
+
+        means = self.smoothed(window)
+        reached = np.flatnonzero(means <= loss + 1e-9 * abs(loss))  # sums of the same numbers may differ in a bit
+        reached = reached[reached >= window - 1]
+        return int(reached[0]) + 1 if len(reached) else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return float(sum(self.tokens)) / max(float(sum(self.seconds)), 1e-9)
+
+
+def read_curve(reference: str, store: Store, *, loss: str | None = None) -> Curve:
+    """The curve of a run: a model artifact, or the unfinished work ``model/<id>`` of a run that is still going.
+
+    Raises:
+        ArtifactMissing: there is no such run.
+        InputError: as in `Curve.of`; or the run has not finished a step.
+    """
+    try:
+        return _finished(reference, store, loss)
+    except ArtifactMissing:
+        folder = _unfinished(reference, store)
+        if folder is None:
+            raise
+    try:
+        return _going(folder, reference, loss)
+    except FileNotFoundError:  # it has ended in this moment
+        return _finished(f"{KIND}/{folder.name}", store, loss)
+
+
+def _finished(reference: str, store: Store, loss: str | None) -> Curve:
+    with store.load(reference, kind=KIND, verify=False) as artifact:  # the weights are not looked at
+        return Curve.of(artifact, reference, loss=loss)
+
+
+def _unfinished(reference: str, store: Store) -> Path | None:
+    prefix = reference.removeprefix(f"{KIND}/")
+    if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+        return None
+    found = [p for p in store.unfinished() if p.parent.name == KIND and p.name.startswith(prefix[:ID_LENGTH])]
+    if len(found) > 1:
+        raise ArtifactMissing(f"{reference!r} could be any of {', '.join(f'{KIND}/{p.name}' for p in found)}")
+    return found[0] if found else None
+
+
+def _going(folder: Path, reference: str, loss: str | None) -> Curve:
+    import pyarrow as pa
+
+    try:
+        about = json.loads((folder / "run.json").read_bytes())
+        origin = Origin(f"{KIND}/{folder.name}", about["config"], about["inputs"], False)
+        table = pa.concat_tables(_parts(folder / "metrics.jsonl"), promote_options="default")
+    except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise ArtifactDamaged(f"{folder}: not the log of a run ({error})") from error
+    if not len(table):
+        raise InputError(f"{reference} has not finished a step yet", hint="try again later")
+    return _curve(table, reference, loss, origin)
+
+
+def _parts(log: Path) -> Iterator[Any]:
+    """The columns that are needed, a few thousand rows at a time; all rows there are whole, also while the log grows."""
+    import pyarrow as pa
+
+    yield pa.table({})
+    with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
+        while lines := list(itertools.islice(file, PART)):
+            rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+            names = [name for name in dict.fromkeys(name for row in rows for name in row) if _is_needed(name)]
+            yield pa.table({name: pa.array([row.get(name) for row in rows], pa.float64()) for name in names})
+
+
+def _is_needed(name: str) -> bool:
+    return name in ("step", "seconds", "tokens") or name.startswith(("loss/", "valid/", "eval/"))
+
+
+def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
+    """A curve from the columns of the metrics."""
+    names = [name.removeprefix("loss/") for name in table.column_names if name.startswith("loss/")]
+    # the total holds the losses of guides, which runs without them do not have
+    known = [name for name in names if name != "total"]
+    if loss is not None and loss.removeprefix("loss/") not in known:
+        raise UnknownName(f"loss of {label}", loss, known)
+    if not known:
+        raise InputError(f"{label}: there is no training loss in its metrics")
+    # translations compare by what is not smoothed, as they are validated
+    chosen = loss.removeprefix("loss/") if loss is not None else "nll" if "nll" in known else known[0]
+    steps = _numbers(table, "step", label)
+    if not len(steps):
+        raise InputError(f"{label} has not finished a step")
+    if list(steps) != list(range(1, len(steps) + 1)):
+        raise InputError(f"{label}: its metrics do not hold the steps 1 to {len(steps)}, one row each")
+    return Curve(
+        label,
+        chosen,
+        _numbers(table, f"loss/{chosen}", label),
+        _numbers(table, "seconds", label),
+        _numbers(table, "tokens", label),
+        _points(table, f"valid/{chosen}", label) if f"valid/{chosen}" in table.column_names else (),
+        {name: _points(table, name, label) for name in table.column_names if name.startswith("eval/")},
+        origin,
+    )
+
+
+def _numbers(table: Any, name: str, label: str) -> np.ndarray:
+    """A column with a finite number at every step.
+
+    Raises:
+        InputError: the column is missing, or a number of it.
+        NumericalError: one is not finite.
+    """
+    import numpy as np
+
+    if name not in table.column_names:
+        raise InputError(f"{label}: its metrics have no column {name!r}")
+    column = table[name]
+    if column.null_count:
+        missing = column.is_null().to_pylist().index(True)
+        raise InputError(f"{label}: {name} is missing at step {missing + 1}")
+    values = _floats(column, name, label)
+    if not np.isfinite(values).all():
+        step = int(np.flatnonzero(~np.isfinite(values))[0]) + 1
+        raise NumericalError(f"{label}: {name} is {values[step - 1]} at step {step}", hint="leave this run out")
+    return values
+
+
+def _points(table: Any, name: str, label: str) -> Points:
+    """The rows in which a column has a number."""
+    import numpy as np
+
+    there = np.flatnonzero(table[name].is_valid().to_numpy())
+    values = _floats(table[name].drop_null(), name, label)
+    for row, value in zip(there, values, strict=True):
+        if not np.isfinite(value):
+            raise NumericalError(f"{label}: {name} is {value} at step {row + 1}", hint="leave this run out")
+    return tuple((int(row) + 1, float(value)) for row, value in zip(there, values, strict=True))
+
+
+def _floats(column: Any, name: str, label: str) -> np.ndarray:
+    import pyarrow as pa
+
+    try:
+        values: np.ndarray = column.cast(pa.float64()).to_numpy()
+    except pa.ArrowException as error:
+        raise InputError(f"{label}: {name} holds {column.type}, not numbers") from error
+    return values
+
+
+def _until(points: Points, step: int) -> Points:
+    return tuple((at, value) for at, value in points if at <= step)

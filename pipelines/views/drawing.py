@@ -1,0 +1,274 @@
+"""Pictures: learning curves and attention, as PNG bytes that are the same for the same data."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pipelines.progress import log
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipelines.views.comparison import Comparison, Group
+    from pipelines.views.curves import Curve
+
+COLOURS = ("#7a7a7a", "#c8452d", "#2d6ac8", "#3a9a5b", "#8a5fbf")
+LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
+MARKERS = "osD^vPX*<>h"
+"""With lines and markers, runs are told apart without colours too."""
+
+MOST_POINTS, MOST_MARKERS = 500, 40
+"""Of a line; more cannot be seen, and make a picture of vectors large."""
+
+
+def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> bytes:
+    """Smoothed training loss (lines) and validation loss (dots) over steps; the step at which a run reaches the final
+    loss of the first one is marked."""
+    figure, axes = _figure(8, 4.5)
+    goal = curves[0].smoothed(window)[-1]
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        smoothed = curve.smoothed(window)
+        axes.plot(curve.steps, smoothed, color=colour, linewidth=2, label=curve.label)
+        axes.plot(*zip(*curve.valid, strict=True), "o", color=colour, markersize=4) if curve.valid else None
+        axes.annotate(
+            f"{smoothed[-1]:.2f}",
+            (curve.steps[-1], smoothed[-1]),
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=colour,
+        )
+        reached = curve.first_step_at(goal, window)
+        if curve is not curves[0] and reached:
+            axes.plot([reached, curves[0].steps[-1]], [goal, goal], ":", color="#444444", linewidth=1)
+            axes.annotate(
+                f"the same loss {curves[0].steps[-1] / reached:.1f} times sooner",
+                (curves[0].steps[-1], goal),
+                xytext=(0, -12),
+                textcoords="offset points",
+                ha="right",
+                fontsize=9,
+                color="#444444",
+            )
+    axes.set_xlabel("optimizer steps")
+    axes.set_ylabel("masked-LM loss (nats per token)")
+    axes.set_title(title)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _png(figure)
+
+
+def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
+    """Smoothed training loss and validation loss of groups of runs, over steps and over seconds.
+
+    A line is the mean of the seeds, the band around it their sample standard deviation, markers are validation losses.
+    Over seconds, each step stands at the mean of its times.
+
+    Args:
+        form: ``png`` or ``svg``.
+    """
+    import matplotlib
+    import numpy as np
+
+    figure, ((by_step, by_second),) = _figure(11, 4.8, 1, 2)
+    shown = np.unique(np.linspace(0, comparison.steps - 1, MOST_POINTS).astype(int))
+    groups = [row.group for row in comparison.rows]
+    looks = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
+    for group, colour, line, marker in looks:
+        losses = np.stack([curve.smoothed(comparison.window)[shown] for curve in group.curves])
+        mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
+        elapsed = np.mean([curve.elapsed() for curve in group.curves], axis=0)
+        valid = _validations(group)
+        dots = {"color": colour, "marker": marker, "markersize": 5, "markeredgecolor": "black"}
+        for axes, places in ((by_step, np.arange(1, comparison.steps + 1)), (by_second, elapsed)):
+            axes.plot(places[shown], mean, color=colour, linestyle=line, linewidth=1.8)
+            if spread is not None:
+                axes.fill_between(places[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+            axes.plot([places[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
+            if group is groups[0]:
+                axes.axhline(mean[-1], color="black", linewidth=0.6, zorder=0)
+        seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
+        by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
+    by_step.set_xlabel("optimizer steps")
+    by_second.set_xlabel("seconds of training")
+    for axes in (by_step, by_second):
+        axes.set_ylabel(f"{comparison.loss} loss (nats)")
+        axes.spines[["top", "right"]].set_visible(False)
+    said = [f"lines: training, means of {comparison.window} steps" if comparison.window > 1 else "lines: training"]
+    said += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
+    said += ["markers: validation", "thin line: where the first one ends"]
+    legend = by_step.legend(
+        frameon=False, title="\n".join(said), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if form == "png":
+        return _png(figure)
+    with matplotlib.rc_context({"svg.hashsalt": "guide"}):
+        return _saved(figure, format=form, metadata={"Date": None})
+
+
+def _validations(group: Group) -> dict[int, float]:
+    """The mean validation loss of the runs, at steps at which all of them have one; the last one is always there."""
+    runs = [dict(curve.valid) for curve in group.curves]
+    shared = sorted(set.intersection(*(set(run) for run in runs)))
+    shown = shared[:: -max(1, -(-len(shared) // MOST_MARKERS))]
+    return {step: sum(run[step] for run in runs) / len(runs) for step in reversed(shown)}
+
+
+def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
+    """Attention maps: ``rows`` by moment, then by head, each (Q, K) with queries downwards; darker is more."""
+    columns = list(next(iter(rows.values())))
+    figure, grid = _figure(2.1 * len(columns) + 1.2, 2.1 * len(rows) + 1.0, len(rows), len(columns))
+    for row, (moment, heads) in enumerate(rows.items()):
+        for column, name in enumerate(columns):
+            axes = grid[row][column]
+            axes.imshow(heads[name], cmap="Reds", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if row == 0:
+                axes.set_title(name, fontsize=9)
+            if column == 0:
+                axes.set_ylabel(moment, fontsize=10)
+                axes.set_yticks(range(len(tokens)), tokens, fontsize=4)
+    figure.suptitle(title, fontsize=11)
+    return _png(figure)
+
+
+def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
+    """Which keys (columns) each query (row) of a text is pointed at; darker is more, white is nothing.
+
+    One hue from light to dark, so that it reads the same in grey and for every kind of colour vision.
+    """
+    import numpy as np
+
+    inches = _side(len(tokens))
+    with _letters_of_all_scripts():
+        figure, axes = _figure(inches, inches)
+        figure.set_layout_engine("none")
+        axes.set_position((0, 0, 1, 1))  # cells of one size; the file is cut to what is drawn
+        image = _matrix(axes, weights_QK, tokens, inches)
+        axes.set_xlabel("keys: what is looked at", fontsize=9, color="#555555", labelpad=6)
+        axes.set_ylabel("queries: who looks", fontsize=9, color="#555555", labelpad=6)
+        if not np.isin(weights_QK, (0, 1)).all():
+            place = axes.inset_axes((1 + 0.2 / inches, 0, 0.15 / inches, min(1, 3 / inches)))
+            figure.colorbar(image, cax=place).ax.set_title("weight", fontsize=9, color="#555555", pad=6)
+            place.tick_params(labelsize=8)
+        wide = max(40, int(inches * 11))
+        axes.set_title("\n".join(textwrap.wrap(title, wide)), fontsize=12, pad=10, parse_math=False)
+        below = "\n".join(textwrap.wrap(subtitle, wide + wide // 3))
+        axes.annotate(
+            below, (0.5, 0), (0, -8), "axes fraction", "offset points", ha="center", va="top", fontsize=8,
+            color="#555555", parse_math=False,
+        )  # fmt: skip
+        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+
+
+def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, title: str) -> bytes:
+    """Several patterns over one text, side by side, each as `pattern_picture` draws it."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    inches, columns = _side(len(tokens)), min(3, len(masks))
+    with _letters_of_all_scripts():
+        # room for the labels between two pictures, which the longest of them decides
+        font = FontProperties(size=_font(len(tokens), inches))
+        longest = max(
+            (TextPath((0, 0), token, prop=font, usetex=False).get_extents().width for token in tokens), default=0
+        )
+        room = longest / 72 + 0.35
+        rows = -(-len(masks) // columns)
+        width, height = columns * (inches + room), rows * (inches + room + 0.4)
+        figure, _ = _figure(width, height)
+        figure.clear()
+        figure.set_layout_engine("none")
+        for place, (name, weights_QK) in enumerate(masks.items()):
+            row, column = divmod(place, columns)
+            left, bottom = room + column * (inches + room), height - (row + 1) * (inches + room + 0.4)
+            axes = figure.add_axes((left / width, bottom / height, inches / width, inches / height))
+            _matrix(axes, weights_QK, tokens, inches)
+            axes.set_title(name, fontsize=12, pad=8, parse_math=False)
+        figure.suptitle(
+            "\n".join(textwrap.wrap(title, max(40, int(width * 10)))), fontsize=10, y=1 + 0.1 / height, color="#555555"
+        )
+        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+
+
+def _side(size: int) -> float:
+    """Inches of a square picture of so many tokens."""
+    return min(19.2, max(1.6, 0.24 * size))
+
+
+def _font(size: int, inches: float) -> float:
+    return min(9.0, 50 * inches / size)
+
+
+def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: float) -> Any:
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    size, font = len(tokens), _font(len(tokens), inches)
+    shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
+    shades.set_bad("white")
+    nothing = np.ma.masked_equal(weights_QK, 0)
+    image = axes.imshow(nothing, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
+    axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
+    axes.set_yticks(range(size), tokens, fontsize=font)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)  # a token may be a dollar sign
+    axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#dddddd", linewidth=0.6)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_color("#bbbbbb")
+    return image
+
+
+@contextmanager
+def _letters_of_all_scripts() -> Iterator[None]:
+    """Fall back to whatever fonts are installed, and say once where none of them has a letter."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    spare = [
+        name for name in font_manager.get_font_names() if re.match("Noto Sans|Noto Serif CJK|WenQuanYi|Arial U", name)
+    ]
+    with (
+        matplotlib.rc_context({"font.family": ["DejaVu Sans", *sorted(spare)]}),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        yield
+    if any("missing from font" in str(warning.message) for warning in said):
+        log.warning("no installed font has all letters of this text; the missing ones are drawn as boxes")
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=rows * columns == 1)
+
+
+def _png(figure: Any, **options: Any) -> bytes:
+    return _saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
+
+
+def _saved(figure: Any, **options: Any) -> bytes:
+    from matplotlib import pyplot
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **options)
+    pyplot.close(figure)
+    return buffer.getvalue()

@@ -1,0 +1,338 @@
+"""One text as a batch of one example, with the features that patterns read: for pictures and for trying things out.
+
+What follows from the text alone (words, sentences, characters) is always there.  A spaCy model gives parses, and values
+that only a person can know are given one by one, for each word or for each token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, UnknownName
+from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from guidance.features import Tokens
+    from guidance.patterns import Pattern
+
+MOST_TOKENS = 256
+"""More do not make a picture that anybody can read."""
+
+SAMPLE = "The old dog chased a cat. The cat ran home, but the dog did not."
+"""What is drawn when no text is given; its parse and its idf are known."""
+
+_SAMPLE = """
+#   word    head  relation  pos    idf  negation  stop_word  marked
+0   The     2     det       DET    1.0  0         1          0
+1   old     2     amod      ADJ    4.1  0         0          0
+2   dog     3     nsubj     NOUN   3.2  0         0          0
+3   chased  3     root      VERB   5.9  0         0          0
+4   a       5     det       DET    1.1  0         1          0
+5   cat     3     obj       NOUN   3.4  0         0          1
+6   .       3     punct     PUNCT  0    0         0          0
+7   The     8     det       DET    1.0  0         1          0
+8   cat     9     nsubj     NOUN   3.4  0         0          1
+9   ran     9     root      VERB   3.9  0         0          0
+10  home    9     advmod    ADV    3.0  0         0          0
+11  ,       15    punct     PUNCT  0    0         0          0
+12  but     15    cc        CCONJ  1.6  0         1          0
+13  the     14    det       DET    1.0  0         1          0
+14  dog     15    nsubj     NOUN   3.2  0         0          0
+15  did     9     conj      AUX    2.0  0         1          0
+16  not     15    advmod    PART   1.5  1         1          0
+17  .       9     punct     PUNCT  0    0         0          0
+"""
+
+_ENDS_SENTENCE = frozenset(".?!…。？！؟।")
+_CLOSES = frozenset("\"'’”»)]")
+
+
+@dataclass(frozen=True)
+class OneText:
+    """A text as patterns see it.
+
+    Attributes:
+        labels: what to write beside each token.
+        tokens: the batch, without padding.
+        notes: how it was read, where people may want to know.
+    """
+
+    labels: tuple[str, ...]
+    tokens: Tokens
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Words:
+    """The words of a text, by the code points where they start and end, and what is known about each, by feature."""
+
+    spans: list[tuple[int, int]]
+    known: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def read(
+    text: str | None,
+    *,
+    store: Store,
+    tokenizer: str | None = None,
+    parser: str | None = None,
+    given: Mapping[str, str] | None = None,
+) -> OneText:
+    """Turn a text into tokens with all the features that can be known.
+
+    Args:
+        text: or None for a sample whose parse is known.
+        tokenizer: a folder with ``tokenizer.json`` or a tokenizer artifact; words between [CLS] and [SEP] without one.
+        parser: ``spacy:NAME_OR_FOLDER``, for heads, relations, parts of speech, negation and stop words.
+        given: features as people write them: by name, values parted by commas, one for each word or for each token.
+
+    Raises:
+        InputError: the text is empty or too long; the tokenizer cannot be read; a feature that does not fit.
+        MachineError: the spaCy model is not installed.
+    """
+    import torch
+
+    from guidance.features import Cooccurrence, Tokens, Vocabulary
+
+    sample = text is None
+    text = SAMPLE if text is None else text
+    for written in (text, *(given or {}).values()):
+        if any("\ud800" <= letter <= "\udfff" for letter in written):
+            raise InputError("the text is not UTF-8")
+    words = _parse(text, parser) if parser else _split(text)
+    if not words.spans:
+        raise InputError("the text is empty", hint='for example: --text "The dog ran. It was late."')
+    if sample and not parser:
+        words.known |= _sample_features()
+    if tokenizer:
+        backend, names = _load(tokenizer, store)
+        encoding = backend.encode(text, add_special_tokens=False)
+        ids, spans = encoding.ids, encoding.offsets
+    else:
+        spans = words.spans
+        backend, names = _word_level([text[start:end] for start, end in spans])
+        ids = [backend.token_to_id(text[start:end]) for start, end in spans]
+    if len(ids) + 2 > MOST_TOKENS:
+        raise InputError(
+            f"the text has {len(ids)} tokens; a picture holds {MOST_TOKENS - 2}", hint="take a shorter text"
+        )
+    ids = [backend.token_to_id(names["cls_token"]), *ids, backend.token_to_id(names["sep_token"])]
+    word_of = [-1, *(_word_at(start, end, text, words.spans) for start, end in spans), -1]
+
+    ids_BT = torch.tensor([ids])
+    columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT)
+    known = {"word": list(range(len(words.spans))), **words.known}
+    for name, written in (given or {}).items():
+        known[name] = _values(name, written, len(words.spans), word_of, backend)
+    for name, values in known.items():
+        per_token = values if len(values) == len(ids) and name in (given or {}) else _spread(name, values, word_of)
+        columns[name] = torch.tensor([per_token])
+    tables = {"cooccurrence": Cooccurrence(*_counted_here(ids, words.known["segment"], word_of))}
+    notes = () if tokenizer or parser else ("split into words; --tokenizer shows the tokens of a model",)
+    tokens = Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), columns, tables)
+    return OneText(_labels(text, ids, spans, word_of, backend), tokens, notes)
+
+
+def weights_of(pattern: Pattern, example: OneText) -> Any:
+    """What a pattern says about a text: a numpy array (queries, keys).
+
+    Raises:
+        InputError: the text does not have a feature that the pattern reads; the message says what gives it.
+    """
+    from guidance.features import FEATURES
+
+    missing = [name for name in pattern.needs if name not in example.tokens.columns]
+    if missing:
+        hints = [f"{name}: {FEATURES[name].source}" for name in missing]
+        if set(missing) <= {"head", "relation", "pos", "negation", "stop_word"}:
+            hints.append("here: --parser spacy:en_core_web_sm, or any other spaCy model")
+        has_it = " (the sample that is drawn without --text has it)" if missing[0] in _sample_features() else ""
+        hints.append(f"here: --feature {missing[0]}=..., one value for each word{has_it}")
+        raise InputError(f"{pattern} reads {', '.join(missing)}, which this text does not have", hint="\n".join(hints))
+    return pattern.build(example.tokens).dense()[0].float().numpy()
+
+
+# words
+
+
+def _sample_features() -> dict[str, list[Any]]:
+    names, *rows = (line.split() for line in _SAMPLE.strip().splitlines())
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return {name: list(map(_reader(name), column)) for name, column in columns.items() if name not in ("#", "word")}
+
+
+def _split(text: str) -> _Words:
+    from guidance.statistics.words import word_spans
+
+    spans = word_spans(text)
+    return _Words(spans, {"segment": _segments([text[start:end] for start, end in spans])})
+
+
+def _segments(words: Sequence[str]) -> list[int]:
+    """The number of the sentence of each word: a new one begins after full stops and what closes behind them."""
+    segments, segment, ended = [], 0, False
+    for word in words:
+        if ended and word not in _ENDS_SENTENCE and word not in _CLOSES:
+            segment, ended = segment + 1, False
+        segments.append(segment)
+        ended = ended or word in _ENDS_SENTENCE
+    return segments
+
+
+def _parse(text: str, parser: str) -> _Words:
+    from guidance.features import UPOS, relation_id
+    from pipelines.text.parsers import load_spacy
+
+    kind, _, name = parser.partition(":")
+    if kind != "spacy" or not name:
+        raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
+    doc = load_spacy(name)(text)
+    kept = [token for token in doc if not token.is_space]
+    number = {token.i: place for place, token in enumerate(kept)}
+    words = _Words([(token.idx, token.idx + len(token)) for token in kept])
+    words.known["stop_word"] = [token.is_stop for token in kept]
+    if doc.has_annotation("SENT_START"):
+        sentence = {token.i: place for place, span in enumerate(doc.sents) for token in span}
+        words.known["segment"] = [sentence[token.i] for token in kept]
+    else:
+        words.known["segment"] = _segments([text[start:end] for start, end in words.spans])
+    if doc.has_annotation("DEP"):
+        words.known["head"] = [number.get(token.head.i, place) for place, token in enumerate(kept)]
+        words.known["relation"] = [relation_id(token.dep_) for token in kept]
+    if doc.has_annotation("POS"):
+        words.known["pos"] = [UPOS.index(token.pos_) if token.pos_ in UPOS else -1 for token in kept]
+    if doc.has_annotation("DEP") or doc.has_annotation("MORPH"):
+        words.known["negation"] = [token.dep_ == "neg" or "Neg" in token.morph.get("Polarity") for token in kept]
+    return words
+
+
+def _word_at(start: int, end: int, text: str, words: Sequence[tuple[int, int]]) -> int:
+    """The word of a piece: the first that reaches beyond the piece's first letter, or, where the piece is white space
+    alone, as the mark of a word's beginning may be, the one that begins there; -1 for none."""
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    if start == end:
+        return next((place for place, (first, _) in enumerate(words) if first == end), -1)
+    return next((place for place, (first, last) in enumerate(words) if first < end and last > start), -1)
+
+
+# tokens
+
+
+def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
+    from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
+
+    file = Path(reference)
+    with contextlib.ExitStack() as stack:
+        is_file = file.name == "tokenizer.json" and file.is_file()
+        files = tokenizer_files(open_tokenizer(str(file.parent) if is_file else reference, store, stack))
+    backend = load_tokenizer(files)
+    special = special_ids(files, backend)
+    return backend, {f"{role}_token": backend.id_to_token(special[role]) for role in ("cls", "sep")}
+
+
+def _word_level(words: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
+    return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+
+
+def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def _labels(
+    text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]], word_of: Sequence[int], backend: Any
+) -> tuple[str, ...]:
+    """The letters of each piece; ``##`` before what goes on in the middle of a word, as WordPiece writes it."""
+    labels = [backend.id_to_token(ids[0])]
+    for place, (start, end) in enumerate(spans, 1):
+        letters = text[start:end].strip() or backend.id_to_token(ids[place])
+        goes_on = word_of[place] >= 0 and word_of[place] == word_of[place - 1]
+        labels.append(f"##{letters}" if goes_on else letters)
+    return (*labels, backend.id_to_token(ids[-1]))
+
+
+# features
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    """How a value of a feature is written."""
+    from guidance.features import FEATURES, UPOS, relation_id
+
+    truth = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    labels: dict[str, Callable[[str], int]] = {
+        "relation": relation_id,
+        "pos": lambda value: UPOS.index(value.upper()) if value.upper() in UPOS else -1,
+    }
+
+    def read_value(value: str) -> Any:
+        try:
+            if name in labels and not re.fullmatch(r"-?\d+", value):
+                if labels[name](value) < 0 and value not in ("_", "-", ""):
+                    raise KeyError(value)
+                return labels[name](value)
+            kind = FEATURES[name].kind
+            if kind == "int" and abs(int(value)) >= 1 << 31:
+                raise ValueError(value)
+            return truth[value.lower()] if kind == "bool" else int(value) if kind == "int" else float(value)
+        except (KeyError, ValueError) as error:
+            what = {"bool": "0 or 1", "int": "a whole number", "float": "a number"}[FEATURES[name].kind]
+            what += f", or the name of a {name}" if name in labels else ""
+            raise InputError(f"--feature {name}: {value!r} is not {what}", hint=FEATURES[name].summary) from error
+
+    return read_value
+
+
+def _values(name: str, written: str, num_words: int, word_of: Sequence[int], backend: Any) -> list[Any]:
+    from guidance.features import FEATURES
+
+    if name not in FEATURES:
+        raise UnknownName("feature", name, FEATURES)
+    read_value = _reader(name)
+    if name == "original":
+        tokens = [value.strip() for value in written.split(",")]
+        found = [backend.token_to_id(token) for token in tokens]
+        values = [read_value(token) if id_ is None else id_ for token, id_ in zip(tokens, found, strict=True)]
+    else:
+        values = [read_value(value.strip()) for value in written.split(",")]
+    if len(values) not in (num_words, len(word_of)):
+        raise InputError(
+            f"--feature {name} has {len(values)} values; the text has {num_words} words and {len(word_of)} tokens",
+            hint="one value for each word, or one for each token with the special ones",
+        )
+    return values
+
+
+def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
+    """From one value per word to one per token."""
+    from guidance.features import FEATURES
+
+    nothing = {"bool": False, "int": -1, "float": math.nan}[FEATURES[name].kind]
+    return [values[word] if word >= 0 else nothing for word in word_of]
+
+
+def _counted_here(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> tuple[Any, Any]:
+    """A co-occurrence table counted in this text alone, a sentence being a window (Xing et al. 2020, eq. 9 and 10)."""
+    import torch
+
+    kinds = sorted({id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0})
+    rows_V = torch.full((max(ids) + 1,), -1)
+    rows_V[kinds] = torch.arange(len(kinds))
+    counts_NN = torch.zeros(len(kinds), len(kinds), dtype=torch.float64)
+    for segment in sorted(set(segments)):
+        members = [id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0 and segments[word] == segment]
+        counts_N = torch.bincount(rows_V[members], minlength=len(kinds)).double()
+        counts_NN += counts_N.outer(counts_N) - counts_N.diag()
+    sums_N = counts_NN.sum(1)
+    scores_NN = (counts_NN / sums_N.outer(sums_N)).nan_to_num(0, 0, 0)
+    least_N1, most_N1 = scores_NN.amin(1, keepdim=True), scores_NN.amax(1, keepdim=True)
+    return rows_V, ((scores_NN - least_N1) / (most_N1 - least_N1)).nan_to_num(0, 0, 0).float()

@@ -1,0 +1,116 @@
+"""A commented plan to start from.  Patterns, mechanisms and options are read off their tables, so that it says what is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pipelines.views.plans import as_toml
+
+KEYS: Mapping[str, str] = {
+    "pattern": 'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
+    "mechanism": "how that wish acts on a head",
+    "part": "model; or generator, discriminator, where two models are trained together",
+    "stack": "encoder or decoder",
+    "attention": "self or cross",
+    "layers": 'numbers and rules: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
+    "heads": 'likewise; also "least important 3" by a table of scores, and "pal:0" for a head that [pal] adds',
+    "weight": "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
+    "reference_length": "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
+    "schedule": "of a weight, over the run",
+    "hold_steps": "steps before a schedule starts to fall",
+    "optional": "true: the row may select no head, as in models that have fewer",
+    "enabled": "false leaves the row out",
+    "name": "how logs call the row; else by its pattern",
+    "options": "",
+}
+"""What each key of a row says; ``options`` is no key, its items are."""
+
+
+def template(preset: str | None = None) -> str:
+    """A commented plan to start from: two rows that pull one head each, or those of a preset, and all there is to choose
+    from in comments."""
+    from guidance.plan import Plan, presets
+
+    if preset is not None:
+        Plan.load(f"preset:{preset}")  # says which there are
+    body = presets()[preset] if preset else _FIRST_ROWS
+    return "\n".join([*_explanation(), "", body.strip(), "", *_spare_rows()]) + "\n"
+
+
+_FIRST_ROWS = """
+[[guide]]
+pattern = "next"
+mechanism = "attention_loss"
+heads = [0]                     # one head, in every layer
+weight = 100.0                  # for sequences of 512 tokens, in models of fewer than 12 layers
+reference_length = 512
+schedule = "linear"             # to zero at the last step
+
+[[guide]]
+pattern = "previous"
+mechanism = "attention_loss"
+heads = [1]
+weight = 100.0
+reference_length = 512
+schedule = "linear"
+"""
+
+
+def _explanation() -> Iterator[str]:
+    from guidance.mechanisms import MECHANISMS
+    from guidance.options import declared
+    from guidance.patterns import PATTERNS
+    from guidance.plan import SCHEDULES, Guide
+
+    yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
+    yield "# `guide plan show FILE --model FOLDER` shows the heads that it reaches, `guide pretrain --plan FILE` follows it."
+    yield "#"
+    yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
+    for item in fields(Guide):
+        if KEYS[item.name]:
+            default = "-" if item.default in ("", None) else as_toml(item.default)
+            choices = f": {', '.join(SCHEDULES)}" if item.name == "schedule" else ""
+            yield f"#   {item.name:<17} {default:<11} {KEYS[item.name]}{choices}"
+    yield "# and the options of its pattern and of its mechanism."
+    yield "#"
+    yield "# Patterns, with their options (`guide patterns show NAME` draws one):"
+    for pattern in PATTERNS.values():
+        yield f"#   {pattern.name:<17} {pattern.summary}"
+        if own := declared(pattern.build):
+            yield f"#   {'':<17} {', '.join(f'{key} = {as_toml(value)}' for key, value in own.items())}"
+    yield "#"
+    yield "# Mechanisms (those marked * are losses, and have a weight and a schedule):"
+    for mechanism in MECHANISMS.values():
+        yield f"#   {mechanism.name + ('*' if mechanism.is_loss else ''):<17} {mechanism.summary}"
+
+
+def _spare_rows() -> Iterator[str]:
+    """A row for each mechanism and the table of added heads, commented out; every key is at its default."""
+    from guidance.mechanisms import MECHANISMS
+    from guidance.mechanisms.projected import Pal
+    from guidance.options import declared
+
+    yield "# One row for each mechanism, with its options at their defaults.  Take away the # to use one."
+    for mechanism in MECHANISMS.values():
+        pattern = "conflict" if mechanism.place == "scores" else "next"
+        yield "#"
+        yield f"# # {mechanism.summary} ({mechanism.source})"
+        yield "# [[guide]]"
+        if mechanism.wants_pattern:
+            yield f'# pattern = "{pattern}"'
+        yield f'# mechanism = "{mechanism.name}"'
+        yield "# heads = [2]"
+        if mechanism.is_loss:
+            yield "# weight = 1.0"
+        yield from _option_lines(declared(mechanism.options))
+    yield "#"
+    yield '# # heads beside those of the model, which rows address as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
+    yield "# [pal]"
+    yield from _option_lines(declared(Pal))
+
+
+def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in options.items():
+        yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: left out by default"

@@ -1,0 +1,396 @@
+"""Plans as people look at them: what each row says, which heads of a model it reaches, what it needs, how two differ."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, PlanError
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from guidance.plan import Guide, Plan
+    from guidance.sites import Site
+
+Reach = dict[int, dict["Site", tuple[int, ...]]]
+"""For each guide, by its number from 0: the heads that it acts on, by site."""
+
+_SIZE_LIMIT = 16 << 20
+_SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,3})x(\d{1,3})")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+_HEADS = ("num_attention_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
+_WIDTHS = ("hidden_size", "dim", "d_model")
+_HEAD_WIDTH = 64
+
+
+# the rows of a plan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One guide in words; ``rest`` holds every key that has no column of its own and is not left to its default."""
+
+    number: int
+    label: str
+    pattern: str
+    mechanism: str
+    place: str
+    layers: str
+    heads: str
+    weight: str
+    schedule: str
+    rest: str
+
+
+def rows_of(plan: Plan) -> list[Row]:
+    """What each guide says, in order."""
+    return [
+        _row(number, label, guide)
+        for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1)
+    ]
+
+
+def _row(number: int, label: str, guide: Guide) -> Row:
+    shown = {
+        "pattern",
+        "mechanism",
+        "stack",
+        "attention",
+        "layers",
+        "heads",
+        "weight",
+        "schedule",
+        "hold_steps",
+        "name",
+    }
+    rest = {key: text for key, text in written_keys(guide).items() if key not in shown}
+    own = guide.wish.options if guide.wish else {}
+    hold = f", hold {guide.hold_steps}" if guide.hold_steps else ""
+    return Row(
+        number,
+        label,
+        str(guide.wish or "-"),
+        guide.mechanism,
+        f"{guide.stack} {guide.attention}",
+        ", ".join(map(str, guide.layers)),
+        ", ".join(map(str, guide.heads)),
+        weight_text(guide.weight) if guide.acts.is_loss else "-",
+        f"{guide.schedule}{hold}" if guide.acts.is_loss else "-",
+        ", ".join(f"{key} = {text}" for key, text in rest.items() if key not in own) or "-",
+    )
+
+
+def written_keys(guide: Guide) -> dict[str, str]:
+    """The keys of a row and their values, as the plan's file has them; keys at their defaults are left out."""
+    from guidance.plan import Plan
+
+    lines = Plan((guide,)).dumps().splitlines()
+    return dict(line.split(" = ", 1) for line in lines if " = " in line)
+
+
+def weight_text(weight: float | tuple[tuple[int, float], ...]) -> str:
+    """``100``, or ``100; 10 from 12 layers on``."""
+    if not isinstance(weight, tuple):
+        return f"{weight:g}"
+    (_, first), *others = weight
+    return "; ".join([f"{first:g}", *(f"{value:g} from {least} layers on" for least, value in others)])
+
+
+def preset_summaries() -> dict[str, str]:
+    """The presets, by name, with what their comment says first."""
+    from guidance.plan import presets
+
+    return {name: _first_words(text) for name, text in sorted(presets().items())}
+
+
+def _first_words(text: str) -> str:
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip() + (" " if line.endswith(".") else ""))
+    return re.split(r"(?<=.{20}): |\.  |\.\s*$", " ".join(comment), maxsplit=1)[0].strip()
+
+
+# a plan and a model
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model without its weights: how it is called, its sites, and the module on the meta device."""
+
+    name: str
+    sites: tuple[Site, ...]
+    model: Any
+
+
+def read_shape(reference: str, store: Store) -> Shape:
+    """The attention modules of a model: a folder, a ``config.json``, a model artifact, or ``roberta:12x12``, which is a
+    family with layers and heads.  No weights are read.
+
+    Raises:
+        InputError: there is no such model, or its configuration cannot be read.
+        UnsupportedModel: its attention cannot be guided.
+    """
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging as transformers_logging
+
+    from guidance.sites import find_sites
+
+    transformers_logging.set_verbosity_error()
+    config = _configuration(reference, store)
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+    except Exception as error:  # each family checks its sizes in its own way
+        raise InputError(f"{reference}: no model of this configuration ({str(error)[:160]})") from error
+    return Shape(reference, tuple(site for sites in find_sites(model).values() for site in sites), model)
+
+
+def _configuration(reference: str, store: Store) -> Any:
+    from guidance.checkpoint import read_config
+
+    path = Path(reference)
+    if not path.exists() and (match := _SHAPE.fullmatch(reference)):
+        return _family_of_size(match[1], int(match[2]), int(match[3]))
+    if path.is_file():
+        return read_config(_bytes(path), reference)
+    if (path / "config.json").is_file() and not (path / "artifact.json").exists():
+        return read_config(_bytes(path / "config.json"), f"{reference}/config.json")
+    if path.is_dir() and not (path / "artifact.json").exists():
+        raise InputError(f"{reference}: not a model folder (no config.json)", hint=_MODELS)
+    try:
+        with store.load(reference, kind="model", verify=False) as artifact:
+            return read_config(artifact.read("config.json"), reference)
+    except ArtifactMissing as error:
+        raise InputError(f"{reference}: no such model", hint=_MODELS) from error
+
+
+_MODELS = "a model folder, a config.json, a model artifact, or a family with layers and heads: roberta:12x12"
+
+
+def _family_of_size(family: str, layers: int, heads: int) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from guidance.errors import UnknownName
+    from guidance.sites import FAMILIES
+
+    known = [name if name in CONFIG_MAPPING else name.replace("_", "-") for name in FAMILIES]
+    names = {name.replace("_", "-"): name for name in known}
+    if family.replace("_", "-") not in names:
+        raise UnknownName("family of models", family, known)
+    if not layers or not heads:
+        raise InputError(f"{family}:{layers}x{heads} has no heads")
+    kind = names[family.replace("_", "-")]
+    keys = CONFIG_MAPPING[kind]().to_dict()
+    sizes = {_LAYERS: layers, _HEADS: heads, _WIDTHS: heads * _HEAD_WIDTH}
+    return AutoConfig.for_model(kind, **{key: size for names, size in sizes.items() for key in names if key in keys})
+
+
+def reach_of(plan: Plan, shape: Shape, scores: Mapping[tuple[int, int], float] | None = None) -> Reach:
+    """Which heads of a model each guide acts on; guides that are off act on none.
+
+    Raises:
+        PlanError: a guide names a layer or a head that is not there, reaches none, or contradicts another one.
+    """
+    from guidance.compilation import compile_plan
+
+    sites = (*shape.sites, *_added_sites(plan, shape))
+    reach: Reach = {number: {} for number in range(len(plan.guides))}
+    for part in dict.fromkeys(guide.part for guide in plan.guides):
+        for site, work in compile_plan(plan, sites, part, scores).items():
+            for number, heads in work.shares():
+                reach[number][site] = heads
+    return {number: dict(sorted(found.items(), key=_in_order)) for number, found in reach.items()}
+
+
+def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
+    site = item[0]
+    return site.stack != "encoder", site.attention != "self", site.layer
+
+
+def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
+    """The sites of the heads that the plan adds."""
+    from guidance.mechanisms.projected import place_of
+    from guidance.sites import Site, find_sites, select
+
+    if plan.pal is None:
+        return
+    modules = {sites[0].layer: module for module, sites in find_sites(shape.model).items() if _is_own(sites[0])}
+    try:
+        for layer in select(plan.pal.layers, len(modules), "layer"):
+            place_of(shape.model, modules[layer], plan.pal.placement)
+            yield Site("encoder", "pal", layer, plan.pal.heads, f"pal {layer}")
+    except PlanError as error:
+        raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
+
+
+def _is_own(site: Site) -> bool:
+    return (site.stack, site.attention) == ("encoder", "self")
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Numbers as people write them: ``0-3, 5``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts) or "none"
+
+
+def heads_text(found: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
+    """Layers and heads of a guide in words; where heads differ between layers, ``layer: heads`` for each."""
+    by_heads: dict[tuple[int, ...], list[int]] = {}
+    for site, heads in found.items():
+        by_heads.setdefault(heads, []).append(site.layer)
+    layers = runs([site.layer for site in found])
+    added = "added " if any(site.attention == "pal" for site in found) else ""
+    if len(by_heads) < 2:
+        return layers, added + runs(next(iter(by_heads), ()))
+    return layers, "; ".join(f"layer {runs(layers)}: {added}{runs(heads)}" for heads, layers in by_heads.items())
+
+
+def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[list[str]]]]:
+    """For each kind of attention that a guide reaches: its name, and for each layer what acts on each head, ``1+2``
+    being guides 1 and 2."""
+    sites = (*shape.sites, *_added_sites(plan, shape))
+    kinds = dict.fromkeys((site.stack, site.attention) for found in reach.values() for site in found)
+    for stack, attention in sorted(kinds, key=lambda kind: (kind[0] != "encoder", kind[1] != "self")):
+        mine = sorted((s for s in sites if (s.stack, s.attention) == (stack, attention)), key=lambda s: s.layer)
+        table = []
+        for site in mine:
+            acting = [
+                [n + 1 for n, found in reach.items() if head in found.get(site, ())] for head in range(site.num_heads)
+            ]
+            table.append([str(site.layer), *("+".join(map(str, numbers)) or "." for numbers in acting)])
+        yield f"{stack}, {'added heads' if attention == 'pal' else f'{attention}-attention'}", table
+
+
+def read_scores(path: Path) -> dict[tuple[int, int], float]:
+    """A score for each (layer, head): JSON, CSV or Parquet with columns layer, head and score; JSON may also be one list
+    of numbers for each layer.
+
+    Raises:
+        InputError: it cannot be read, or is not such a table.
+    """
+    wanted = "columns layer, head and score"
+    try:
+        if path.suffix.lower() == ".parquet":
+            import pyarrow.parquet as parquet
+
+            table = parquet.read_table(io.BytesIO(_bytes(path))).to_pylist()
+        elif path.suffix.lower() == ".csv":
+            table = list(csv.DictReader(io.StringIO(_bytes(path).decode("utf-8-sig"))))
+        else:
+            table = json.loads(_bytes(path))
+        if isinstance(table, list) and all(isinstance(row, list) for row in table):
+            table = [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
+        scores: dict[tuple[int, int], float] = {}
+        for row in table:
+            place = (int(row["layer"]), int(row["head"]))
+            if place in scores:
+                raise ValueError(f"layer {place[0]}, head {place[1]} is there twice")
+            scores[place] = float(row["score"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise InputError(
+            f"{path}: not a table of scores ({error})", hint=f"JSON, CSV or Parquet with {wanted}"
+        ) from error
+    if not scores:
+        raise InputError(f"{path}: there are no scores in it", hint=f"JSON, CSV or Parquet with {wanted}")
+    return scores
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SIZE_LIMIT + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(data) > _SIZE_LIMIT:
+        raise InputError(f"{path}: larger than {_SIZE_LIMIT >> 20} MiB")
+    return data
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a guide reads besides token ids: a feature or a table, and what gives it."""
+
+    number: int
+    label: str
+    name: str
+    source: str
+
+
+def needs_of(plan: Plan) -> list[Need]:
+    """Everything that the guides of a plan read besides what follows from token ids."""
+    from guidance.features import FEATURES, TABLES, Vocabulary
+
+    found = []
+    for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1):
+        if guide.enabled and guide.wish:
+            names = [name for name in guide.wish.needs if name in FEATURES and name not in Vocabulary.FEATURES]
+            found += [Need(number, label, name, FEATURES[name].source) for name in names]
+            found += [Need(number, label, name, TABLES[name]) for name in guide.wish.tables if name in TABLES]
+        if guide.enabled and guide.acts.place == "scores":
+            found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
+        if guide.enabled and getattr(guide.how, "kind", "") == "scheduled":
+            found.append(Need(number, label, "masking_proportion", "the metrics of an adversarial run: --masking RUN"))
+        if any(" important " in str(selector) for selector in guide.heads):
+            found.append(
+                Need(number, label, "scores of heads", "--scores FILE here; `install` takes tables={'importance': ...}")
+            )
+    return found
+
+
+# two plans
+
+
+def differences(first: Plan, second: Plan) -> list[dict[str, Any]]:
+    """What differs between two plans, row by row; rows are matched by label.
+
+    Each entry has ``row`` (a label, ``pal`` or ``order``), ``change`` (``removed``, ``added`` or ``changed``) and
+    ``keys``: for each key its value in either plan as its file has it, None where it is left to its default.
+    """
+    ours = dict(zip(first.labels, map(written_keys, first.guides), strict=True))
+    theirs = dict(zip(second.labels, map(written_keys, second.guides), strict=True))
+    found = []
+    for label in dict.fromkeys((*ours, *theirs)):
+        change = "changed" if label in ours and label in theirs else "removed" if label in ours else "added"
+        if keys := _changed_keys(ours.get(label, {}), theirs.get(label, {})):
+            found.append({"row": label, "change": change, "keys": keys})
+    pals = [pal_keys(plan) for plan in (first, second)]
+    if pals[0] != pals[1]:
+        change = "changed" if None not in pals else "removed" if pals[1] is None else "added"
+        found.append({"row": "[pal]", "change": change, "keys": _changed_keys(pals[0] or {}, pals[1] or {})})
+    common = [[label for label in labels if label in ours and label in theirs] for labels in (ours, theirs)]
+    if common[0] != common[1]:
+        found.append({"row": "order", "change": "changed", "keys": {"rows": [", ".join(labels) for labels in common]}})
+    return found
+
+
+def _changed_keys(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, list[str | None]]:
+    keys = dict.fromkeys((*ours, *theirs))
+    return {key: [ours.get(key), theirs.get(key)] for key in keys if ours.get(key) != theirs.get(key)}
+
+
+def pal_keys(plan: Plan) -> dict[str, str] | None:
+    """The keys of ``[pal]``, defaults among them; None where the plan adds no heads."""
+    if plan.pal is None:
+        return None
+    return {item.name: as_toml(getattr(plan.pal, item.name)) for item in fields(plan.pal)}
+
+
+def as_toml(value: Any) -> str:
+    """A plain value as TOML writes it, which is as JSON does; ``none`` where there is none."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

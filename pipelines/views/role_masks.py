@@ -1,0 +1,283 @@
+"""The role masks of an artifact of masks: one sequence to look at, or all of them written out for other tools."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError
+from pipelines.masks import check_codes, origin
+from pipelines.progress import Progress
+from pipelines.runs.models import read_tokenizer
+from pipelines.shards import parquet_file
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.tables.columns import column, list_column
+from pipelines.tables.role_tables import RoleTables, pieces_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from guidance.features import Tokens, Vocabulary
+    from guidance.patterns import Pattern
+
+__all__ = ["Example", "Opened", "Roles", "choose", "dense_schema", "export"]
+
+ENTRIES = 1 << 24
+"""Entries of all masks that are held at once, about."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Roles that an artifact has what it takes for, by name; and why it lacks those that it lacks."""
+
+    found: Mapping[str, Pattern]
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sequence, or a sentence of it, with what each role says.
+
+    Attributes:
+        labels: what to write beside each token.
+        masks: by role, bool (queries, keys).
+        sentences: how many the sequence has.
+    """
+
+    labels: tuple[str, ...]
+    masks: Mapping[str, np.ndarray]
+    sentences: int
+
+
+def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
+    """The roles that are asked for, as plans write patterns; by default those of ``preset:roles``.
+
+    Raises:
+        UnknownName: there is no such pattern.
+        InputError: a pattern weighs keys; or it needs what this artifact does not have, and was asked for.
+    """
+    from guidance.combinations import read_pattern
+    from guidance.features import Vocabulary
+    from guidance.plan import Plan
+
+    if wanted:
+        patterns = [read_pattern(spec) for spec in wanted]
+    else:
+        patterns = [guide.wish for guide in Plan.load("preset:roles").guides if guide.wish]
+    found, missing = {}, {}
+    for pattern in patterns:
+        if pattern.weighted or pattern.tables:
+            raise InputError(f"{pattern} weighs keys; a role mask names them", hint="guide patterns show draws weights")
+        lacking = [need for need in pattern.needs if need not in (*Vocabulary.FEATURES, *masks.counts["columns"])]
+        if lacking:
+            why = masks.counts.get("missing", {})
+            missing[str(pattern)] = "; ".join(
+                dict.fromkeys(f"no {need}: {why.get(need, 'unknown')}" for need in lacking)
+            )
+        else:
+            found[str(pattern)] = pattern
+    if missing and (wanted or not found):
+        name, reason = next(iter(missing.items()))
+        raise InputError(f"{masks.reference} does not have what {name} needs: {reason}")
+    return Roles(found, missing)
+
+
+class Opened:
+    """An artifact of masks with the sequences that it is of."""
+
+    def __init__(self, masks: Artifact, store: Store) -> None:
+        check_codes(masks)
+        self.masks, self.data = masks, origin(masks, "sequences", store)
+        self._tokenizer = read_tokenizer(self.data, masked=False)
+        self._vocabulary: Vocabulary | None = None
+        try:
+            self._corpus: Artifact | None = origin(masks, "corpus", store)
+        except ArtifactMissing:
+            self._corpus = None
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for artifact in (self.data, self._corpus):
+            if artifact is not None:
+                artifact.close()
+
+    def size(self, split: str) -> int:
+        """Sequences of a split.
+
+        Raises:
+            InputError: it has none.
+        """
+        rows = self.masks.files.get(f"{split}.parquet", {}).get("rows", 0)
+        if not rows:
+            there = ", ".join(name.removesuffix(".parquet") for name in self.masks.files if name.endswith(".parquet"))
+            raise InputError(f"{self.masks.reference} has no sequences in {split!r}", hint=f"it has {there}")
+        return int(rows)
+
+    def example(self, split: str, number: int, patterns: Mapping[str, Pattern], sentence: int | None = None) -> Example:
+        """One sequence; with ``sentence`` the part of it that belongs to this sentence, seen from the whole.
+
+        Raises:
+            InputError: there is no such sequence or sentence.
+        """
+        import numpy as np
+
+        if not 0 <= number < self.size(split):
+            raise InputError(f"{split} has the sequences 0 to {self.size(split) - 1}, not {number}")
+        row, roles = (self._row(artifact, split, number) for artifact in (self.data, self.masks))
+        tokens = self._tokens([row], [roles])
+        segment = np.array(roles["segment"])
+        kept = np.arange(len(segment))
+        if sentence is not None:
+            kept = np.flatnonzero(segment == sentence)
+            if not len(kept):
+                raise InputError(f"sequence {number} has the sentences 0 to {segment.max()}, not {sentence}")
+        labels = self._labels(row, roles["word"])
+        masks = {name: p.build(tokens).dense()[0].bool().numpy()[np.ix_(kept, kept)] for name, p in patterns.items()}
+        return Example(tuple(labels[place] for place in kept), masks, int(segment.max()) + 1)
+
+    def batches(self, split: str, most: int) -> Iterator[tuple[Tokens, list[int]]]:
+        """All sequences of a split with their lengths; in a batch at most ``most`` entries of a mask, or one sequence."""
+        held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        longest = 0
+        for pair in zip(*(self._rows(artifact, split) for artifact in (self.data, self.masks)), strict=True):
+            longest = max(longest, len(pair[0]["id"]))
+            if held and (len(held) + 1) * longest**2 > most:
+                yield self._batch(held)
+                held, longest = [], len(pair[0]["id"])
+            held.append(pair)
+        if held:
+            yield self._batch(held)
+
+    def _batch(self, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[Tokens, list[int]]:
+        rows, roles = zip(*pairs, strict=True)
+        return self._tokens(rows, roles), [len(row["id"]) for row in rows]
+
+    def _rows(self, artifact: Artifact, split: str) -> Iterator[dict[str, Any]]:
+        with artifact.open(f"{split}.parquet") as raw:
+            for batch in open_parquet(raw).iter_batches(batch_size=64):
+                yield from batch.to_pylist()
+
+    def _row(self, artifact: Artifact, split: str, number: int) -> dict[str, Any]:
+        with artifact.open(f"{split}.parquet") as raw:
+            file = open_parquet(raw)
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if number < size:
+                    row: dict[str, Any] = file.read_row_group(group).slice(number, 1).to_pylist()[0]
+                    return row
+                number -= size
+        raise ArtifactDamaged(f"{artifact.path / split}.parquet: fewer rows than its manifest says")
+
+    def _tokens(self, rows: Sequence[dict[str, Any]], roles: Sequence[dict[str, Any]]) -> Tokens:
+        import numpy as np
+        import torch
+
+        from guidance.features import Tokens, Vocabulary
+        from guidance.statistics.roles import NOTHING
+        from pipelines.runs.batches import pad
+
+        self._vocabulary = self._vocabulary or Vocabulary.from_tokenizer(self._tokenizer)
+        length = max(len(row["id"]) for row in rows)
+        ids = pad([np.array(row["id"]) for row in rows], 0, length)
+        valid = torch.zeros_like(ids, dtype=torch.bool)
+        for place, (row, role) in enumerate(zip(rows, roles, strict=True)):
+            if {len(values) for values in role.values()} != {len(row["id"])}:
+                raise ArtifactDamaged(f"{self.masks.path}: masks and sequences have different lengths")
+            valid[place, : len(row["id"])] = True
+        columns = {
+            name: pad([np.array(role[name], NOTHING[name][1]) for role in roles], NOTHING[name][0], length)
+            for name in roles[0]
+        }
+        return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
+
+    def _labels(self, row: dict[str, Any], words: Sequence[int]) -> list[str]:
+        """The letters of each piece; ``##`` before what goes on in the middle of a word."""
+        names = self._tokenizer.convert_ids_to_tokens(row["id"])
+        letters = self._letters(row) if self._corpus is not None else [None] * len(names)
+        labels, before = [], -1
+        for name, text, word in zip(names, letters, words, strict=True):
+            shown = (text or "").strip() or name
+            labels.append(f"##{shown}" if word >= 0 and word == before and text is not None else shown)
+            before = word
+        return labels
+
+    def _letters(self, row: dict[str, Any]) -> list[str | None]:
+        import pyarrow as pa
+
+        assert self._corpus is not None
+        columns = {name: pa.array([row[name]]) for name in ("document", "sentence", "start", "end")}
+        texts = RoleTables(str(self._corpus.path)).letters(pieces_of(pa.table(columns)))
+        return [None if document < 0 else text for document, text in zip(row["document"], texts, strict=True)]
+
+
+# all of them
+
+
+def dense_schema(roles: Sequence[str]) -> Any:
+    """Columns of a file of dense masks, one row for each sequence."""
+    import pyarrow as pa
+
+    unit = "length x length, query after query; true: the key may be looked at"
+    return pa.schema(
+        [
+            column("sequence", pa.int64(), "row in the file of the same name of the sequences"),
+            column("length", pa.int32(), "tokens"),
+            *(list_column(role, pa.bool_(), unit) for role in roles),
+        ]
+    )
+
+
+def export(opened: Opened, roles: Roles, folder: Path, progress: Progress) -> dict[str, int]:
+    """Write the masks of all sequences, a file for each split, to a new folder; gives the rows of each file.
+
+    Raises:
+        InputError: the folder is there and is not empty.
+    """
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{str(folder)!r} is there already", hint="name a folder that is not")
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    splits = [name.removesuffix(".parquet") for name in opened.masks.files if name.endswith(".parquet")]
+    total = sum(opened.size(split) for split in splits)
+    with machine_errors(f"cannot write to {folder.parent}"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    try:
+        written = {}
+        with progress.task("masks", total=total, unit="sequences") as bar:
+            for split in splits:
+                written[f"{split}.parquet"] = _write(opened, roles, split, temporary / f"{split}.parquet", bar)
+        publish_directory(temporary, folder, trash=None)
+        return written
+    finally:
+        if temporary.exists():
+            with contextlib.suppress(OSError):
+                remove_tree(temporary)
+
+
+def _write(opened: Opened, roles: Roles, split: str, path: Path, bar: Any) -> int:
+    import numpy as np
+    import pyarrow as pa
+
+    schema, first = dense_schema(list(roles.found)), 0
+    with parquet_file(path, schema) as writer:
+        for tokens, lengths in opened.batches(split, max(1, ENTRIES // max(1, len(roles.found)))):
+            offsets = pa.array(np.concatenate([[0], np.cumsum(np.square(lengths))]).astype(np.int32))
+            arrays = [pa.array(range(first, first + len(lengths)), pa.int64()), pa.array(lengths, pa.int32())]
+            for name, pattern in roles.found.items():
+                dense = pattern.build(tokens).dense().bool().numpy()
+                flat = np.concatenate([mask[:n, :n].ravel() for mask, n in zip(dense, lengths, strict=True)])
+                arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat), type=schema.field(name).type))
+            writer.write_table(pa.table(arrays, schema=schema))
+            first += len(lengths)
+            bar.advance(len(lengths))
+    return first

@@ -1,0 +1,252 @@
+"""Artifacts: recipes, skipping, names, references, lineage, removal, transfer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from guidance.errors import InputError
+from pipelines import stage
+from pipelines.stage import Files
+from pipelines.storage import transfer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing
+from tests.tiny import OTHER, TINY, TinyConfig, make
+
+
+def test_the_same_recipe_is_built_once(store):
+    first, second = make(store), make(store)
+    assert (first.reused, second.reused) == (False, True)
+    assert first.reference == second.reference
+
+
+def test_settings_that_matter_and_inputs_change_the_recipe_and_knobs_do_not(store, tmp_path):
+    (tmp_path / "a").write_text("a")
+    files = Files.of([tmp_path / "a"], ["a"])
+    references = [make(store).reference, make(store, text="x").reference, make(store, inputs={"text": files}).reference]
+    assert len(set(references)) == 3
+    assert make(store, jobs=7).reference == references[0]
+
+
+def test_an_input_that_changes_while_it_is_read_gives_no_artifact(store, tmp_path):
+    (tmp_path / "a").write_text("a")
+    files = Files.of([tmp_path / "a"], ["a"])
+    (tmp_path / "a").write_text("b")
+    with pytest.raises(InputError, match="changed during the run"):
+        make(store, inputs={"text": files})
+    assert not store.folders()
+    assert not list((store.root / ".tmp").iterdir())
+
+
+def test_a_damaged_artifact_is_built_again(store):
+    result = make(store)
+    (result.artifact.path / "part-0.txt").write_text("hullo 0\n")
+    with pytest.raises(ArtifactDamaged, match=r"part-0\.txt"):
+        store.load(result.reference)
+    again = make(store)
+    assert not again.reused
+    store.load(again.reference).close()
+
+
+def test_force_builds_again(store):
+    make(store)
+    assert not make(store, force=True).reused
+
+
+def test_names_have_versions_and_the_newest_is_meant(store):
+    first = make(store, text="one", name="wiki")
+    assert make(store, text="one", name="wiki").name == "wiki@1"
+    second = make(store, text="two", name="wiki")
+    assert (first.name, second.name) == ("wiki@1", "wiki@2")
+    assert store.load("wiki").reference == second.reference
+    assert store.load("wiki@1").reference == first.reference
+    with pytest.raises(ArtifactMissing):
+        store.load("wiki@3")
+
+
+def test_a_name_belongs_to_one_kind_and_is_refused_before_the_work(store):
+    make(store, name="wiki")
+    with pytest.raises(InputError, match="taken by a tiny"):
+        make(store, stage=OTHER, name="wiki")
+    assert [folder.parent.name for folder in store.folders()] == ["tiny"]
+
+
+BAD_NAMES = ["../../x", "/x", "-rf", "con", "nul.txt", "a\0b", "a" * 300, "\u202ename", "", "Wiki", "wiki@1", "a/b"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_that_could_be_taken_for_something_else_is_refused(store, name):
+    with pytest.raises(InputError, match="bad name"):
+        store.check_name_free(name, "tiny")
+
+
+def test_an_old_version_does_not_pass_for_what_force_made_of_it(store):
+    make(store, name="wiki")
+    changed = type(TINY)(TINY.name, TINY.kind, TINY.version, TinyConfig, lambda run: run.out.write("part", b"new"))
+    make(store, stage=changed, name="wiki", force=True)
+    with pytest.raises(ArtifactMissing, match="built again"):
+        store.load("wiki@1")
+    assert store.load("wiki@2").read("part") == b"new"
+
+
+def test_references_are_names_ids_prefixes_and_paths(store):
+    artifact = make(store, name="wiki").artifact
+    for reference in ("wiki", "wiki@1", artifact.reference, artifact.id, artifact.id[:6], str(artifact.path)):
+        assert store.find(reference).resolve() == artifact.path.resolve()
+
+
+@pytest.mark.parametrize(
+    "reference", ["nothing", "tiny/0000", "x" * 300, "a\0b", "", "..", "/etc/passwd", "names/wiki"]
+)
+def test_a_reference_to_nothing_is_an_input_error(store, reference):
+    make(store, name="wiki")
+    with pytest.raises(InputError):
+        store.load(reference)
+
+
+def test_the_wrong_kind_is_refused_and_both_are_named(store):
+    make(store, name="wiki")
+    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; needed is a corpus or dataset"):
+        store.load("wiki", kind=("corpus", "dataset"))
+
+
+def test_rename_moves_all_versions(store):
+    make(store, text="one", name="wiki")
+    make(store, text="two", name="wiki")
+    make(store, text="three", name="taken")
+    store.rename("wiki", "books")
+    assert [str(name) for name in store.names()] == ["books@1", "books@2", "taken@1"]
+    with pytest.raises(InputError, match="exists already"):
+        store.rename("books", "taken")
+    with pytest.raises(InputError, match="no name"):
+        store.rename("wiki", "other")
+
+
+def test_removing_takes_the_names_along(store):
+    folder = make(store, name="wiki").artifact.path
+    store.remove(folder)
+    assert not folder.exists()
+    assert store.names() == []
+    assert make(store, name="wiki").name == "wiki@1"
+
+
+def test_what_is_being_read_is_not_removed(store):
+    artifact = make(store).artifact
+    with pytest.raises(ArtifactInUse):
+        store.remove(artifact.path)
+    artifact.close()
+    store.remove(artifact.path)
+
+
+def test_gc_spares_names_their_inputs_what_is_read_and_unfinished_work(store):
+    parent = make(store, text="parent").artifact
+    child = make(store, text="child", inputs={"parent": parent}, name="kept").artifact
+    loose = make(store, text="loose").artifact
+    read = make(store, text="read").artifact
+    partial = store.partial("tiny", "0" * 64)
+    partial.mkdir(parents=True)
+    for artifact in (parent, child, loose):
+        artifact.close()
+    assert store.collect(unnamed=True, dry_run=True) == [loose.path]
+    assert store.collect() == []
+    assert store.collect(unnamed=True) == [loose.path]
+    assert all(p.exists() for p in (parent.path, child.path, read.path, partial))
+    assert [a.id for a in store.users(parent)] == [child.id]
+
+
+def test_gc_forgets_names_whose_artifact_is_gone(store):
+    result = make(store, name="wiki")
+    result.artifact.close()
+    os.rename(result.artifact.path, store.root / "elsewhere")
+    with pytest.raises(ArtifactMissing, match="which is gone"):
+        store.load("wiki")
+    store.collect()
+    assert store.names() == []
+
+
+def test_files_that_nobody_listed_are_strangers(store):
+    artifact = make(store).artifact
+    (artifact.path / "extra").write_text("x")
+    (artifact.path / "link").symlink_to("/etc")
+    artifact.verify()
+    assert artifact.strangers() == ["extra", "link"]
+
+
+def test_an_export_can_be_imported_elsewhere_and_is_the_same(store, tmp_path):
+    artifact = make(store).artifact
+    transfer.export(artifact, tmp_path / "out")
+    other = type(store)(tmp_path / "other")
+    copy, reused = transfer.import_folder(other, tmp_path / "out", name="wiki")
+    assert not reused
+    assert (copy.reference, copy.content) == (artifact.reference, artifact.content)
+    assert transfer.import_folder(other, tmp_path / "out")[1]
+    other.load("wiki").close()
+
+
+def test_an_export_replaces_nothing(store, tmp_path):
+    artifact = make(store).artifact
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for target in ("file", "link", "artifacts", "no/such/parent"):
+        with pytest.raises(InputError):
+            transfer.export(artifact, tmp_path / target)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_damaged_artifact_is_neither_exported_nor_imported(store, tmp_path):
+    artifact = make(store).artifact
+    transfer.export(artifact, tmp_path / "out")
+    for folder in (artifact.path, tmp_path / "out"):
+        (folder / "part-0.txt").write_text("hullo 0\n")
+    with pytest.raises(ArtifactDamaged):
+        transfer.export(artifact, tmp_path / "second")
+    other = type(store)(tmp_path / "other")
+    with pytest.raises(ArtifactDamaged):
+        transfer.import_folder(other, tmp_path / "out")
+    assert not (tmp_path / "second").exists()
+    assert other.folders() == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["artifacts", "other", "out"]
+
+
+def test_an_import_takes_no_links_and_no_strangers(store, tmp_path):
+    artifact = make(store).artifact
+    transfer.export(artifact, tmp_path / "out")
+    other = type(store)(tmp_path / "other")
+    (tmp_path / "out" / "evil.py").write_text("x")
+    with pytest.raises(InputError, match=r"evil\.py"):
+        transfer.import_folder(other, tmp_path / "out")
+    (tmp_path / "out" / "evil.py").unlink()
+    (tmp_path / "secret").write_text("hello 0\n")
+    (tmp_path / "out" / "part-0.txt").unlink()
+    (tmp_path / "out" / "part-0.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ArtifactDamaged):
+        transfer.import_folder(other, tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(ArtifactMissing):
+        transfer.import_folder(other, tmp_path / "link")
+
+
+def test_the_golden_artifact_of_format_1_is_read(tmp_path):
+    golden = Path(__file__).parents[2] / "golden" / "format-1"
+    with Artifact(golden) as artifact:
+        artifact.verify()
+        assert artifact.strangers() == []
+        assert artifact.reference == "tiny/204e0be952007f3e"
+        assert artifact.counts == {"parts": 2}
+        assert artifact.read("part-1.txt") == b"golden 1\n"
+
+
+def test_asking_for_the_revision_takes_no_lock_of_the_repository(monkeypatch):
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+    asked = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: asked.append(command) or run(command, **options))
+    stage._git_revision.cache_clear()
+    stage._git_revision()
+    stage._git_revision.cache_clear()
+    assert all("--no-optional-locks" in command and "describe" not in command for command in asked)

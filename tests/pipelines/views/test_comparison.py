@@ -1,0 +1,503 @@
+"""Runs beside a baseline, by figures worked out by hand, by plain loops, and by laws."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guidance.errors import InputError, NumericalError, UnknownName
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
+from pipelines.storage.store import Store
+from pipelines.views import comparison, curves
+from pipelines.views.comparison import FIGURES, Comparison, Group, Row, compare, run
+from pipelines.views.comparison_tables import WIDTH, as_csv, as_json, as_markdown, as_text
+from pipelines.views.curves import Curve, Origin, read_curve
+from tests import runs
+
+PLAIN = [8.0, 6, 5, 4, 4, 3, 3, 3]  # means of two: 8, 7, 5.5, 4.5, 4, 3.5, 3, 3
+GUIDED = [8.0, 4, 3, 3, 2, 2, 2, 2]  # means of two: 8, 6, 3.5, 3, 2.5, 2, 2, 2
+
+
+def curve(
+    losses: Sequence[float], label: str = "run", *, seconds: float = 1.0, seed: int = 0, **options: object
+) -> Curve:
+    times, tokens = [seconds] * len(losses), [30.0] * len(losses)
+    return Curve(label, "mlm", losses, times, tokens, origin=Origin(label, {"seed": seed}), **options)  # type: ignore[arg-type]
+
+
+def alone(*curves: Curve) -> list[Group]:
+    return [Group(one.label, (one,)) for one in curves]
+
+
+def row(comparison: Comparison, number: int) -> dict[str, float | None]:
+    return comparison.rows[number].runs[0]
+
+
+# by hand
+
+
+def test_the_figures_of_two_runs_are_those_worked_out_by_hand() -> None:
+    valid = {"plain": ((4, 5.0), (8, 3.5)), "guided": ((4, 2.0), (8, 2.5))}
+    plain = curve(PLAIN, "plain", valid=valid["plain"])
+    guided = curve(GUIDED, "guided", seconds=1.5, valid=valid["guided"])
+    found = compare(alone(plain, guided))
+    assert (found.steps, found.window) == (8, 2)
+    assert row(found, 0) == dict.fromkeys(FIGURES) | {
+        "average": 4.5,
+        "loss_25": 7.0,
+        "loss_50": 4.5,
+        "loss_75": 3.5,
+        "final": 3.0,
+        "valid": 3.5,
+        "best_valid": 3.5,
+        "tokens_per_second": 30.0,
+        "seconds": 8.0,
+        "steps_to_equal_loss": 7,
+        "share_of_steps": 7 / 8,
+        "seconds_to_equal_loss": 7.0,
+        "share_of_seconds": 7 / 8,
+        "equal_seconds": 8.0,
+        "loss_at_equal_seconds": 3.0,
+        "baseline_at_equal_seconds": 3.0,
+    }
+    assert row(found, 1) == dict.fromkeys(FIGURES) | {
+        "average": 3.25,
+        "loss_25": 6.0,
+        "loss_50": 3.0,
+        "loss_75": 2.0,
+        "final": 2.0,
+        "valid": 2.5,
+        "best_valid": 2.0,
+        "tokens_per_second": 20.0,
+        "seconds": 12.0,
+        "steps_to_equal_loss": 4,
+        "share_of_steps": 0.5,
+        "seconds_to_equal_loss": 6.0,
+        "share_of_seconds": 0.75,
+        "equal_seconds": 8.0,  # the baseline ends first; five steps of the run are done by then
+        "loss_at_equal_seconds": 2.5,
+        "baseline_at_equal_seconds": 3.0,
+    }
+    assert found.rows[1].difference["average"].mean == -1.25
+    assert found.rows[1].p["average"] is None
+
+
+def test_where_the_run_ends_first_the_baseline_is_looked_at_then() -> None:
+    found = row(compare(alone(curve(PLAIN), curve(GUIDED, seconds=0.5))), 1)
+    assert (found["equal_seconds"], found["loss_at_equal_seconds"]) == (4.0, 2.0)
+    assert found["baseline_at_equal_seconds"] == 4.5
+
+
+def test_a_run_that_does_not_get_there_has_no_steps_to_equal_loss() -> None:
+    comparison = compare(alone(curve(GUIDED, "good"), curve(PLAIN, "bad")))
+    found = row(comparison, 1)
+    assert [found[name] for name in FIGURES if "equal_loss" in name or "share" in name] == [None] * 4
+    assert any(line.split()[:3] == ["bad", ">8", "–"] for line in as_text(comparison))
+
+
+def test_longer_runs_are_compared_up_to_the_end_of_the_shortest() -> None:
+    valid = ((4, 9.0), (8, 8.0), (12, 7.0))
+    longer = curve([*GUIDED, 0.0, 0.0, 0.0, 0.0], "longer", valid=valid)
+    found = compare(alone(curve(PLAIN, "plain", valid=((8, 3.0),)), longer))
+    assert row(found, 1)["final"] == 2.0 and row(found, 1)["seconds"] == 8.0 and row(found, 1)["valid"] == 8.0
+    assert "compared up to step 8, where plain ends" in found.notes
+
+
+def test_validation_losses_are_taken_at_the_last_step_that_all_runs_have() -> None:
+    often = curve(PLAIN, "often", valid=((2, 6.0), (4, 5.0), (6, 4.0)))
+    found = compare(alone(often, curve(GUIDED, "seldom", valid=((4, 3.0), (8, 1.0)))))
+    assert [row(found, i)["valid"] for i in (0, 1)] == [5.0, 3.0]
+    other = compare(alone(often, curve(GUIDED, "never together", valid=((3, 3.0), (7, 1.0)))))
+    assert [row(other, i)["valid"] for i in (0, 1)] == [4.0, 1.0]
+    assert any("not of the same step" in note for note in other.notes)
+
+
+def test_seeds_give_mean_spread_and_a_paired_test() -> None:
+    """Final losses of the pairs differ by -1, -2 and -3: t = -2 / (1 / √3), whose p with two degrees of freedom has a
+    closed form."""
+    plain = [curve([7.0, final] * 4, f"p{seed}", seed=seed) for seed, final in enumerate((5, 5, 8))]
+    guided = [curve([7.0, final] * 4, f"g{seed}", seed=seed) for seed, final in enumerate((4, 3, 5))]
+    found = compare([Group("p", tuple(plain)), Group("g", tuple(reversed(guided)))], window=1)
+    baseline, other = found.rows
+    assert (baseline.summary["final"].mean, baseline.summary["final"].sd) == (6.0, pytest.approx(math.sqrt(3)))
+    assert (other.summary["final"].mean, other.summary["final"].sd) == (4.0, 1.0)
+    assert (other.difference["final"].mean, other.difference["final"].sd, other.num_pairs) == (-2.0, 1.0, 3)
+    t = 2 * math.sqrt(3)
+    assert other.p["final"] == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert baseline.p["final"] is None
+
+
+def test_each_seed_has_the_goal_of_its_own_baseline() -> None:
+    plain = [curve([9.0, 9, 5, 4], seed=0), curve([9.0, 9, 9, 8], seed=1)]
+    guided = [curve([9.0, 4, 4, 4], seed=0), curve([8.0, 8, 8, 8], seed=1)]
+    found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))]).rows[1]
+    assert found.summary["steps_to_equal_loss"].values == (2, 1)
+    assert found.summary["steps_to_equal_loss"].mean == 1.5
+
+
+def test_where_some_seeds_do_not_get_there_no_mean_is_made_up() -> None:
+    plain = [curve(PLAIN, seed=seed) for seed in (0, 1)]
+    mixed = [curve(GUIDED, seed=0), curve([9.0] * 8, seed=1)]
+    comparison = compare([Group("p", tuple(plain)), Group("g", tuple(mixed))])
+    assert comparison.rows[1].summary["steps_to_equal_loss"].mean is None
+    assert any(line.split()[:5] == ["g", "2", "1", "of", "2"] for line in as_text(comparison))
+
+
+def test_a_seed_without_a_partner_is_in_the_mean_but_in_no_pair() -> None:
+    plain = [curve(PLAIN, "p0", seed=0), curve(PLAIN, "p1", seed=1)]
+    guided = [curve(GUIDED, "g1", seed=1), curve([1.0] * 8, "g7", seed=7)]
+    comparison = compare([Group("p", tuple(plain)), Group("g", tuple(guided))])
+    found = comparison.rows[1]
+    assert found.summary["final"].mean == 1.5 and found.num_pairs == 1
+    assert found.difference["final"].values == (-1.0,) and found.p["final"] is None
+    assert found.summary["steps_to_equal_loss"].values == (4,)
+    assert any("no pair" in note and "g7" in note and "g1" not in note for note in comparison.notes)
+
+
+def test_pairs_that_all_differ_by_the_same_have_no_p() -> None:
+    plain = [curve([0.3 + seed / 10] * 4, seed=seed) for seed in range(3)]
+    guided = [curve([0.2 + seed / 10] * 4, seed=seed) for seed in range(3)]
+    found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))]).rows[1]
+    assert found.difference["final"].mean == pytest.approx(-0.1)
+    assert found.p["final"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "guided", "best", "steps"),
+    [
+        ("eval/mnli/accuracy", (0.5, 0.7, 0.6), (0.6, 0.9, 0.8), 0.9, 2),
+        ("eval/mnli/loss", (1.0, 0.7, 0.8), (0.9, 0.5, 0.6), 0.5, 4),
+    ],
+)
+def test_scores_have_a_last_a_best_and_steps_to_that_of_the_baseline(
+    name: str, plain: tuple[float, ...], guided: tuple[float, ...], best: float, steps: int
+) -> None:
+    curves = [
+        curve(losses, label, scores={name: tuple(zip((2, 4, 8), values, strict=True))})
+        for label, losses, values in (("plain", PLAIN, plain), ("guided", GUIDED, guided))
+    ]
+    found = compare(alone(*curves), score=name.removeprefix("eval/"))
+    assert row(found, 1)["score"] == guided[-1]
+    assert row(found, 1)["best_score"] == best
+    assert row(found, 1)["steps_to_equal_score"] == steps
+    assert any(line.startswith(name) and ("lower" in line) == name.endswith("loss") for line in as_text(found))
+    with pytest.raises(UnknownName, match="did you mean"):
+        compare(alone(*curves), score=name[:-1])
+
+
+def test_a_run_of_one_step_and_a_run_alone_have_figures() -> None:
+    found = compare(alone(curve([4.0])))
+    assert row(found, 0)["average"] == row(found, 0)["loss_25"] == row(found, 0)["final"] == 4.0
+    assert row(found, 0)["steps_to_equal_loss"] == 1
+    assert not any("difference" in line for line in as_text(found))
+
+
+# laws
+
+losses = st.lists(st.floats(1e-3, 20), min_size=1, max_size=40)
+
+
+@settings(max_examples=30, deadline=None)
+@given(losses, st.integers(1, 60))
+def test_smoothing_is_the_mean_of_the_last_steps(values: list[float], window: int) -> None:
+    slow = [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+    assert curve(values).smoothed(window).tolist() == pytest.approx(slow)
+
+
+@settings(max_examples=30, deadline=None)
+@given(losses, st.integers(1, 60), st.floats(0.01, 3))
+def test_a_run_beside_itself_gets_there_and_differs_in_nothing(values: list[float], window: int, time: float) -> None:
+    one = curve(values, seconds=time)
+    found = compare(alone(one, one), window=window).rows[1]
+    (figures,) = found.runs
+    assert 0 < figures["share_of_steps"] <= 1 and 0 < figures["share_of_seconds"] <= 1  # type: ignore[operator]
+    assert figures["loss_at_equal_seconds"] == figures["baseline_at_equal_seconds"] == figures["final"]
+    assert found.difference["average"].mean == found.difference["final"].mean == 0
+    assert set(found.p.values()) == {None}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(losses, min_size=2, max_size=5))
+def test_what_is_compared_does_not_depend_on_the_order_of_seeds(values: list[list[float]]) -> None:
+    def rows(order: Sequence[int]) -> Row:
+        groups = [
+            Group(name, tuple(curve([x + shift for x in values[seed]], seed=seed) for seed in order))
+            for name, shift in (("p", 0.0), ("g", 1.0))
+        ]
+        return compare(groups).rows[1]
+
+    forth, back = rows(range(len(values))), rows(range(len(values))[::-1])
+    assert forth.summary["final"].mean == pytest.approx(back.summary["final"].mean)
+    assert forth.difference["average"].mean == pytest.approx(1)
+
+
+# reading runs
+
+
+@pytest.fixture
+def pair(store: Store) -> tuple[Artifact, Artifact]:
+    more = {"valid/mlm": {4: 5.0, 8: 3.5}, "eval/mnli/accuracy": {8: 0.5}}
+    return (
+        runs.finished(store, runs.metrics(PLAIN, more=more)),
+        runs.finished(store, runs.metrics(GUIDED, seconds=1.5, more=more), plan="guided"),
+    )
+
+
+def test_artifacts_are_read_by_their_own_loss_without_guides(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+    found = run([artifact.reference for artifact in pair], store)
+    assert found.loss == "mlm"
+    assert row(found, 0)["average"] == 4.5 and row(found, 1)["steps_to_equal_loss"] == 4
+    assert row(found, 1)["valid"] == 3.5
+    assert found.rows[1].differs == ["plan"]
+    one = Curve.of(pair[0], "one")
+    assert one.valid == ((4, 5.0), (8, 3.5)) and one.scores == {"eval/mnli/accuracy": ((8, 0.5),)}
+
+
+def test_only_the_metrics_are_verified(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+    (pair[0].path / "config.json").write_bytes(b"[]")
+    run([pair[0].reference], store)
+    path = pair[0].path / "metrics.parquet"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(ArtifactDamaged, match=r"metrics\.parquet"):
+        run([pair[0].reference], store)
+
+
+def test_a_long_log_is_read_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns may begin in any part."""
+    rows = runs.metrics(PLAIN, more={"valid/mlm": {7: 5.0}})
+    for part in (1, 3, 8):
+        monkeypatch.setattr(curves, "PART", part)
+        found = read_curve(runs.going(store, rows), store)
+        assert list(found.losses) == PLAIN and found.valid == ((7, 5.0),) and list(found.tokens) == [30.0] * 8
+
+
+def test_a_run_that_is_going_is_read_up_to_its_last_whole_line(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+    reference = runs.going(store, runs.metrics(GUIDED[:6]), plan="guided", torn='{"step": 7, "loss/')
+    for shown in (reference, reference.removeprefix("model/"), reference[: len("model/") + 6]):
+        found = run([pair[0].reference, shown], store)
+        assert found.steps == 6 and row(found, 1)["final"] == 2.0
+        assert found.rows[1].differs == ["plan"]
+        assert f"{shown} is unfinished, at step 6 of 8" in found.notes
+        assert f"compared up to step 6, where {shown} ends" in found.notes
+
+
+def test_a_run_that_ends_while_it_is_looked_for_is_found(
+    store: Store, pair: tuple[Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = store.root / ".partial" / "model" / pair[0].id
+    hidden = pair[0].path.rename(pair[0].path.with_name("hidden"))
+
+    def unfinished(_: Store) -> list[object]:
+        hidden.rename(pair[0].path)
+        return [folder]
+
+    monkeypatch.setattr(Store, "unfinished", unfinished)
+    assert read_curve(pair[0].reference, store).label == pair[0].reference
+
+
+def test_seeds_are_taken_together_and_a_run_counts_once(store: Store) -> None:
+    plain = [runs.finished(store, runs.metrics([x + s for x in PLAIN]), seed=s).reference for s in (0, 1, 2)]
+    guided = [runs.finished(store, runs.metrics(GUIDED), seed=s, plan="guided").reference for s in (2, 1)]
+    live = runs.going(store, runs.metrics(GUIDED), seed=0, plan="guided")
+    found = run([plain[0], *guided, *plain[1:], live, plain[2]], store, group=True)
+    assert [len(r.group.curves) for r in found.rows] == [3, 3]
+    assert found.rows[0].group.label == f"{plain[0]} +2"
+    assert found.rows[1].differs == ["plan"] and found.rows[1].num_pairs == 3
+    assert found.rows[1].difference["final"].mean == pytest.approx(-2)
+    assert any("counts once" in note for note in found.notes)
+    again = runs.finished(store, runs.metrics(PLAIN), seed=1).reference
+    with pytest.raises(InputError, match="same seed, 1"):
+        run([*plain, again], store, group=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (["plain-0"], "plain-0"),
+        (["plain-0", "plain-1", "plain-12"], "plain-*"),
+        (["s10", "s11"], "s*"),
+        (["mine", "yours"], "mine +1"),
+        (["model/12ab", "model/13cd"], "model/12ab +1"),
+    ],
+)
+def test_runs_that_are_taken_together_have_one_name(labels: list[str], name: str) -> None:
+    assert comparison._name_of_all(labels) == name
+
+
+def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:
+    recipe = digest([valid.decode(), train.decode()])
+    with store.build("sequences", recipe, {"stage": "build-sequences", "config": {}, "inputs": {}}) as out:
+        out.write("train.parquet", train)
+        out.write("valid.parquet", valid)
+    return Artifact(store.place("sequences", recipe)).content
+
+
+def test_other_validation_data_are_told_and_other_training_data_refused(store: Store) -> None:
+    contents = [_sequences(store, b"one"), _sequences(store, b"two"), _sequences(store, b"one", b"other")]
+    one, two, other = (runs.finished(store, runs.metrics(PLAIN), sequences=c).reference for c in contents)
+    assert f"validation data differ: those of {two} are not those of {one}" in run([one, two], store).notes
+    with pytest.raises(InputError, match="different sequences"):
+        run([one, other], store)
+    a, b, c = contents
+    both, swapped, validated = (
+        runs.finished(store, runs.metrics(PLAIN), sequences=given).reference for given in ([a, c], [c, a], [b, c])
+    )
+    assert (
+        f"validation data differ: those of {validated} are not those of {both}" in run([both, validated], store).notes
+    )
+    for one_of_them in (one, swapped):
+        with pytest.raises(InputError, match=rf"different sequences \(.* with {c[:12]}"):
+            run([both, one_of_them], store)
+
+
+def test_other_objectives_compare_only_by_a_loss_that_is_named(store: Store) -> None:
+    plain = runs.finished(store, runs.metrics(PLAIN)).reference
+    rows = [r | {"loss/generator": 1.0} for r in runs.metrics(PLAIN, loss="discriminator")]
+    electra = runs.finished(store, rows, config={"objective": "electra"}).reference
+    with pytest.raises(InputError, match=r"by the loss mlm, .* by discriminator"):
+        run([plain, electra], store)
+    with pytest.raises(UnknownName, match="unknown loss of"):
+        run([plain, electra], store, loss="generator")
+    assert row(run([electra], store, loss="generator"), 0)["final"] == 1.0
+    both = runs.finished(
+        store, [r | {"loss/nsp": 0.5} for r in runs.metrics(PLAIN)], config={"objective": "mlm+nsp"}
+    ).reference
+    with pytest.raises(InputError, match="has the objective mlm"):
+        run([plain, both], store)
+    found = run([plain, both], store, loss="mlm")
+    assert any(note.startswith("the objectives differ") for note in found.notes)
+
+
+def test_what_makes_losses_or_speeds_unlike_is_told(store: Store) -> None:
+    plain = runs.finished(store, runs.metrics(PLAIN)).reference
+    other = runs.finished(store, runs.metrics(PLAIN), config={"valid_sequences": 0, "device": "cuda"}).reference
+    found = run([plain, other, plain], store)
+    assert f"validation losses are not of the same: valid_sequences 512 of {plain}, 0 of {other}" in found.notes
+    assert f"{plain} is the same run as {plain}" in found.notes
+    assert found.rows[1].differs == ["valid_sequences"]  # the device is no part of the recipe
+
+
+@pytest.mark.parametrize(
+    ("losses", "columns", "error", "words"),
+    [
+        (None, {}, InputError, "no metrics.parquet"),
+        ([], {}, InputError, "no training loss"),
+        ([2.0, math.nan], {}, NumericalError, "loss/mlm is nan at step 2"),
+        ([2.0, math.inf], {}, NumericalError, "loss/mlm is inf at step 2"),
+        ([2.0, None], {}, InputError, "loss/mlm is missing at step 2"),
+        ([2.0, 1.0], {"step": [1, 3]}, InputError, "steps 1 to 2"),
+        ([2.0, 1.0], {"seconds": ["a", "b"]}, InputError, "seconds holds string"),
+        ([2.0, 1.0], {"seconds": [None, 1.0]}, InputError, "seconds is missing at step 1"),
+        ([2.0, 1.0], {"valid/mlm": [None, math.nan]}, NumericalError, "valid/mlm is nan at step 2"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_refused_with_its_name(
+    store: Store, losses: list[float] | None, columns: dict[str, list[object]], error: type[Exception], words: str
+) -> None:
+    rows = None if losses is None else runs.metrics(losses)
+    reference = runs.finished(store, rows, columns=columns).reference
+    with pytest.raises(error, match=words) as caught:
+        run([reference], store)
+    assert reference in str(caught.value)
+
+
+def test_what_is_no_run_is_refused(store: Store) -> None:
+    with pytest.raises(ArtifactMissing):
+        run(["model/0123456789abcdef"], store)
+    _sequences(store, b"x")
+    (sequences,) = [artifact.reference for artifact in store.artifacts()]
+    with pytest.raises(ArtifactMismatch, match="needed is a model"):
+        run([sequences], store)
+    with pytest.raises(InputError, match="has not finished a step yet"):
+        run([runs.going(store, [])], store)
+    with pytest.raises(ArtifactDamaged, match="not the log of a run"):
+        run([runs.going(store, [], torn="nonsense\n")], store)
+
+
+# writing
+
+
+@pytest.fixture
+def several(store: Store) -> Comparison:
+    references = [
+        runs.finished(
+            store,
+            runs.metrics([x + seed / 7 for x in losses], more={"valid/mlm": {4: 5.0, 8: 3.0 + seed}}),
+            seed=seed,
+            plan=plan,
+        ).reference
+        for plan, losses in (("plain", PLAIN), ("guided", GUIDED))
+        for seed in (0, 1, 2)
+    ]
+    return run(references, store, group=True)
+
+
+def test_text_is_aligned_and_not_too_wide(several: Comparison) -> None:
+    lines = as_text(several)
+    assert max(map(len, lines)) <= WIDTH
+    tables = "\n".join(lines).split("\n\n")
+    assert len(tables) == 4
+    for table in tables:
+        titles, *rows = table.splitlines()[-(len(several.rows) + 1 - table.startswith("difference")) :]
+        assert titles.startswith("run ") and {len(line) for line in rows} == {len(titles)}
+    assert "  4.643 ± 0.143  " in "\n".join(lines)
+
+
+def test_markdown_has_every_cell_of_the_text(several: Comparison) -> None:
+    tables = [line for line in as_markdown(several) if line.startswith("|")]
+    assert len({line.count("|") for line in tables[:4]}) == 1
+    assert "4.643 ± 0.143" in tables[2]
+
+
+def test_json_and_csv_say_the_same(several: Comparison) -> None:
+    found = as_json(several)
+    rows = list(csv.DictReader(io.StringIO(as_csv(several))))
+    assert len(rows) == 6 and {r["loss_name"] for r in rows} == {"mlm"}
+    listed = [one for group in found["groups"] for one in group["runs"]]
+    for written, one in zip(rows, listed, strict=True):
+        for name in FIGURES:
+            assert written[name] == ("" if one[name] is None else str(one[name]))
+    assert found["groups"][1]["figures"]["average"]["mean"] == several.rows[1].summary["average"].mean
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_the_picture_is_an_image_and_the_same_twice(several: Comparison, form: str) -> None:
+    from xml.etree import ElementTree
+
+    from pipelines.views.drawing import run_curves
+
+    data = run_curves(several, form=form)
+    if form == "png":
+        assert data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
+        width, height = struct.unpack(">II", data[16:24])
+        assert width > 2 * height > 800
+    else:
+        assert ElementTree.fromstring(data).tag.endswith("svg")
+    assert run_curves(several, form=form) == data
+
+
+def test_a_picture_of_a_run_of_one_step_without_validation_can_be_drawn() -> None:
+    from pipelines.views.drawing import run_curves
+
+    assert run_curves(compare(alone(curve([4.0], "$1 run")))).startswith(b"\x89PNG")
+
+
+def test_translations_compare_by_what_is_not_smoothed(store: Store) -> None:
+    smoothed = runs.metrics([9.0, 8.0, 7.0], loss="translation")
+    rows = [row | {"loss/nll": row["loss/translation"] - 2, "valid/nll": 5.0} for row in smoothed]
+    one, two = (
+        runs.finished(store, rows, seed=seed, config={"objective": "translation", "label_smoothing": amount}).reference
+        for seed, amount in ((0, 0.0), (1, 0.1))
+    )
+    found = run([one, two], store)
+    assert row(found, 0)["final"] < 7 and row(found, 0)["valid"] == 5.0
+    assert not any("losses are not of the same" in note for note in found.notes)
+    assert any("not of the same: label_smoothing 0.0" in n for n in run([one, two], store, loss="translation").notes)

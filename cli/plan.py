@@ -205,6 +205,7 @@ def new_plan(
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:
     """A plan; with a model also its shape, and which heads each guide reaches."""
     from guidance.plan import Plan
+    from pipelines.tables.head_scores import read_scores
     from pipelines.views import plans
 
     plan = Plan.load(reference)
@@ -213,7 +214,7 @@ def _read(session: Session, reference: str, model: str | None, scores: Path | No
             raise InputError("--scores choose heads of a model", hint="give --model too")
         return plan, None, {}
     shape = plans.read_shape(model, session.store)
-    return plan, shape, plans.reach_of(plan, shape, plans.read_scores(scores) if scores else None)
+    return plan, shape, plans.reach_of(plan, shape, read_scores(scores) if scores else None)
 
 
 def _as_json(found: Any) -> list[dict[str, Any]]:

@@ -21,11 +21,11 @@ from guidance.compilation import compile_plan
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.features import FEATURES, TABLES, Cooccurrence, Tokens, Vocabulary
 from guidance.forward import EXTRA, Guidance, key_of
-from guidance.mechanisms.adversary import RandomMask
+from guidance.mechanisms.adversary import PROPORTIONS
 from guidance.mechanisms.fixed import Room
 from guidance.mechanisms.projected import ProjectedAttention, add_pending, place_of
 from guidance.patterns import Pairs, Predicate
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.sites import Site, find_sites, select
 
 
@@ -69,10 +69,12 @@ class Handle:
                 found = type(self.tables[name]).__name__
                 raise InputError(f"the table {name} is a {found}", hint=f"{name}: {TABLES[name]}")
         for number, guide in enumerate(self.plan.guides):
-            if _SCHEDULE in self.tables and guide.enabled and guide.part == self.part and _is_scheduled(guide):
-                shape, layers = tuple(torch.as_tensor(self.tables[_SCHEDULE]).shape), self.layers_of(number)
+            if PROPORTIONS in self.tables and guide.enabled and guide.part == self.part and PROPORTIONS in guide.tables:
+                shape, layers = tuple(torch.as_tensor(self.tables[PROPORTIONS]).shape), self.layers_of(number)
                 if len(shape) != 2 or not shape[0] or shape[1] != layers:
-                    raise InputError(f"the table {_SCHEDULE} is {shape}, not (steps, {layers}) as this model's layers")
+                    raise InputError(
+                        f"the table {PROPORTIONS} is {shape}, not (steps, {layers}) as this model's layers"
+                    )
 
     def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:
         """The heads that the plan adds, by the attention module beside which they stand; a site for each of its calls.
@@ -213,9 +215,9 @@ class Handle:
     def proportion(self, number: int, site: Site, step: int) -> float:
         """The share of units that a random mask switches off at a site."""
         guide = self.plan.guides[number]
-        if not _is_scheduled(guide):
+        if PROPORTIONS not in guide.tables:
             return float(guide.how.proportion)
-        table = torch.as_tensor(self.tables[_SCHEDULE])
+        table = torch.as_tensor(self.tables[PROPORTIONS])
         return float(table[min(step, len(table) - 1), site.layer])
 
     def count_matches(self, number: int, found: Tensor) -> None:
@@ -396,17 +398,11 @@ class Handle:
 
 
 _ENCODER = ("encoder", "self")
-_SCHEDULE = "masking_proportion"
 
 _TABLE_KINDS: Mapping[str, tuple[type, ...]] = {
     "cooccurrence": (Cooccurrence,),
     "importance": (Tensor, Mapping),
 }
-
-
-def _is_scheduled(guide: Guide) -> bool:
-    """The guide's share of units follows a table."""
-    return isinstance(guide.how, RandomMask) and guide.how.kind == "scheduled"
 
 
 class _Outline(Guidance):
@@ -491,10 +487,7 @@ def _missing(handle: Handle, training: bool) -> Iterator[tuple[str, str, str]]:
     for label, guide in zip(handle.plan.labels, handle.plan.guides, strict=True):
         if guide.part != handle.part or not guide.enabled or (guide.acts.is_loss and not training):
             continue
-        tables = [*(guide.wish.tables if guide.wish else ())]
-        if _is_scheduled(guide):
-            tables.append(_SCHEDULE)
-        for name in tables:
+        for name in guide.tables:
             if name not in handle.tables:
                 yield label, "table", name
         for name in guide.wish.needs if guide.wish else ():

@@ -153,6 +153,11 @@ class Guide:
         own = {key: value for key, value in self.options.items() if key not in self.acts.option_names}
         return read_pattern(self.pattern, own) if self.pattern else None
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What it looks up beside tokens, by the names of `guidance.features.TABLES`; scores that choose heads apart."""
+        return (*(self.wish.tables if self.wish else ()), *getattr(self.how, "tables", ()))
+
     @cached_property
     def how(self) -> Any:
         """Its mechanism with its options."""

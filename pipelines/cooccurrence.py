@@ -27,9 +27,9 @@ from pipelines.progress import Progress, log
 from pipelines.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import column
 from pipelines.storage.store import Store
 from pipelines.tables import pair_files
-from pipelines.tables.columns import column
 from pipelines.text.corpus_writer import PLACES, check_pairs
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder

@@ -25,9 +25,9 @@ from pipelines import executor
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, open_checked, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.stage import Files, Options, Result, Run, Stage, knob
+from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.tables.columns import column, list_column
 from pipelines.text.corpus_writer import DOCUMENTS
 from pipelines.text.parsers import READERS
 from pipelines.text.sources import expand

@@ -19,9 +19,9 @@ from pipelines import executor
 from pipelines.progress import Progress
 from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, run_sharded, shards_of
 from pipelines.stage import Options, Result, Run, Stage, knob
+from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.tables.columns import column
 from pipelines.text.corpus_writer import PLACES, check_pairs, training_blocks
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]

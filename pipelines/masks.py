@@ -22,10 +22,10 @@ from pipelines.progress import Progress
 from pipelines.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.stage import Options, Result, Run, Stage, internal, knob, require
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
-from pipelines.tables.columns import list_column
 from pipelines.tables.role_tables import RoleTables, pieces_of
 from pipelines.text.corpus_writer import SPLITS
 

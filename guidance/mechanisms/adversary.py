@@ -138,6 +138,10 @@ class ReversedThreshold(torch.autograd.Function):
         return (-grads[0] * sigmoid * (1 - sigmoid)).to(units.dtype)
 
 
+PROPORTIONS = "masking_proportion"
+"""The table of what an adversary had switched off: (steps, layers)."""
+
+
 @dataclass(frozen=True)
 class RandomMask:
     """The naive attacks; one mask for all heads.
@@ -150,6 +154,11 @@ class RandomMask:
 
     kind: Literal["bernoulli", "scheduled", "magnitude"] = "bernoulli"
     proportion: Share = 0.1
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What it looks up; see `guidance.plan.Guide.tables`."""
+        return (PROPORTIONS,) if self.kind == "scheduled" else ()
 
     def attack(
         self,

@@ -6,17 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 from guidance.errors import InputError, PlanError
+from guidance.mechanisms.adversary import PROPORTIONS
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
-from pipelines.views.plans import needs_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from guidance.plan import Plan
-
-TABLE = "masking_proportion"
 
 
 def check_masking(plan: Plan, source: str, reference: str) -> None:
@@ -30,10 +28,11 @@ def check_masking(plan: Plan, source: str, reference: str) -> None:
         PlanError: a guide follows a run, and none is given.
         InputError: a run is given, and no guide follows it.
     """
-    labels = [need.label for need in needs_of(plan) if need.name == TABLE]
+    guides = zip(plan.labels, plan.guides, strict=True)
+    labels = [label for label, guide in guides if guide.enabled and PROPORTIONS in guide.tables]
     if labels and not reference:
         raise PlanError(
-            f"{source}: guide {labels[0]!r} needs the table {TABLE}",
+            f"{source}: guide {labels[0]!r} needs the table {PROPORTIONS}",
             hint="--masking RUN, a model that was trained with an adversary",
         )
     if reference and not labels:

@@ -121,7 +121,7 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     for label, guide in zip(plan.labels, plan.guides, strict=True):
         if guide.acts.is_loss and not training:
             continue
-        for table in guide.wish.tables if guide.wish and guide.enabled else ():
+        for table in guide.tables if guide.enabled else ():
             if table == "cooccurrence" and "cooccur" not in inputs:
                 raise PlanError(
                     f"{source}: guide {label!r} needs the table {table}", hint=f"{TABLES[table]}; here: --cooccur REF"
@@ -130,15 +130,16 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
 
 def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
     """What patterns and rules look up beside tokens, by name; for ``totals`` see `cooccurrence_table.load_table`."""
-    from pipelines.runs.masking import TABLE, read_proportions
+    from guidance.mechanisms.adversary import PROPORTIONS
+    from pipelines.runs.masking import read_proportions
     from pipelines.tables.cooccurrence_table import load_table
-    from pipelines.views.plans import read_scores
+    from pipelines.tables.head_scores import read_scores
 
     tables: dict[str, Any] = {}
     if "cooccur" in inputs:
         tables["cooccurrence"] = load_table(inputs["cooccur"], totals=totals)
     if "masking" in inputs:
-        tables[TABLE] = read_proportions(inputs["masking"])
+        tables[PROPORTIONS] = read_proportions(inputs["masking"])
     if "scores" in inputs:
         tables["importance"] = read_scores(inputs["scores"].paths[0])
     return tables

@@ -17,9 +17,9 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.tables.columns import column, list_column
 from pipelines.text.blocks import Block, Document, Notes
 from pipelines.text.sentences import Splitter
 

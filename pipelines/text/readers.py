@@ -38,6 +38,7 @@ EXPANSION_LIMIT = 1000
 """A compressed file that grows more than this many times, beyond a gigabyte, is taken for a bomb."""
 
 _CHUNK = 1 << 20
+_SMALL = 16 << 20
 _SURVEY = 16 << 20
 _MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -62,6 +63,22 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+
+
+def read_small(path: Path) -> bytes:
+    """A file of settings or of a table, whole.
+
+    Raises:
+        InputError: it cannot be read, or is larger than any such file.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SMALL + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(data) > _SMALL:
+        raise InputError(f"{path}: larger than {_SMALL >> 20} MiB")
+    return data
 
 
 def known_extension(name: str) -> bool:

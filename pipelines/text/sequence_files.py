@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.stage import Run
-from pipelines.tables.columns import list_column
+from pipelines.storage.columns import list_column
 from pipelines.text.packing import Packed
 
 

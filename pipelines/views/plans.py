@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from guidance.errors import InputError, PlanError
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.text.readers import read_small
 
 if TYPE_CHECKING:
     from guidance.plan import Guide, Plan
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 Reach = dict[int, dict["Site", tuple[int, ...]]]
 """For each guide, by its number from 0: the heads that it acts on, by site."""
 
-_SIZE_LIMIT = 16 << 20
 _SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,3})x(\d{1,3})")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -162,9 +160,9 @@ def _configuration(reference: str, store: Store) -> Any:
     if not path.exists() and (match := _SHAPE.fullmatch(reference)):
         return _family_of_size(match[1], int(match[2]), int(match[3]))
     if path.is_file():
-        return read_config(_bytes(path), reference)
+        return read_config(read_small(path), reference)
     if (path / "config.json").is_file() and not (path / "artifact.json").exists():
-        return read_config(_bytes(path / "config.json"), f"{reference}/config.json")
+        return read_config(read_small(path / "config.json"), f"{reference}/config.json")
     if path.is_dir() and not (path / "artifact.json").exists():
         raise InputError(f"{reference}: not a model folder (no config.json)", hint=_MODELS)
     try:
@@ -277,51 +275,6 @@ def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[li
         yield f"{stack}, {'added heads' if attention == 'pal' else f'{attention}-attention'}", table
 
 
-def read_scores(path: Path) -> dict[tuple[int, int], float]:
-    """A score for each (layer, head): JSON, CSV or Parquet with columns layer, head and score; JSON may also be one list
-    of numbers for each layer.
-
-    Raises:
-        InputError: it cannot be read, or is not such a table.
-    """
-    wanted = "columns layer, head and score"
-    try:
-        if path.suffix.lower() == ".parquet":
-            import pyarrow.parquet as parquet
-
-            table = parquet.read_table(io.BytesIO(_bytes(path))).to_pylist()
-        elif path.suffix.lower() == ".csv":
-            table = list(csv.DictReader(io.StringIO(_bytes(path).decode("utf-8-sig"))))
-        else:
-            table = json.loads(_bytes(path))
-        if isinstance(table, list) and all(isinstance(row, list) for row in table):
-            table = [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
-        scores: dict[tuple[int, int], float] = {}
-        for row in table:
-            place = (int(row["layer"]), int(row["head"]))
-            if place in scores:
-                raise ValueError(f"layer {place[0]}, head {place[1]} is there twice")
-            scores[place] = float(row["score"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise InputError(
-            f"{path}: not a table of scores ({error})", hint=f"JSON, CSV or Parquet with {wanted}"
-        ) from error
-    if not scores:
-        raise InputError(f"{path}: there are no scores in it", hint=f"JSON, CSV or Parquet with {wanted}")
-    return scores
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_SIZE_LIMIT + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    if len(data) > _SIZE_LIMIT:
-        raise InputError(f"{path}: larger than {_SIZE_LIMIT >> 20} MiB")
-    return data
-
-
 @dataclass(frozen=True)
 class Need:
     """What a guide reads besides token ids: a feature or a table, and what gives it."""
@@ -341,11 +294,10 @@ def needs_of(plan: Plan) -> list[Need]:
         if guide.enabled and guide.wish:
             names = [name for name in guide.wish.needs if name in FEATURES and name not in Vocabulary.FEATURES]
             found += [Need(number, label, name, FEATURES[name].source) for name in names]
-            found += [Need(number, label, name, TABLES[name]) for name in guide.wish.tables if name in TABLES]
         if guide.enabled and guide.acts.place == "scores":
             found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
-        if guide.enabled and getattr(guide.how, "kind", "") == "scheduled":
-            found.append(Need(number, label, "masking_proportion", "the metrics of an adversarial run: --masking RUN"))
+        if guide.enabled:
+            found += [Need(number, label, name, TABLES[name]) for name in guide.tables]
         if any(" important " in str(selector) for selector in guide.heads):
             found.append(
                 Need(number, label, "scores of heads", "--scores FILE here; `install` takes tables={'importance': ...}")

@@ -15,10 +15,10 @@ from pipelines.progress import Progress
 from pipelines.runs.models import read_tokenizer
 from pipelines.shards import parquet_file
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.tables.columns import column, list_column
 from pipelines.tables.role_tables import RoleTables, pieces_of
 
 if TYPE_CHECKING:

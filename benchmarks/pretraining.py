@@ -411,22 +411,29 @@ def _cell(values: Sequence[float | None], form: str) -> str:
 
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The curves of the first seed."""
+    """The curves of the first seed; where there are many, each group has a colour."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    is_full = len({row["label"] for row in rows}) > 8
-    figure, axes = pyplot.subplots(figsize=(11 if is_full else 8, 4.5), layout="constrained")
+    groups = {setting.label: setting.group for setting in table.rows}
+    colours = {group: f"C{number}" for number, group in enumerate(dict.fromkeys(groups.values()))}
+    is_full, named = len({row["label"] for row in rows}) > 8, set[str]()
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     plain = {setting.label for setting in table.rows if setting.plan is None}
     seed = min(row["seed"] for row in rows)
     for number, row in enumerate(row for row in rows if row["seed"] == seed):
         style = ("-", "--", ":", "-.")[number % 4]
         width = 1.3 if row["label"] in plain else 2.4
-        axes.plot(*zip(*row["curve"][1:], strict=True), style, linewidth=width, label=row["label"])
+        points, group = tuple(zip(*row["curve"][1:], strict=True)), groups[row["label"]]
+        if is_full and group:
+            axes.plot(*points, color=colours[group], linewidth=width / 2, label=None if group in named else group)
+            named.add(group)
+        else:
+            axes.plot(*points, style, linewidth=width, label=row["label"])
     axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=table.title)
-    axes.legend(fontsize=7, **({"loc": "center left", "bbox_to_anchor": (1, 0.5)} if is_full else {}))
+    axes.legend(fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -45,7 +45,11 @@ def build_corpus(
         "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
         "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
     ],
-    next_command="guide build-sequences {} TOKENIZER",
+    next_command=lambda made: (
+        "guide build-tokenizer {}, then guide build-sequences {} TOKENIZER --packing pairs"
+        if dataset.is_parallel(made)
+        else "guide build-sequences {} TOKENIZER"
+    ),
 )
 def build_dataset(
     session: Session,
@@ -101,7 +105,9 @@ def build_tokenizer(
         "guide build-sequences wiki ./bert-base --max-length 128   # the tokenizer of a model",
         "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
     ],
-    next_command="guide pretrain {}",
+    next_command=lambda made: (
+        "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")
+    ),
 )
 def build_sequences(
     session: Session,

@@ -34,6 +34,7 @@ from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
 from pipelines.progress import Progress
 from pipelines.stage import Result, is_internal
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
 DEFAULT_STORE = Path("artifacts")
@@ -102,14 +103,14 @@ def stage_command(
     *,
     examples: Sequence[str],
     group: str = "Data",
-    next_command: str | None = None,
+    next_command: str | Callable[[Artifact], str] | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that runs a stage; it returns the `Result`, or None where another process speaks for it.
 
     Args:
         config: becomes the flags; the function gets an instance of it as ``config``.
-        next_command: what to suggest afterwards; ``{}`` stands for the reference of the new artifact.
+        next_command: what to suggest afterwards, or what gives it for the new artifact, whose reference ``{}`` stands for.
         topics: headings for the options on the help page, where there are many; the others stand under "Options".
     """
     finish = _announce(next_command)
@@ -310,10 +311,10 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
 # results
 
 
-def _announce(next_command: str | None) -> Callable[[Session, Result], None]:
+def _announce(next_command: str | Callable[[Artifact], str] | None) -> Callable[[Session, Result], None]:
     def finish(session: Session, result: Result | None) -> None:
         if result is not None:  # None: a process of torchrun that is not the first
-            announce(session, result, next_command)
+            announce(session, result, next_command(result.artifact) if callable(next_command) else next_command)
 
     return finish
 

@@ -24,6 +24,7 @@ from guidance.errors import InputError
 from pipelines import stage
 from pipelines.progress import Progress, log
 from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -137,6 +138,11 @@ def run(
         if (model := model_files(_sentences(config))) is not None:
             inputs["parser"] = model
         return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+
+
+def is_parallel(made: Artifact) -> bool:
+    """Whether a dataset is a text and its translation, line by line."""
+    return any(role.endswith(_PAIR) for role in made.manifest["inputs"])
 
 
 def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequence[str]], config: Config) -> None:

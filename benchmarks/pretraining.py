@@ -28,6 +28,7 @@ import torch
 
 from guidance.plan import Guide, Plan
 from pipelines import cooccurrence, corpus, dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary, paired_t_test
@@ -52,6 +53,8 @@ class Setting:
     changes: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
     """Settings whose spread is of interest have a group."""
+    follows: str = ""
+    """The label of the run whose shares of masked units a scheduled mask has."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,7 @@ TABLES = {
         [
             Setting("plain"),
             Setting("ASA", "preset:asa-pretraining"),
+            Setting("scheduled", random_masks(kind="scheduled"), follows="ASA"),
             Setting("Bernoulli 0.1", random_masks(kind="bernoulli", proportion=0.1)),
             Setting("magnitude 0.1", random_masks(kind="magnitude", proportion=0.1)),
         ],
@@ -287,17 +291,32 @@ def settings_of(table: Table, setting: Setting, seed: int, steps: int | None) ->
     return digest([dict(table.common), dict(setting.changes), plan, seed, steps])[:16]
 
 
-def train(table: Table, setting: Setting, seed: int, steps: int | None, store: Store) -> dict[str, Any]:
-    """The figures of one run."""
-    reference, more = table.prepare(store)
+def train(
+    table: Table, setting: Setting, seed: int, steps: int | None, store: Store, reference: str, more: Mapping[str, Any]
+) -> Artifact:
+    """Make a run, unless the store has it.
+
+    Args:
+        reference, more: the sequences, and settings that come with them.
+    """
     changes = {**table.common, **more, **setting.changes, "seed": seed} | ({"steps": steps} if steps else {})
     if setting.plan is None:
         changes.pop("cooccur", None)
     else:
         changes["plan"] = setting.plan if isinstance(setting.plan, str) else _plan_file(setting.plan, store)
+    if setting.follows:
+        (leader,) = (row for row in table.rows if row.label == setting.follows)
+        changes["masking"] = train(table, leader, seed, steps, store, reference, more).reference
     result = pretrain.run(reference, pretrain.Config(**changes), store=store)
     assert result is not None
-    curve = Curve.of(result.artifact, setting.label)
+    return result.artifact
+
+
+def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, store: Store) -> dict[str, Any]:
+    """The figures of one run."""
+    reference, more = table.prepare(store)
+    made = train(table, setting, seed, steps, store, reference, more)
+    curve = Curve.of(made, setting.label)
     shown = np.unique(np.linspace(0, len(curve.losses) - 1, POINTS).astype(int))
     figures = {
         "label": setting.label,
@@ -310,10 +329,10 @@ def train(table: Table, setting: Setting, seed: int, steps: int | None, store: S
         "valid": curve.valid[-1][1] if curve.valid else None,
         "seconds": float(curve.elapsed()[-1]),
         "curve": [[int(step) + 1, float(curve.smoothed(WINDOW)[step])] for step in shown],
-        "final": result.artifact.counts["final"],
+        "final": made.counts["final"],
     }
     if table.translates:
-        scores = evaluate.run(result.artifact.reference, reference, evaluate.Config(), store=store).artifact
+        scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
         figures["scores"] = json.loads(scores.read("metrics.json"))
     return figures
 
@@ -460,7 +479,7 @@ def main() -> None:
                 if old["settings"] != settings_of(table, setting, seed, arguments.steps):
                     raise SystemExit(f"{path}: {setting.label}, seed {seed}, was made with other settings: remove it")
                 continue
-            row = train(table, setting, seed, arguments.steps, Store(arguments.store))
+            row = figures_of(table, setting, seed, arguments.steps, Store(arguments.store))
             rows.append(row)
             print(f"{row['label']:45s} seed {seed}: loss {row['loss']:.3f}, {row['seconds']:.0f} s", flush=True)
             about = {"title": table.title, "torch": torch.__version__, "threads": torch.get_num_threads()}

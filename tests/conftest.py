@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,14 +64,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with the mark ``one_in(n)`` keep one case in n, others for each test: together they have nearly all."""
-    if config.getoption("--every"):
-        return
-    kept, left = [], []
-    for item in items:
-        (kept if _is_kept(item) else left).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left)
+    """Of a test with the mark ``one_in(n)`` keep one case in n, others for each test: together they have nearly all.
+
+    Files with few tests come first: theirs take longest, and processes that share the work should end together.
+    """
+    if not config.getoption("--every"):
+        kept, left = [], []
+        for item in items:
+            (kept if _is_kept(item) else left).append(item)
+        items[:] = kept
+        config.hook.pytest_deselected(items=left)
+    number = Counter(item.path for item in items)
+    items.sort(key=lambda item: (number[item.path], item.path))
 
 
 def _is_kept(item: pytest.Item) -> bool:

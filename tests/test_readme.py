@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from cli import main
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,8 +37,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(command: str, place: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """One line of the README as a shell would run it, made short by settings from the environment."""
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """One line of the README, made short by settings from the environment; by a shell where it takes one."""
+
+    def call(command: str, **settings: str) -> Any:
+        if re.search(r"[|$<>&;]", command):
+            return in_shell(command, place, **settings)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(place)
+        program, *words = shlex.split(command, comments=True)
+        assert program == "guide"
+        capsys.readouterr()
+        code = main.run(words)
+        return subprocess.CompletedProcess(command, code, *capsys.readouterr())
+
+    return call
+
+
+def in_shell(command: str, place: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **settings}
     return subprocess.run(
@@ -54,10 +74,10 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("make ")])
-def test_command_of_the_readme_runs_and_prints_its_result(command: str, place: Path) -> None:
+def test_command_of_the_readme_runs_and_prints_its_result(command: str, run: Callable[..., Any]) -> None:
     if "novel-deps" in command or "novel-roles" in command:
         command = command.replace("en_core_web_sm", str(shared("models/spacy-en_ud_ewt_sm")))
-    done = run(command, place, GUIDE_STEPS="3", GUIDE_BATCH_SIZE="4")
+    done = run(command, GUIDE_STEPS="3", GUIDE_BATCH_SIZE="4")
     assert done.returncode == 0, done.stderr
     if "build-" in command or "pretrain" in command:
         assert re.fullmatch(r"[a-z]+/[0-9a-f]{16}\n", done.stdout), done.stdout
@@ -67,9 +87,9 @@ def test_command_of_the_readme_runs_and_prints_its_result(command: str, place: P
         assert done.stdout
 
 
-def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(place: Path) -> None:
+def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(run: Callable[..., Any], place: Path) -> None:
     (command,) = set(INLINE)
-    done = run(command, place, GUIDE_STEPS="4", GUIDE_LAYERS="2")
+    done = run(command, GUIDE_STEPS="4", GUIDE_LAYERS="2")
     assert done.returncode == 0, done.stderr
     folder = place / "artifacts" / done.stdout.strip()
     for picture in ("learning.png", "attention.png"):
@@ -78,9 +98,9 @@ def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(place: Pat
     assert "steps to equal loss" in done.stderr
 
 
-def test_second_run_finds_its_artifact(place: Path) -> None:
+def test_second_run_finds_its_artifact(run: Callable[..., Any]) -> None:
     command = "guide build-corpus novel.txt --name novel --source 'my shelf' --license CC0-1.0"
-    first, second = run(command, place), run(command, place)
+    first, second = run(command), run(command)
     assert first.stdout == second.stdout
     assert "up to date" in second.stderr
 

@@ -88,7 +88,8 @@ def pretrain_command(
 
     mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, which
     takes a corpus of two documents or more, each of two sentences or more.  electra tells which words a small generator
-    has replaced.  translation (an encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text.
+    has replaced.  translation (an encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text,
+    which is read by `guide build-dataset --train TEXT --train-pair TRANSLATION`.
 
     A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
     and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  With --init the sequences are those of that model's

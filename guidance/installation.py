@@ -73,7 +73,8 @@ class Handle:
                 shape, layers = tuple(torch.as_tensor(self.tables[PROPORTIONS]).shape), self.layers_of(number)
                 if len(shape) != 2 or not shape[0] or shape[1] != layers:
                     raise InputError(
-                        f"the table {PROPORTIONS} is {shape}, not (steps, {layers}) as this model's layers"
+                        f"the table {PROPORTIONS} is {shape}, not (steps, {layers}) as this model's layers",
+                        hint="it comes from a run of a model with as many layers",
                     )
 
     def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:

@@ -154,7 +154,10 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
             found = f"{what} {outside} does not exist"
             if isinstance(selector, str) and outside < 0:
                 found = f"{selector!r} asks for more {what}s than there are"
-            raise PlanError(f"{found}: the model has {what}s 0 to {count - 1}")
+            raise PlanError(
+                f"{found}: the model has {what}s 0 to {count - 1}",
+                hint=f"a model with more {what}s, or a plan that names fewer",
+            )
         chosen.update(numbers)
     return tuple(sorted(chosen))
 

@@ -82,8 +82,9 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
             **load_inputs(config, [data], store),
         }
         if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
-            there = ", ".join(name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet"))
-            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=f"it has {there}")
+            there = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
+            hint = f"--split {' or '.join(there)}"
+            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=hint)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

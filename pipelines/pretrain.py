@@ -273,6 +273,8 @@ def _tables(config: Config, plan: Plan, corpora: Sequence[Artifact], store: Stor
 
     found = load_inputs(config, corpora, store)
     check_masking(plan, config.plan, config.masking)
+    if config.cooccur and not any(guide.enabled and "cooccurrence" in guide.tables for guide in plan.guides):
+        log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
     if config.masking:
         found["masking"] = store.load(config.masking, kind="model")
     return found

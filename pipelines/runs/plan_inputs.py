@@ -94,7 +94,7 @@ def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:
 
 def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
     """Raises PlanError when a plan reads features or tables that no input has; without training its losses read nothing."""
-    from guidance.features import FEATURES, TABLES
+    from guidance.features import FEATURES
 
     for masks in inputs_of("masks", inputs) or (None,):
         known = masks.counts["columns"] if masks else ("segment",)
@@ -124,7 +124,8 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
         for table in guide.tables if guide.enabled else ():
             if table == "cooccurrence" and "cooccur" not in inputs:
                 raise PlanError(
-                    f"{source}: guide {label!r} needs the table {table}", hint=f"{TABLES[table]}; here: --cooccur REF"
+                    f"{source}: guide {label!r} needs the table {table}",
+                    hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
 from pipelines import cooccurrence, corpus, pretrain, sequences, tokenizer
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
@@ -193,6 +195,16 @@ def test_counts_of_another_tokenizer_are_refused(world: tuple[Store, Artifact, A
     with pytest.raises(ArtifactMismatch, match=r"was counted with one tokenizer, sequences/.* has another") as raised:
         trainings.train(store, trainings.sequences(store), objective="electra", plan=plan, cooccur=counts.reference)
     assert "guide build-cooccur" in str(raised.value.hint)
+
+
+def test_counts_that_no_guide_reads_are_warned_about(
+    world: tuple[Store, Artifact, Artifact], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    store, data, counts = world
+    with caplog.at_level(logging.WARNING):
+        trainings.train(store, data, cooccur=counts.reference, steps=1, seed=12)
+    assert f"--cooccur {counts.reference}: no guide of the plan reads it" in caplog.text
 
 
 def test_what_is_not_finite_ends_the_run_before_an_update(

@@ -354,7 +354,7 @@ def test_a_split_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> N
     model = train(store, rows, steps=1)
     with pytest.raises(InputError, match="has no sequences in 'test'") as raised:
         evaluate.run(model.reference, rows.reference, evaluate.Config(), store=store)
-    assert raised.value.hint == "it has train"
+    assert raised.value.hint == "--split train"
     with pytest.raises(InputError, match="has no best model: there was no validation"):
         evaluate.run(model.reference, rows.reference, evaluate.Config(split="train", weights="best"), store=store)
 

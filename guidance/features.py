@@ -70,7 +70,7 @@ OF_OBJECTIVES = tuple(name for name, feature in FEATURES.items() if feature.sour
 TABLES: Mapping[str, str] = {
     "cooccurrence": "it is the artifact that `guide build-cooccur` writes: give it to `install` as `tables=`",
     "importance": "a number for every head, (layers, heads): give it to `install` as `tables=`",
-    "masking_proportion": "(steps, layers), from the metrics of an adversarial run: --masking RUN, or to `install` as `tables=`",
+    "masking_proportion": "(steps, layers), from an adversarial run: `guide pretrain --masking RUN`, or `tables=` of `install`",
 }
 """What patterns look up besides the tokens, and where it comes from."""
 

@@ -155,7 +155,7 @@ class Guide:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What it looks up beside tokens, by the names of `guidance.features.TABLES`; scores that choose heads apart."""
+        """What it looks up beside tokens, by the names of `guidance.features.TABLES`, but for scores that choose heads."""
         return (*(self.wish.tables if self.wish else ()), *getattr(self.how, "tables", ()))
 
     @cached_property

@@ -41,9 +41,11 @@ class MetricsLog:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Keep it open to add lines."""
-        with open(self.path, "a", encoding="utf-8") as self._file:
-            yield
-        self._file = None
+        try:
+            with open(self.path, "a", encoding="utf-8") as self._file:
+                yield
+        finally:
+            self._file = None
 
     def add(self, row: Mapping[str, float]) -> None:
         """Add the metrics of a step; nothing where the log is not open, as in processes that do not lead."""

@@ -29,12 +29,12 @@ class Trackers:
             UnknownName: there is none of that name.
             MachineError: it is not installed; the folder cannot be made.
         """
+        if not names:
+            return cls()
         known = sorted(LOGGER_TYPE_TO_CLASS)
         for name in names:
             if name not in known:
                 raise UnknownName("tracker", name, known)
-        if not names:
-            return cls()
         with machine_errors(f"cannot create {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         try:

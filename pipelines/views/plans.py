@@ -297,7 +297,7 @@ def needs_of(plan: Plan) -> list[Need]:
         if guide.enabled and guide.acts.place == "scores":
             found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
         if guide.enabled:
-            found += [Need(number, label, name, TABLES[name]) for name in guide.tables]
+            found += [Need(number, label, name, TABLES[name]) for name in guide.tables if name in TABLES]
         if any(" important " in str(selector) for selector in guide.heads):
             found.append(
                 Need(number, label, "scores of heads", "--scores FILE here; `install` takes tables={'importance': ...}")

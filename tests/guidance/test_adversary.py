@@ -991,8 +991,15 @@ def test_a_learned_attack_is_harder_than_random_masks_of_the_same_proportion(see
         assert learned.loss > 2.5 * effect.loss
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_dearer_it_is_to_keep_units_off_the_fewer_are_off(seed: int) -> None:
-    # Measured, averaged over layers and seeds: 0.42 with tau = 0.1, 0.20 with 0.3, 0.05 with 3.
-    assert sum(learned_attack(seed, 0.1).shares) > 2 * sum(learned_attack(seed, 3.0).shares)
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+    ("seeds", "cheap", "dear", "ratio"),
+    [*(((seed,), 0.1, 3.0, 2.0) for seed in SEEDS), (SEEDS, 0.1, 0.3, 1.4), (SEEDS, 0.3, 3.0, 1.4)],
+)
+def test_the_dearer_it_is_to_keep_units_off_the_fewer_are_off(
+    seeds: tuple[int, ...], cheap: float, dear: float, ratio: float
+) -> None:
+    # Measured, averaged over layers and seeds: 0.42 with tau = 0.1, 0.20 with 0.3, 0.05 with 3; for single seeds two
+    # neighbours come close (0.08, 0.07).
+    more, fewer = (sum(sum(learned_attack(seed, tau).shares) for seed in seeds) for tau in (cheap, dear))
+    assert more > ratio * fewer

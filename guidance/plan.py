@@ -229,6 +229,14 @@ class Plan:
                 found.setdefault(need, label)
         return found
 
+    def tables(self, *, training: bool = True) -> dict[str, str]:
+        """The tables that its guides look up, likewise; see `Guide.tables`."""
+        found: dict[str, str] = {}
+        for label, guide in zip(self.labels, self.guides, strict=True):
+            if guide.enabled and (training or not guide.acts.is_loss):
+                found |= {table: label for table in guide.tables if table not in found}
+        return found
+
     @classmethod
     def parse(cls, text: str, *, source: str = "plan") -> Plan:
         """Read a plan from TOML.

@@ -270,11 +270,15 @@ def _tables(config: Config, plan: Plan, corpora: Sequence[Artifact], store: Stor
         InputError: a run whose masking no guide follows, or a guide that follows none.
     """
     from pipelines.runs.masking import check_masking
+    from pipelines.tables.cooccurrence_table import check_tokenizer
 
     found = load_inputs(config, corpora, store)
     check_masking(plan, config.plan, config.masking)
-    if config.cooccur and not any(guide.enabled and "cooccurrence" in guide.tables for guide in plan.guides):
-        log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
+    if config.cooccur:
+        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
+        check_tokenizer(counts, corpora[0])
+        if "cooccurrence" not in plan.tables():
+            log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
     if config.masking:
         found["masking"] = store.load(config.masking, kind="model")
     return found

@@ -28,14 +28,13 @@ def check_masking(plan: Plan, source: str, reference: str) -> None:
         PlanError: a guide follows a run, and none is given.
         InputError: a run is given, and no guide follows it.
     """
-    guides = zip(plan.labels, plan.guides, strict=True)
-    labels = [label for label, guide in guides if guide.enabled and PROPORTIONS in guide.tables]
-    if labels and not reference:
+    follower = plan.tables().get(PROPORTIONS)
+    if follower is not None and not reference:
         raise PlanError(
-            f"{source}: guide {labels[0]!r} needs the table {PROPORTIONS}",
+            f"{source}: guide {follower!r} needs the table {PROPORTIONS}",
             hint="--masking RUN, a model that was trained with an adversary",
         )
-    if reference and not labels:
+    if reference and follower is None:
         raise InputError(
             f"--masking {reference}: no guide of the plan follows it",
             hint='mechanism = "random_mask" with kind = "scheduled" does; or leave it out',

@@ -28,10 +28,10 @@ def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
-    """The inputs that ``--masks``, ``--cooccur`` and ``--scores`` name, checked against the sequences; a stage may lack some.
+    """The inputs that ``--masks`` and ``--scores`` name, checked against the sequences.
 
     Raises:
-        ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+        ArtifactMismatch: masks of other sequences.
         InputError: masks of some of the sequences only.
     """
     found: dict[str, Any] = {}
@@ -50,11 +50,6 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
                 f"{data.reference} ({data.content[:12]})",
                 hint=f"guide build-masks {data.reference}",
             )
-    if getattr(config, "cooccur", ""):  # what it tells of, mis-predictions, there are in training alone
-        from pipelines.tables.cooccurrence_table import check_tokenizer
-
-        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
-        check_tokenizer(counts, corpora[0])
     if config.scores:
         path = Path(config.scores)
         found["scores"] = Files.of([path], [path.name])
@@ -118,15 +113,12 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
                     f"the {need} of no token",
                     hint="look at the warnings of build-masks and build-deps, or leave the guide out of the plan",
                 )
-    for label, guide in zip(plan.labels, plan.guides, strict=True):
-        if guide.acts.is_loss and not training:
-            continue
-        for table in guide.tables if guide.enabled else ():
-            if table == "cooccurrence" and "cooccur" not in inputs:
-                raise PlanError(
-                    f"{source}: guide {label!r} needs the table {table}",
-                    hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
-                )
+    reader = plan.tables(training=training).get("cooccurrence")
+    if reader is not None and "cooccur" not in inputs:
+        raise PlanError(
+            f"{source}: guide {reader!r} needs the table cooccurrence",
+            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
+        )
 
 
 def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:

@@ -584,7 +584,7 @@ def test_counts_of_tokens_serve_patterns_that_weigh(store: Store) -> None:
     plan.write_text('[[guide]]\npattern = "conflict"\nmechanism = "bias"\nheads = [0]\n')
     with pytest.raises(PlanError, match="needs the table cooccurrence") as raised:
         train(store, made, plan=str(plan))
-    assert "--cooccur REF" in str(raised.value.hint)
+    assert "give it with --cooccur" in str(raised.value.hint)
     counted = {}
     for name, one in (("ours", made), ("theirs", other)):
         pieces = one.data.manifest["inputs"]["tokenizer"]["recipe"][:16]

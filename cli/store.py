@@ -95,16 +95,16 @@ def show(session: Session, reference: Reference) -> None:
     for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
         if manifest.get(key) is not None:
             say(f"{key:<10} {escape(manifest[key])}")
-    sections = {
-        "config": manifest.get("config", {}),
+    sections = {  # what one came for first, what is only kept last
+        "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
+        "counts": manifest.get("counts", {}),
         "inputs": {
             role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
         },
-        "counts": manifest.get("counts", {}),
-        "packages": manifest.get("packages", {}),
+        "config": manifest.get("config", {}),
         "files": {n: f"{human_size(e['bytes'])}{_rows(e)}" for n, e in artifact.files.items()},
         "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
-        "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
+        "packages": manifest.get("packages", {}),
     }
     for title, entries in sections.items():
         if entries:

@@ -159,12 +159,13 @@ class _Call:
         scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
         if self.position_bias is not None:
             scores = scores + _heads(self.position_bias, heads)
+        raw = scores
         for number, mine in work.bias:
             bias_B1QK = guidance.bias(number, self.site, self.room)[:, None]
             scores = _add_at(scores, _places(mine, heads), bias_B1QK)
         attacked = work.attack if guidance.attacking else ()
         for number, mine in attacked:
-            attack = self._attack(number, mine)
+            attack = self._attack(number, _heads(raw, _places(mine, heads)))
             guidance.attacks[number, self.site] = attack
             scores = _add_at(scores, _places(mine, heads), attack.scores)
         targets = tuple(
@@ -201,19 +202,16 @@ class _Call:
         output: Tensor = guide.how.output(predicate, self.room, _heads(self.value, heads), self.dropout)
         return output.masked_fill(guidance.empty(self.room), 0.0).transpose(1, 2)
 
-    def _attack(self, number: int, heads: tuple[int, ...]) -> Attack:
+    def _attack(self, number: int, scores_BhQK: Tensor) -> Attack:
+        """What a guide switches off at heads with these scores."""
         guidance = self.guidance
         how, queries_BQ = guidance.handle.plan.guides[number].how, guidance.queries(self.site).valid_BT
         allowed_B1QK = self.room.allowed_BQK[:, None]
         assert guidance.seeds_B is not None
         seeds_B = seeds_of(guidance.seeds_B, self.site.stack, self.site.layer, number)
         if isinstance(how, RandomMask):
-            with torch.no_grad():
-                scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
-                if self.position_bias is not None:
-                    scores = scores + _heads(self.position_bias, heads)
-                proportion = guidance.handle.proportion(number, self.site, guidance.step)
-                return how.attack(scores, allowed_B1QK, queries_BQ, seeds_B, proportion)
+            proportion = guidance.handle.proportion(number, self.site, guidance.step)
+            return how.attack(scores_BhQK.detach(), allowed_B1QK, queries_BQ, seeds_B, proportion)
         assert self.layer_input is not None
         weights = guidance.parameters(self.module, number)
         attack: Attack = how.attack(weights, self.layer_input, allowed_B1QK, queries_BQ, seeds_B)

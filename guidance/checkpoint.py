@@ -33,9 +33,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from guidance.attention import NAME
 from guidance.errors import InputError, MachineError
-from guidance.forward import EXTRA
 from guidance.installation import Handle, install
 from guidance.plan import Plan
+from guidance.sites import EXTRA
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 PLAN_FILE = "plan.toml"

@@ -215,9 +215,9 @@ def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
 def _check_attacks(plan: Plan, found: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:
     """All attacks share one second pass, and so one divergence."""
     numbers = sorted({n for guides in found.values() for n in guides if plan.guides[n].acts.place == "attack"})
-    weights = {(g.weight, g.schedule, g.hold_steps) for g in (plan.guides[n] for n in numbers)}
-    if len(weights) > 1:
+    kinds = {(g.weight, g.schedule, g.hold_steps, g.how.sentence) for g in (plan.guides[n] for n in numbers)}
+    if len(kinds) > 1:
         raise PlanError(
             f"guides {', '.join(str(n + 1) for n in numbers)} attack in one second pass, whose divergence has one weight",
-            hint="give them the same weight and schedule",
+            hint="give them the same weight, schedule and sentence",
         )

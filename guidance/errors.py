@@ -37,13 +37,18 @@ class PlanError(InputError):
     """A plan cannot be read, or does not fit the model."""
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the known name that is nearest, or nothing where none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 class UnknownName(InputError):
     """A name is in no table."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else "."
+        guess = did_you_mean(name, known) or "."
         super().__init__(f"unknown {what} {name!r}{guess}", hint=f"known: {', '.join(known)}" if known else None)
 
 

@@ -24,14 +24,10 @@ from guidance.mechanisms.logit_loss import Rows
 from guidance.mechanisms.masks import joined
 from guidance.patterns import Predicate
 from guidance.plan import Plan
-from guidance.sites import Site
+from guidance.sites import EXTRA, Site
 
 if TYPE_CHECKING:
     from guidance.installation import Handle
-
-EXTRA = "guided"
-"""The name under which an attention module holds the parameters that a plan adds to it."""
-
 
 _REENTRANT = "gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too"
 
@@ -109,7 +105,7 @@ class Guidance:
         if label not in self.handle.plan.labels:
             raise UnknownName("guide", label, self.handle.plan.labels)
         guide = self.handle.plan.guides[self.handle.plan.labels.index(label)]
-        lengths_B = self.tokens[guide.stack].lengths_B.float()
+        lengths_B = self._stack(guide.stack).lengths_B.float()
         return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
 
     def denominators(self) -> dict[str, Tensor]:
@@ -122,7 +118,7 @@ class Guidance:
                 in_vocabulary, every = self.mispredictions(label)
                 found[label] = in_vocabulary if guide.how.rows == "in_vocabulary" else every
             else:
-                found[label] = (self.tokens[guide.stack].lengths_B > 0).sum()
+                found[label] = (self._stack(guide.stack).lengths_B > 0).sum()
         return found
 
     def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ a canary that all of it is reached.  `Handle.guide` makes the guidance of one ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,13 @@ from guidance.canary import evaluating, send, used_parameters
 from guidance.compilation import compile_plan
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.features import FEATURES, TABLES, Cooccurrence, Tokens, Vocabulary
-from guidance.forward import EXTRA, Guidance, key_of
+from guidance.forward import Guidance, key_of
 from guidance.mechanisms.adversary import PROPORTIONS
 from guidance.mechanisms.fixed import Room
-from guidance.mechanisms.projected import ProjectedAttention, add_pending, place_of
+from guidance.mechanisms.projected import ProjectedAttention, add_pending, added_sites, place_of
 from guidance.patterns import Pairs, Predicate
-from guidance.plan import Plan
-from guidance.sites import Site, find_sites, select
+from guidance.plan import Guide, Plan
+from guidance.sites import EXTRA, Site, find_sites
 
 
 class Handle:
@@ -78,33 +79,10 @@ class Handle:
                     )
 
     def _added_sites(self) -> dict[nn.Module, tuple[Site, ...]]:
-        """The heads that the plan adds, by the attention module beside which they stand; a site for each of its calls.
-
-        Raises:
-            PlanError: some layers are to have them, and others that share their module are not.
-        """
-        pal = self.plan.pal
-        if pal is None or self.part != "model":
+        """The heads that the plan adds; see `added_sites`."""
+        if self.plan.pal is None or self.part != "model":
             return {}
-        mine = {m: sites for m, sites in self.sites.items() if (sites[0].stack, sites[0].attention) == _ENCODER}
-        count = 1 + max((site.layer for sites in mine.values() for site in sites), default=-1)
-        try:
-            layers = set(select(pal.layers, count, "layer"))
-        except PlanError as error:
-            raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
-        if not layers:
-            raise PlanError("[pal]: its layers select none", hint="leave the key out to mean all of them")
-        for sites in mine.values():
-            if 0 < len(shared := layers & {site.layer for site in sites}) < len(sites):
-                raise PlanError(
-                    f"[pal]: layer {min(shared)} shares its module with layers that are to have no added heads",
-                    hint=f"select layers {sites[0].layer} to {sites[-1].layer} together, or none of them",
-                )
-        return {
-            module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in sites)
-            for module, sites in mine.items()
-            if sites[0].layer in layers
-        }
+        return added_sites(self.plan.pal, self.sites)
 
     @property
     def num_layers(self) -> int:
@@ -170,6 +148,13 @@ class Handle:
             )
         return Guidance(self, tokens, step)
 
+    def at_inference(self, **batch: Tensor) -> dict[str, Guidance]:
+        """The further argument of a model that is not trained: ``guidance`` that measures no loss, of a batch as `guide`
+        takes it.  None where no guide shapes outputs, which leaves the model untouched."""
+        if not self.plan.shapes_outputs:
+            return {}
+        return {"guidance": replace(self.guide(**batch, step=0), measuring=False)}
+
     def _tokens(
         self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor], vocabulary: Vocabulary | None
     ) -> Tokens:
@@ -226,18 +211,18 @@ class Handle:
         found = found.detach().ceil().long()
         self._matches[number] = self._matches[number] + found if number in self._matches else found
 
+    def vocabulary_of(self, guide: Guide) -> Vocabulary | None:
+        """Where the pattern of a guide looks: cross-attention at the encoder's tokens."""
+        own = guide.stack == "decoder" and guide.attention == "self"
+        return self._decoder_vocabulary if own else self.vocabulary
+
     def matches(self) -> dict[str, int]:
         """How many keys each guide's pattern has named so far, by label."""
         return {self.plan.labels[number]: int(found) for number, found in self._matches.items()}
 
     def check_matches(self, earlier: Mapping[str, int] | None = None) -> None:
-        """Raises GuidanceHadNoEffect when a guide's pattern has matched nothing in the whole run."""
-        for label, found in self.matches().items():
-            if found + (earlier or {}).get(label, 0) == 0:
-                raise GuidanceHadNoEffect(
-                    f"the pattern of guide {label!r} matched no token in the whole run",
-                    hint="look at the text and the tokenizer, or leave the guide out of the plan",
-                )
+        """See `check_matches`, of this handle's with those of elsewhere."""
+        check_matches({label: found + (earlier or {}).get(label, 0) for label, found in self.matches().items()})
 
     # installing and removing
 
@@ -375,8 +360,7 @@ class Handle:
             return None
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         guidance = self.guide(ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask"))
-        guidance.measuring = False
-        return args, {**kwargs, "guidance": guidance}
+        return args, {**kwargs, "guidance": replace(guidance, measuring=False)}
 
     def shapes(self, stack: str) -> bool:
         """The plan shapes the outputs of heads of this stack, at inference too."""
@@ -398,8 +382,6 @@ class Handle:
             self._undo.pop()()
 
 
-_ENCODER = ("encoder", "self")
-
 _TABLE_KINDS: Mapping[str, tuple[type, ...]] = {
     "cooccurrence": (Cooccurrence,),
     "importance": (Tensor, Mapping),
@@ -416,6 +398,20 @@ class _Outline(Guidance):
 
     def predicate(self, number: int, site: Site, room: Room) -> Predicate:
         return Pairs(room.allowed_BQK, torch.ones_like(room.allowed_BQK[:, 0]))
+
+
+def check_matches(matches: Mapping[str, float]) -> None:
+    """Raises GuidanceHadNoEffect when the pattern of a guide has matched nothing in the whole run.
+
+    Args:
+        matches: how many keys each guide's pattern has named, by label.
+    """
+    for label, found in matches.items():
+        if not found:
+            raise GuidanceHadNoEffect(
+                f"the pattern of guide {label!r} matched no token in the whole run",
+                hint="look at the text and the tokenizer, or leave the guide out of the plan",
+            )
 
 
 def _width(module: nn.Module) -> int:
@@ -492,5 +488,5 @@ def _missing(handle: Handle, training: bool) -> Iterator[tuple[str, str, str]]:
             if name not in handle.tables:
                 yield label, "table", name
         for name in guide.wish.needs if guide.wish else ():
-            if name in Vocabulary.FEATURES and handle.vocabulary is None:
+            if name in Vocabulary.FEATURES and handle.vocabulary_of(guide) is None:
                 yield label, "feature", name

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from guidance.errors import PlanError, UnsupportedModel
 
+EXTRA = "guided"
+"""The name under which an attention module holds the parameters that a plan adds to it."""
+
 
 @dataclass(frozen=True)
 class Site:
-    """One call of an attention module: ``stack`` is encoder or decoder, ``attention`` self or cross.
+    """One call of an attention module: ``stack`` is encoder or decoder, ``attention`` self, cross, or pal for added heads.
 
     Attributes:
         layer: counted from 0 among the sites of the same stack and attention.

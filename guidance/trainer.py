@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,7 @@ class GuidedTrainer(Trainer):
     ) -> Any:
         """The task's loss, while training with the plan's: this micro-batch's share of the step's."""
         inputs = dict(inputs)
-        guidance = inputs["guidance"] = self._guidance(inputs)
+        guidance = inputs["guidance"] = replace(self._guidance(inputs), measuring=model.training)
         counts = _counts(inputs) if model.training else {}
         num_items = num_items_in_batch if model.training and self.compute_loss_func is not None else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
@@ -155,12 +157,12 @@ class GuidedTrainer(Trainer):
         """
         self._parts = {}
         output = super().train(*args, **kwargs)
-        elsewhere: dict[str, int] = {}
+        elsewhere: Counter[str] = Counter()
         if self.args.world_size > 1:
             everywhere: list[Any] = [None] * self.args.world_size
             torch.distributed.all_gather_object(everywhere, self.handle.matches())
             for found in everywhere:
-                elsewhere = {label: elsewhere.get(label, 0) + number for label, number in found.items()}
+                elsewhere.update(found)
         self.handle.check_matches(elsewhere)
         return output
 

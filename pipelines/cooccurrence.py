@@ -142,7 +142,7 @@ def build(run: Run) -> None:
         "pairs": pairs,
         "places": positions,
     }
-    for name, data in plain_tokenizer(counting.files).items():
+    for name, data in plain_tokenizer(counting.files, counting.tokenizer).items():
         run.out.write(f"tokenizer/{name}", data)
     if len(counting.ids) < config.top:
         run.warn(f"only {len(counting.ids):,} tokens occur, fewer than --top {config.top:,}")

@@ -87,7 +87,11 @@ class Config(ModelConfig):
     generator_size: float = Field(
         1 / 3, gt=0, le=1, description="Width of a transformer generator as a part of the model's; it is as deep."
     )
-    discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss in electra.")
+    discriminator_weight: float = Field(
+        50.0,
+        ge=0,
+        description="Factor of the discriminator's loss in electra; 50 is for the loss of a transformer beside it.",
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")
     decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder in translation, else --layers.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order, masking and dropout.")
@@ -197,11 +201,15 @@ def run(
         Interrupted: the run was asked to end; the same call continues it.
     """
     check_working_folder()
-    from guidance.plan import Plan
-
     if resume and force:
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     references = [sequences] if isinstance(sequences, str) else sequences
+    for reference in (*references, *config.masks, config.cooccur, config.masking):
+        if reference:
+            store.find(reference)  # what is not there is said before the seconds that importing torch takes
+
+    from guidance.plan import Plan
+
     plan = Plan.load(config.plan) if config.plan else Plan()
     if config.plan:
         if not plan.guides and plan.pal is None:
@@ -326,6 +334,7 @@ def build(
     write_file(run.partial / "run.json", json.dumps(about).encode())
     run.out.warnings += _short_of_examples(prepared.order, inputs_of("sequences", run.inputs))
     run.out.warnings += _without_effect(run.config, prepared.steps)
+    run.out.warnings += _short_of_masking(run.inputs.get("masking"), prepared.steps)
     for line in run.out.warnings:
         log.warning("%s", line)
     if told:
@@ -362,7 +371,7 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
 
 
 def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
-    from pipelines.objectives.guided import check_matches
+    from guidance.installation import check_matches
     from pipelines.training import Settings, train
 
     settings = Settings(
@@ -487,6 +496,16 @@ def _short_of_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str
         for reference, size, place in found
         if size < place
     ]
+
+
+def _short_of_masking(followed: Artifact | None, steps: int) -> list[str]:
+    """What to say where the run that a guide follows has fewer steps than this one."""
+    last = followed.files["metrics.parquet"].get("rows", steps) if followed else steps
+    return (
+        [f"{followed.reference} ends at step {last}: its masking there is repeated"]
+        if followed and last < steps
+        else []
+    )
 
 
 def _without_effect(config: Config, steps: int) -> list[str]:

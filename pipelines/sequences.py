@@ -101,7 +101,7 @@ def build(run: Run) -> None:
             writer.flush()
     if not writers:
         raise InputError(f"{corpus.reference} gives no tokens at all with this tokenizer")
-    for name, data in plain_tokenizer(files).items():
+    for name, data in plain_tokenizer(files, tokenizer).items():
         run.out.write(f"tokenizer/{name}", data)
     run.out.counts |= {
         "max_length": config.max_length,

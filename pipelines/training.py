@@ -318,7 +318,7 @@ class _Loop:
             "step": self.step,
             "loss/total": sum(factor * values[name] for name, factor in factors.items()),
             **{f"loss/{name}": values[name] for name in factors},
-            **{f"weight/{name}": factor for name, factor in list(factors.items())[1:]},
+            **{f"weight/{name}": factor for name, factor in factors.items()},
             **{name: value for name, value in values.items() if name not in factors},
             "learning_rate": rate,
             **norms,

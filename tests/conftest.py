@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,21 +69,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files with few tests come first: theirs take longest, and processes that share the work should end together.
     """
     if not config.getoption("--every"):
-        kept, left = [], []
-        for item in items:
-            (kept if _is_kept(item) else left).append(item)
-        items[:] = kept
-        config.hook.pytest_deselected(items=left)
+        left = _left_out(items)
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=list(left))
     number = Counter(item.path for item in items)
     items.sort(key=lambda item: (number[item.path], item.path))
 
 
-def _is_kept(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("one_in")
-    if mark is None or not isinstance(item, pytest.Function):
-        return True
-    place = sum(item.callspec.indices.values()) + zlib.crc32(item.originalname.encode())
-    return bool(place % mark.args[0] == 0)
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """All but every n-th diagonal of what a test's ``parametrize`` marks span; never all that there is of a test."""
+    left, kept = defaultdict(list), set()
+    places: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values of an axis
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        test = (item.parent, item.originalname)
+        place = zlib.crc32(item.originalname.encode())
+        for number, axis in enumerate(item.iter_markers("parametrize")):
+            names = axis.args[0].split(",") if isinstance(axis.args[0], str) else axis.args[0]
+            value = tuple(id(item.callspec.params[name.strip()]) for name in names)
+            known = places[*test, number]
+            place += known.setdefault(value, len(known))
+        if place % mark.args[0]:
+            left[test].append(item)
+        else:
+            kept.add(test)
+    return {item for test in left.keys() & kept for item in left[test]}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,8 @@
 """Adversarial self-attention: a second forward pass in which a learned mask takes away the keys a model leans on most.
 
 Source: Wu et al. 2023, *Adversarial Self-Attention for Language Understanding*, equations 6 to 9, as their published code
-does it.  In every layer two linear maps read the layer's input h, from which they learn nothing back:
+does it.  In every layer two linear maps read what its attention reads, h (of layers that normalise first, as ModernBERT's and
+T5's, after that), from which they learn nothing back:
 
     u = (h Wq + bq)(h Wk + bk)^T / sqrt(d),    m = 1[u > 0],    scores + (1 - m) (-10000).
 
@@ -53,6 +54,9 @@ class Attack:
         return cls(scores, (keep * units).sum((2, 3)).mean(1), units.sum((1, 2, 3)))
 
 
+Sentence = Literal["hidden", "head"]
+
+
 @dataclass(frozen=True)
 class Adversary:
     """The learned attack.
@@ -64,6 +68,8 @@ class Adversary:
         per_head: each head has its own mask, instead of one for all.
         normalise: the penalty is the share of units left on, instead of their number.
         init_bias: entries of both bias vectors at the start; above 0 the attack begins gently.
+        sentence: what pre-training compares of whole examples (equation 10): ``hidden``, the last hidden state of the first
+            token, read as a distribution over hidden units, or ``head``, what the model's head says of that token.
     """
 
     tau: Annotated[float, Within(0, 100)] = 0.3
@@ -72,6 +78,7 @@ class Adversary:
     per_head: bool = False
     normalise: bool = False
     init_bias: Annotated[float, Within(-100, 100)] = 0.0
+    sentence: Sentence = "hidden"
 
     @property
     def penalty(self) -> float:
@@ -149,11 +156,13 @@ class RandomMask:
     Attributes:
         kind: ``bernoulli`` switches every unit off with the same probability, ``scheduled`` with the one that an
             adversary had at that step and layer (table ``masking_proportion``), ``magnitude`` those of the highest scores.
-        proportion: the probability, or for ``magnitude`` the share of every row.
+        proportion: the probability, or for ``magnitude`` the share of every row, rounded down.
+        sentence: see `Adversary`.
     """
 
     kind: Literal["bernoulli", "scheduled", "magnitude"] = "bernoulli"
     proportion: Share = 0.1
+    sentence: Sentence = "hidden"
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ Source: Xing et al. 2020, *Focusing More on Conflicts with Mis-Predictions Helps
     g = a (1 - S),    L = 1/N  sum_t  ||a_t - stop(g_t)||^2,
 
 so the value of a row is ``sum (a S)^2`` and its gradient ``2 a S``: the target does not move.  A negative score of a
-frequent companion is pushed up; that is what the equation says.
+frequent companion is pushed up; that is what the equation says.  Scores are products of queries and keys; what DeBERTa and
+T5 add for positions is left out.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ W2 and b2 are zero, so that a model begins as the plain one and everything can l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from guidance.errors import PlanError
 from guidance.options import Count, Share
-from guidance.sites import Selector, Site
+from guidance.sites import EXTRA, Selector, Site, select
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,36 @@ PLACES: dict[str, tuple[str, str]] = {
 """By layer class: the normalisation after the self-attention, and the last one; what is added goes into their input."""
 
 
+def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[nn.Module, tuple[Site, ...]]:
+    """The extra heads of a model, by the attention module beside which they stand; a site for each of its calls.
+
+    Args:
+        sites: of the model, by module.
+
+    Raises:
+        PlanError: no layer is to have them, or some are and others that share their module are not.
+    """
+    mine = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
+    count = 1 + max((site.layer for found in mine.values() for site in found), default=-1)
+    try:
+        layers = set(select(pal.layers, count, "layer"))
+    except PlanError as error:
+        raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
+    if not layers:
+        raise PlanError("[pal]: its layers select none", hint="leave the key out to mean all of them")
+    for found in mine.values():
+        if 0 < len(shared := layers & {site.layer for site in found}) < len(found):
+            raise PlanError(
+                f"[pal]: layer {min(shared)} shares its module with layers that are to have no added heads",
+                hint=f"select layers {found[0].layer} to {found[-1].layer} together, or none of them",
+            )
+    return {
+        module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in found)
+        for module, found in mine.items()
+        if found[0].layer in layers
+    }
+
+
 def place_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Module:
     """The normalisation into whose input the extra heads of a layer go.
 
@@ -108,7 +138,7 @@ def place_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Modul
             if base.__name__ in PLACES and any(module is attention for module in layer.modules()):
                 return layer.get_submodule(PLACES[base.__name__][placement == "layer"])
     raise PlanError(
-        f"{type(model).__name__}: its layers normalise before their parts, and extra heads go into the input of a"
+        f"[pal]: {type(model).__name__}: its layers normalise before their parts, and extra heads go into the input of a"
         " normalisation that follows them",
         hint=f"layers with a place for them: {', '.join(sorted(PLACES))}",
     )

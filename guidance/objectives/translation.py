@@ -1,6 +1,7 @@
 """Translation with an encoder-decoder: the label-smoothed loss of its targets, and beam search.
 
-Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search with a length penalty).
+Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search); the penalty is that of transformers, a power
+of the length, the end among it, not the formula of Wu et al. 2016 that they take.
 """
 
 from __future__ import annotations
@@ -80,9 +81,8 @@ def translate(
     """
     ids_BT, mask_BT = inputs["input_ids"], inputs["attention_mask"]
     extra: dict[str, Any] = {}
-    if handle is not None and handle.plan.shapes_outputs:
-        extra["guidance"] = guidance = handle.guide(ids_BT, mask_BT, step=0, **(columns or {}))
-        guidance.measuring = False
+    if handle is not None:
+        extra = handle.at_inference(input_ids=ids_BT, attention_mask=mask_BT, **(columns or {}))
     searching: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     generator: Any = model
     with evaluating(model), torch.no_grad():

@@ -212,7 +212,7 @@ class Generator:
     def validate(self, model: nn.Module, batch: FilledBatch) -> dict[str, Tensor]:
         """Its own losses of a validation batch, which is filled in."""
         inputs = self._masked(batch)
-        return self._fill(model, batch, inputs, self.guided.at_inference(lambda: self._guide(inputs, 0)))
+        return self._fill(model, batch, inputs, self.guided.handle.at_inference(**inputs.model, **inputs.columns))
 
     def weights(self, step: int) -> dict[str, float]:
         """The factors of its losses."""

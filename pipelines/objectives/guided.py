@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from guidance.checkpoint import EXTRA_FILE, take_over
-from guidance.errors import GuidanceHadNoEffect, PlanError
+from guidance.errors import PlanError
 from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
@@ -78,17 +78,14 @@ class Guided:
         """True when a second forward pass is made, in which adversaries or random masks attack."""
         return bool(self.handle.attacks)
 
+    @property
+    def sentence(self) -> str:
+        """What attacks are judged by in whole examples; see `guidance.mechanisms.adversary.Adversary`."""
+        return str(self.handle.plan.guides[self.handle.attacks[0][0]].how.sentence)
+
     def forward(self, guidance: Guidance) -> dict[str, Guidance]:
         """The further argument of the model: none where no guide is at work, which leaves the model untouched."""
         return {"guidance": guidance} if self.handle.work else {}
-
-    def at_inference(self, make: Callable[[], Guidance]) -> dict[str, Guidance]:
-        """The same where nothing is trained: only what shapes outputs is at work, and no loss is measured."""
-        if not self.handle.plan.shapes_outputs:
-            return {}
-        guidance = make()
-        guidance.measuring = False
-        return {"guidance": guidance}
 
     def name(self, label: str) -> str:
         """How the metrics call the loss of a guide."""
@@ -123,13 +120,13 @@ class Guided:
     def _share(self, label: str) -> str:
         return f"share/in_vocabulary/{self._prefix}{label}"
 
-    def attack_losses(self, attack: Guidance, clean: tuple[Tensor, Tensor], attacked: tuple[Tensor, Tensor]) -> Any:
+    def attack_losses(self, attack: Guidance, clean: Sequence[Tensor], attacked: Sequence[Tensor]) -> dict[str, Tensor]:
         """How far an attack moves the model, and what the adversary pays, all undivided; beside them what is only
         reported, the share of units that was masked in each layer.
 
         Args:
-            clean, attacked: logits of the tokens that are predicted, (N, classes), and first hidden states of the last
-                layer, (B, D), read as distributions over hidden units (Wu et al. 2023, equation 10), of both passes.
+            clean, attacked: logits of the tokens that are predicted, (N, classes), and what stands for each example,
+                (B, D), read as distributions (Wu et al. 2023, equation 10), of both passes; see `sentence`.
         """
         tokens, first = zip(clean, attacked, strict=True)
         moved = divergence(*tokens) * len(tokens[0]) if len(tokens[0]) else tokens[1].sum() * 0
@@ -170,13 +167,3 @@ def refuse_guides(plan: Plan, source: str, refusal: Callable[[Guide], str]) -> N
     for number, guide in enumerate(plan.guides, 1):
         if reason := refusal(guide):
             raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")
-
-
-def check_matches(tallies: Mapping[str, float]) -> None:
-    """Raises GuidanceHadNoEffect when the pattern of a guide matched nothing from the first step to the last."""
-    for label, found in tallies.items():
-        if not found:
-            raise GuidanceHadNoEffect(
-                f"the pattern of guide {label!r} matched no token in the whole run",
-                hint="look at the text and the tokenizer, or leave the guide out of the plan",
-            )

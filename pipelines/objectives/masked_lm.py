@@ -80,15 +80,27 @@ class MaskedLM:
     def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
         inputs = self.tensors(batch)
         guidance = self.guide(inputs, step)
-        states = {"output_hidden_states": True} if self.guided.attacks else {}
-        clean = self.call(model, inputs, **self.guided.forward(guidance), **states)
-        losses = {**self.task_losses(clean, inputs), **self.guided.losses(guidance)}
-        if self.guided.attacks:
-            attack = guidance.attack(self.seeds(batch))
-            other = self.call(model, inputs, guidance=attack, **states)
-            both = [(output.logits, output.hidden_states[-1][:, 0]) for output in (clean, other)]
-            losses |= self.guided.attack_losses(attack, *both)
-        return losses
+        if not self.guided.attacks:
+            output = self.call(model, inputs, **self.guided.forward(guidance))
+            return {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
+        output, *clean = self._distributions(model, inputs, guidance=guidance)
+        losses = {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
+        attack = guidance.attack(self.seeds(batch))
+        _, *attacked = self._distributions(model, inputs, guidance=attack)
+        return losses | self.guided.attack_losses(attack, clean, attacked)
+
+    def _distributions(self, model: nn.Module, inputs: Inputs, guidance: Guidance) -> tuple[Any, Tensor, Tensor]:
+        """A pass, and what an attack on it is judged by: the logits of the tokens that are asked about, (N, classes), and
+        what stands for each example, (B, D)."""
+        if self.guided.sentence == "hidden":
+            output = self.call(model, inputs, guidance=guidance, output_hidden_states=True)
+            return output, output.logits, output.hidden_states[-1][:, 0]
+        batch, length = inputs.model["input_ids"].shape
+        first_B = torch.arange(batch, device=inputs.places_N.device) * length
+        asked = dataclasses.replace(inputs, places_N=torch.cat((inputs.places_N, first_B)))
+        output = self.call(model, asked, guidance=guidance)
+        output.logits, first = output.logits.split((len(inputs.places_N), batch))
+        return output, output.logits, first
 
     def seeds(self, batch: MaskedBatch) -> Tensor:
         """A number for each example, int64, from which attacks on it are drawn."""
@@ -118,7 +130,7 @@ class MaskedLM:
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Sums and counts of the losses of a validation batch."""
         inputs = self.tensors(batch)
-        extra = self.guided.at_inference(lambda: self.guide(inputs))
+        extra = self.guided.handle.at_inference(**_seen(inputs))
         return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
 
     def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
@@ -163,9 +175,12 @@ class MaskedLM:
 
     def guide(self, inputs: Inputs, step: int = 0) -> Guidance:
         """The guidance of a batch."""
-        return self.guided.handle.guide(
-            inputs.model["input_ids"], inputs.model["attention_mask"], step=step, **inputs.columns
-        )
+        return self.guided.handle.guide(**_seen(inputs), step=step)
+
+
+def _seen(inputs: Inputs) -> dict[str, Tensor]:
+    """What the guidance of a batch is made of."""
+    return {name: inputs.model[name] for name in ("input_ids", "attention_mask")} | dict(inputs.columns)
 
 
 class FilledLM(MaskedLM):

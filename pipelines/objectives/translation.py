@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from guidance.checkpoint import TARGET_FOLDER
 from guidance.errors import InputError
 from guidance.features import Tokens, Vocabulary
-from guidance.forward import Guidance
 from guidance.installation import Handle
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translation_losses
@@ -333,9 +332,6 @@ def tensors(batch: TranslationBatch, model: Any) -> Inputs:
 
 def likelihood(model: nn.Module, handle: Handle, inputs: Inputs) -> float:
     """The negative log-likelihood of the targets of a batch, in nats: a sum over tokens, without smoothing."""
-    extra: dict[str, Guidance] = {}
-    if handle.plan.shapes_outputs:
-        extra["guidance"] = handle.guide(**inputs.model, step=0, **inputs.columns)
-        extra["guidance"].measuring = False
+    extra = handle.at_inference(**inputs.model, **inputs.columns)
     output = logits_at(model, inputs.places_N, **inputs.model, **extra, use_cache=False)
     return translation_losses(output.logits, inputs.labels_N, 0.0)[1].item()

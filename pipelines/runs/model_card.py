@@ -48,9 +48,14 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
         for e in out.provenance
     ]
-    origin = {"init": "Its weights were taken from an earlier model. "} if "init" in run.inputs else {}
+    origin = "Its weights were taken from an earlier model. " if "init" in run.inputs else ""
     losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in outcome.last.items() if k.startswith(("loss/", "valid/")))
     batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
+    best = (
+        f" `best/` holds the weights of the lowest validation loss (step {outcome.best_step})."
+        if outcome.best_step
+        else ""
+    )
     others = "".join(f"\n{OTHER_FOLDERS[folder.path]}" for folder in folders[1:])
     guided = (
         f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
@@ -67,7 +72,7 @@ tags: [attention-guidance]
 # A {folders[0].model.config.model_type} {kind.words}
 
 Trained by `guide pretrain` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
-{out.counts["parameters"]:,} parameters. {origin.get("init", "")}{guided}
+{out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data
 
@@ -83,7 +88,7 @@ Losses in nats per token or example that is predicted; those of guides before th
 |---|---|
 {losses}
 
-Every step is in `metrics.parquet`. `best/` holds the weights of the lowest validation loss{f" (step {outcome.best_step})" if outcome.best_step else ""}.
+Every step is in `metrics.parquet`.{best}
 
 ## How to open it
 

@@ -71,7 +71,7 @@ def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
 def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True) -> Any:
     """The tokenizer that made a sequences artifact; that of its targets is in ``target-tokenizer``.
 
-    Its ``cls_token`` and ``sep_token`` are what begins and ends the sequences, whatever its own configuration calls them.
+    Its ``cls_token`` and ``sep_token`` are what begins and ends the sequences: `plain_tokenizer` wrote them down.
 
     Args:
         masked: whether the task masks words.
@@ -81,22 +81,13 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
     """
     from transformers import PreTrainedTokenizerFast
 
-    from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids
+    from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, named_tokens
 
     # transformers 5 writes no special_tokens_map.json
     files = {
         name: sequences.read(f"{folder}/{name}") for name in TOKENIZER_FILES if f"{folder}/{name}" in sequences.files
     }
-    given: dict[str, Any] = {}
-    for name in TOKENIZER_FILES[1:]:
-        given |= json.loads(files.get(name, b"{}"))
-    tokenizer = load_tokenizer(files)
-    texts = {k: v["content"] if isinstance(v, dict) else v for k, v in given.items() if k.endswith("_token")}
-    roles = {f"{role}_token": id_ for role, id_ in special_ids(files, tokenizer).items() if id_ is not None}
-    names = {k: v for k, v in texts.items() if isinstance(v, str)} | {
-        k: tokenizer.id_to_token(v) for k, v in roles.items()
-    }
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(files), **named_tokens(files))
     if wrapped.pad_token_id is None:
         raise InputError(f"the tokenizer of {sequences.reference} has no padding token")
     if masked and wrapped.mask_token_id is None:

@@ -35,7 +35,7 @@ class Hyperparameters:
         """The learning rate of the update that follows ``step`` finished ones.
 
         Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3, with its peak, at the last step of warm-up, given
-        instead of following from the width.
+        instead of following from the width: theirs is (width * warm-up steps) ** -0.5, 9.9e-4 for 256 and 4000.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps

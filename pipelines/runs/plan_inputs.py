@@ -58,15 +58,15 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
 
 def model_input(reference: str, store: Store) -> Artifact | Files:
     """A trained model, with its generator: an artifact, or any folder of a Hugging Face model."""
-    from guidance.checkpoint import TARGET_FOLDER
-    from pipelines.objectives.generator import FOLDER
-
     try:
         return store.load(reference, kind="model")
     except ArtifactMissing:
         folder = Path(reference)
         if not folder.is_dir():
             raise
+        from guidance.checkpoint import TARGET_FOLDER  # not before: it imports torch
+        from pipelines.objectives.generator import FOLDER
+
         found = sorted(
             p for part in ("", FOLDER, TARGET_FOLDER) if (folder / part).is_dir() for p in (folder / part).iterdir()
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError, MachineError, did_you_mean
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import (
@@ -292,8 +292,12 @@ class Store:
                 )
         if os.path.exists(reference):
             raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
+        newest = self.named(reference.partition("@")[0])  # where the name is right, the version is not
+        guess = (
+            f"; the newest is {str(newest)!r}" if newest else did_you_mean(reference, {n.name for n in self.names()})
+        )
         raise ArtifactMissing(
-            f"no artifact {reference!r} in {self.root}",
+            f"no artifact {reference!r} in {self.root}{guess}",
             hint="`guide ls` lists what there is; --store or GUIDE_STORE names another store",
         )
 

@@ -50,7 +50,7 @@ def build(run: Run) -> None:
             f"{corpus.reference} has no pair of at most {run.config.max_length} tokens", hint="--max-length"
         )
     for side in {id(side): side for side in (source, target)}.values():
-        for name, data in plain_tokenizer(side.files).items():
+        for name, data in plain_tokenizer(side.files, side.tokenizer).items():
             run.out.write(f"{side.role.replace('_', '-')}/{name}", data)
     run.out.counts |= {
         "max_length": run.config.max_length,

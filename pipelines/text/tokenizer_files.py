@@ -65,18 +65,24 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
     return tokenizer
 
 
+def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The special tokens that a tokenizer's configurations name: ``cls_token`` and the like."""
+    named: dict[str, str] = {}
+    for name in TOKENIZER_FILES[1:]:
+        for key, value in _json_object(files.get(name, b"{}"), name).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                named[key] = text
+    return named
+
+
 def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
     """Ids of the roles ``cls``, ``sep``, ``pad``, ``mask``, ``unk``; begin- and end-of-sentence stand in for the first two.
 
     Raises:
         InputError: nothing begins or ends a sequence.
     """
-    named: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        for role, value in _json_object(files.get(name, b"{}"), name).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                named[role] = text
+    named = named_tokens(files)
     found: dict[str, int | None] = {}
     for role, (first, second, *usual) in _ROLES.items():
         texts = [named[key] for key in (first, second) if key in named] or usual
@@ -88,17 +94,23 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
     return found
 
 
-def plain_tokenizer(files: Mapping[str, bytes]) -> dict[str, bytes]:
+def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, bytes]:
     """The tokenizer's files as they may travel on: of the configurations only special tokens and the longest input.
 
-    A tokenizer from elsewhere can name code, classes and templates; none of it goes into what we publish.
+    A tokenizer from elsewhere can name code, classes and templates; none of it goes into what we publish.  The roles of
+    `special_ids` are written down, so that whoever opens the folder takes the same tokens for them.
     """
+    ids = special_ids(files, tokenizer)
+    roles = {f"{role}_token": tokenizer.id_to_token(id_) for role, id_ in ids.items() if id_ is not None}
     kept = dict(files)
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if name in files:
-            given = _json_object(files[name], name)
+    for name in TOKENIZER_FILES[1:]:
+        is_main = name == "tokenizer_config.json"
+        if name in files or is_main:
+            given = _json_object(files.get(name, b"{}"), name)
             plain = {key: value for key, value in given.items() if key.endswith("_token") or key == "model_max_length"}
-            if name == "tokenizer_config.json":
+            said = named_tokens({name: files.get(name, b"{}")})
+            plain |= {role: text for role, text in roles.items() if said.get(role) != text}
+            if is_main:
                 plain["tokenizer_class"] = "PreTrainedTokenizerFast"
             kept[name] = (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     return kept

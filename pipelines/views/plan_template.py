@@ -19,7 +19,7 @@ KEYS: Mapping[str, str] = {
     "weight": "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
     "reference_length": "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
     "schedule": "of a weight, over the run",
-    "hold_steps": "steps before a schedule starts to fall",
+    "hold_steps": "steps before a schedule starts to fall; 20000 in paper A's code",
     "optional": "true: the row may select no head, as in models that have fewer",
     "enabled": "false leaves the row out",
     "name": "how logs call the row; else by its pattern",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.text.readers import read_small
@@ -218,22 +218,14 @@ def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
 
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
     """The sites of the heads that the plan adds."""
-    from guidance.mechanisms.projected import place_of
-    from guidance.sites import Site, find_sites, select
+    from guidance.mechanisms.projected import added_sites, place_of
+    from guidance.sites import find_sites
 
     if plan.pal is None:
         return
-    modules = {sites[0].layer: module for module, sites in find_sites(shape.model).items() if _is_own(sites[0])}
-    try:
-        for layer in select(plan.pal.layers, len(modules), "layer"):
-            place_of(shape.model, modules[layer], plan.pal.placement)
-            yield Site("encoder", "pal", layer, plan.pal.heads, f"pal {layer}")
-    except PlanError as error:
-        raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
-
-
-def _is_own(site: Site) -> bool:
-    return (site.stack, site.attention) == ("encoder", "self")
+    for module, sites in added_sites(plan.pal, find_sites(shape.model)).items():
+        place_of(shape.model, module, plan.pal.placement)
+        yield from sites
 
 
 def runs(numbers: Sequence[int]) -> str:

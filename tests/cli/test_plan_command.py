@@ -164,6 +164,19 @@ def test_a_model_is_a_folder_a_configuration_an_artifact_or_a_family(guide):
     assert "of the 4 heads of small" in guide("plan", "check", "preset:ag", "--model", "small").out
 
 
+def test_added_heads_of_layers_that_share_a_module_are_shown_for_each_layer(guide):
+    Path("plan.toml").write_text('[pal]\nheads = 2\nlayers = ["last 2"]\nwidth = 8\n')
+    answer = guide("plan", "check", "plan.toml", "--model", "albert:4x2")
+    assert answer.code == 2
+    assert "[pal]: layer 2 shares its module with layers that are to have no added heads" in answer.err
+    Path("plan.toml").write_text(
+        '[pal]\nheads = 2\nwidth = 8\n[[guide]]\npattern = "next"\nmechanism = "mask"\nheads = ["pal:0"]'
+    )
+    answer = guide("plan", "check", "plan.toml", "--model", "albert:4x2")
+    assert answer.code == 0, answer.err
+    assert answer.out == "ok: 1 guide, on 0 of the 8 heads of albert:4x2 and 4 added ones\n"
+
+
 # check
 
 

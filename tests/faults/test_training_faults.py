@@ -118,6 +118,7 @@ def test_a_finished_run_is_not_trained_again(store: Store) -> None:
 SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "evaluate_every": 2, "valid_sequences": 2}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("point", ["open", "write", "fsync", "rename", "unlink"])
 def test_a_run_killed_while_it_saves_equals_one_that_was_not(
     tmp_path: Path, whole: Callable[..., Result], point: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -244,6 +245,12 @@ def test_evaluation_measures_the_task_alone(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = float(model(**stacked(examples(8, seed=9))).loss)
     assert done.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert done.handle.matches() == {}
+
+
+def test_evaluation_needs_no_column_that_only_losses_read(tmp_path: Path) -> None:
+    done = trainer(tmp_path, plan=MARKED, eval_dataset=examples(8, seed=9))
+    assert math.isfinite(done.evaluate()["eval_loss"])
 
 
 def test_gradient_checkpointing_keeps_the_gradients_of_guides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

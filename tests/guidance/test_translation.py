@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from guidance.errors import PlanError
 from guidance.installation import Handle, install
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translate, translation_losses
@@ -232,4 +233,9 @@ def test_a_decoder_with_its_own_vocabulary_is_guided_by_it() -> None:
     guidance = handle.guide(**sources, decoder_input_ids=torch.tensor([[0, 30, 5, 30]]))
     assert guidance.tokens["decoder"].columns["character"].tolist() == [[0, ord("."), 0, ord(".")]]
     assert guidance.tokens["encoder"].columns["character"].tolist() == [[0, ord("."), 0, 0]]
+    handle.remove()
+    install(model, Plan(plan.guides[:1]), decoder_tokenizer=_Tokenizer(40, 30)).remove()  # the other is not needed
+    with pytest.raises(PlanError, match="needs the feature character"):
+        install(model, plan, decoder_tokenizer=_Tokenizer(40, 30))
+    handle.install()
     assert translate(model, handle, sources, beams=2, max_length=4)

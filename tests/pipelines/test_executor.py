@@ -310,6 +310,7 @@ def test_unfinished_work_is_listed_and_spared(text: Artifact, store: Store, guid
 # workers that die, fail, speak
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["local", "dask"])
 def test_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact, store: Store, traces: Path) -> None:
     result = works.run_stage(
@@ -324,7 +325,8 @@ def test_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact, s
     assert store.unfinished() == []
 
 
-@pytest.mark.parametrize("where", ["local", "dask"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("where", ["dask", "local"])
 def test_workers_that_die_again_and_again_end_the_run(where: str, text: Artifact, store: Store) -> None:
     with pytest.raises(MachineError, match="died") as caught:
         works.run_stage(text, store, work="dying", executor=where, jobs=2, shard_size=200)
@@ -344,6 +346,7 @@ def test_failure_in_a_shard_arrives_as_itself(
     assert partial_files(store) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 def test_workers_say_nothing(settings: list[str], text: Artifact, store: Store) -> None:
     process = start(text, store, "work=chatty", f"shard_size={SIZE}", *settings)
@@ -351,7 +354,8 @@ def test_workers_say_nothing(settings: list[str], text: Artifact, store: Store) 
     assert (process.returncode, out, err) == (0, "", "")
 
 
-@pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("settings", [["executor=dask", "jobs=2"], ["jobs=2"]], ids=str)
 def test_full_disk_in_a_worker_is_the_machines_failure(settings: list[str], text: Artifact, store: Store) -> None:
     process = start(text, store, f"shard_size={SIZE}", *settings, GUIDE_FAILPOINT="write:1:ENOSPC")
     assert (process.wait(120), process.communicate()[1]) == (3, "")
@@ -366,6 +370,7 @@ def test_full_disk_in_a_worker_is_the_machines_failure(settings: list[str], text
 # stopping
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
 def test_stopped_run_leaves_no_process_and_goes_on(
@@ -388,6 +393,7 @@ def test_stopped_run_leaves_no_process_and_goes_on(
     assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 def test_workers_end_with_a_process_that_is_killed(
     settings: list[str], text: Artifact, store: Store, traces: Path

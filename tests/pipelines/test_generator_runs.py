@@ -87,6 +87,7 @@ def test_every_part_of_the_loss_and_every_share_is_logged(electra: tuple[Artifac
     losses = {"loss/discriminator", "loss/generator", "loss/guidance/conflict"}
     for row in rows:
         assert reported | losses <= set(row) and all(0 <= row[name] <= 1 for name in reported)
+        assert row["weight/discriminator"] == 50
         total = 50 * row["loss/discriminator"] + row["loss/generator"] + row["loss/guidance/conflict"]
         assert row["loss/total"] == pytest.approx(total) and row["loss/guidance/conflict"] > 0
         assert row["share/replaced"] < 0.3 < row["share/mispredicted"]

@@ -243,7 +243,7 @@ def test_a_run_gives_a_model_with_both_heads(store: Store) -> None:
 
     result = train(store, plan="preset:ag")
     rows = trainings.metrics(result.path)
-    always = {"loss/total", "loss/mlm", "loss/nsp", "accuracy/nsp", "weight/nsp", "loss/guidance/next"}
+    always = {"loss/total", "loss/mlm", "loss/nsp", "accuracy/nsp", "weight/mlm", "weight/nsp", "loss/guidance/next"}
     assert all(always <= set(row) for row in rows)
     assert all(0 <= float.fromhex(row["accuracy/nsp"]) <= 1 for row in rows)
     assert {"valid/mlm", "valid/nsp", "valid/accuracy/nsp"} <= set(rows[-1])

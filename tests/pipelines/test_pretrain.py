@@ -37,7 +37,7 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Artifact]:
 def test_every_step_is_logged_with_all_its_parts(guided: tuple[Store, Artifact]) -> None:
     rows = [json.loads(line) for line in guided[1].read("metrics.jsonl").splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-    always = {"step", "loss/total", "loss/mlm", "learning_rate", "gradient_norm", "tokens", "seconds"}
+    always = {"step", "loss/total", "loss/mlm", "weight/mlm", "learning_rate", "gradient_norm", "tokens", "seconds"}
     always |= {"tokens_per_second"} | {f"{a}/guidance/{b}" for a in ("loss", "weight") for b in ("next", "previous")}
     assert all(always == set(row) - {"valid/mlm"} for row in rows)
     assert [row["step"] for row in rows if "valid/mlm" in row] == [3, 6, 7]
@@ -279,7 +279,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
     with pytest.raises(InputError, match="2 shares for 3 sequences"):
         trainings.train(store, *data, sampling=[1, 1])
     with pytest.raises(InputError, match="1 masks for 3 sequences"):
-        trainings.train(store, *data, masks="masks/1234")
+        trainings.train(store, *data, masks=data[0].reference)
     empty = trainings.sequences(store, train=0)
     with pytest.raises(InputError, match=f"{empty.reference} has no training sequences"):
         trainings.train(store, data[0], empty)

@@ -170,6 +170,25 @@ def test_a_vocabulary_that_lists_special_tokens_as_words_is_disarmed(store: Stor
     assert "became unknown" in artifact.manifest["warnings"][0]
 
 
+def test_a_tokenizer_that_names_no_roles_travels_on_with_those_that_it_played(store: Store, tmp_path: Path) -> None:
+    from tokenizers import models
+    from transformers import AutoTokenizer
+
+    from guidance.features import Vocabulary
+
+    text = make_corpus(store, {"a.txt": "hello hello"}, valid=0.0)
+    words = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "hello": 1, "[CLS]": 2, "[SEP]": 3, "<mask>": 4}, unk_token="[UNK]")
+    )
+    (tmp_path / "tokenizer").mkdir()
+    words.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    artifact = sequences.run(text.reference, str(tmp_path / "tokenizer"), sequences.Config(), store=store).artifact
+    opened = AutoTokenizer.from_pretrained(artifact.path / "tokenizer")
+    roles = (opened.cls_token, opened.sep_token, opened.unk_token, opened.mask_token, opened.pad_token)
+    assert roles == ("[CLS]", "[SEP]", "[UNK]", "<mask>", None)
+    assert Vocabulary.from_tokenizer(opened).columns_V["delimiter"].tolist() == [False, False, True, True, False]
+
+
 def test_a_folder_of_transformers_works_and_brings_only_its_tokenizer_files(store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, {"a.txt": "Some text. And more."}, valid=0.0)
     made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=300), store=store)

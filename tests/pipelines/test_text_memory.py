@@ -75,6 +75,7 @@ def test_a_word_of_a_million_letters(tmp_path: Path) -> None:
     assert answer["sequences"]["splits"]["train"]["tokens"] > 10
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["file", "line"])
 def test_200_000_lines_of_one_letter(layout: str, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
@@ -84,6 +85,7 @@ def test_200_000_lines_of_one_letter(layout: str, tmp_path: Path) -> None:
     assert layout == "file" or answer["counts"]["dropped"] == {"duplicate": 199_974}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("letters", ["(", "'s", "\u0301"])
 def test_runs_that_make_a_parser_quadratic(letters: str, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"

@@ -42,15 +42,18 @@ def rows_of(artifact: Artifact) -> list[dict[str, float]]:
 # what is logged, against loops
 
 
-@pytest.fixture
-def attacked(store: Store) -> tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]]:
+@pytest.fixture(params=["hidden", "head"])
+def attacked(
+    store: Store, request: pytest.FixtureRequest
+) -> tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]]:
     """An objective with an adversary, six examples of different lengths, their losses, and what each layer read in the
     second pass."""
     data = trainings.sequences(store)
     tokenizer = models.read_tokenizer(data)
     examples = Examples.read(data, "train", len(tokenizer))
     options = trainings.config(architecture="bert", mask_probability=0.3)
-    objective = prepare(Given(options, Plan.parse(ADVERSARY), data, tokenizer, examples, examples))
+    plan = Plan.parse(f'{ADVERSARY}\nsentence = "{request.param}"')
+    objective = prepare(Given(options, plan, data, tokenizer, examples, examples))
     model = objective.model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -98,7 +101,7 @@ def test_the_share_that_is_masked_in_each_layer_is_that_of_a_slow_count(
 def test_the_losses_are_those_of_equation_10(
     attacked: tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]],
 ) -> None:
-    """Divergences of the distributions over words at masked tokens, and over hidden units at the first token."""
+    """Divergences of the distributions over words at masked tokens, and at the first token over hidden units or words."""
     objective, inputs, losses, _ = attacked
     guidance = objective.guide(inputs)
     outputs = [
@@ -107,7 +110,8 @@ def test_the_losses_are_those_of_equation_10(
     ]
     places = [divmod(int(place), inputs.model["input_ids"].shape[1]) for place in inputs.places_N]
     words = sum(both_ways(*(output.logits[row, token] for output in outputs)) for row, token in places)
-    first = sum(both_ways(*(output.hidden_states[-1][row, 0] for output in outputs)) for row in range(6))
+    said = [output.logits if objective.guided.sentence == "head" else output.hidden_states[-1] for output in outputs]
+    first = sum(both_ways(*(states[row, 0] for states in said)) for row in range(6))
     assert losses["adversary/tokens"].item() == pytest.approx(words, rel=1e-9)
     assert losses["adversary/sentence"].item() == pytest.approx(first, rel=1e-9)
     assert objective.weights(0) == {"mlm": 1.0, **{f"adversary/{n}": 1.0 for n in ("tokens", "sentence", "penalty")}}
@@ -183,6 +187,8 @@ def test_a_scheduled_mask_follows_an_adversarial_run_step_by_step(store: Store, 
             wanted = expected[min(step, 5)][f"masked/{layer}"]
             assert row[f"masked/{layer}"] == pytest.approx(wanted, abs=0.08)
     assert second.manifest["inputs"]["masking"]["content"] == first.content
+    assert f"{first.reference} ends at step 6: its masking there is repeated" in second.manifest["warnings"]
+    assert not first.manifest["warnings"]
 
 
 def adversarial_run(store: Store, columns: Mapping[str, Sequence[float | None]]) -> Artifact:

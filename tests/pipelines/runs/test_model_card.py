@@ -13,11 +13,11 @@ from pipelines.pretrain import Config
 from pipelines.runs.model_card import KINDS, card
 
 
-def written(plan: Plan, *paths: str, **settings: Any) -> str:
+def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
     """The card of a run that did nothing else of note, with model folders beside the first one."""
     out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234})
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
-    outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=None)
+    outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=best_step)
     model = SimpleNamespace(config=SimpleNamespace(model_type="bert"))
     return card(run, plan, outcome, [ModelFolder(path, path, model, plan) for path in ("", *paths)])
 
@@ -54,6 +54,11 @@ def test_the_card_says_what_the_model_does_and_which_class_opens_it(objective: s
 def test_the_card_says_what_the_folder_of_the_generator_is() -> None:
     assert "`generator/` holds" in written(Plan(), "generator/", objective="electra")
     assert "generator" not in written(Plan(), objective="electra")
+
+
+def test_the_card_speaks_of_the_best_model_where_there_is_one() -> None:
+    assert "`best/`" not in written(Plan())
+    assert "`best/` holds the weights of the lowest validation loss (step 2)." in written(Plan(), best_step=2)
 
 
 def test_the_card_says_how_large_batches_were() -> None:

@@ -108,6 +108,17 @@ def test_a_reference_to_nothing_is_an_input_error(store, reference):
         store.load(reference)
 
 
+@pytest.mark.parametrize(
+    ("reference", "guess"),
+    [("wkii", "; did you mean 'wiki'?"), ("wiki@7", "; the newest is 'wiki@1'"), ("else", "")],
+)
+def test_a_name_that_is_nearly_right_is_guessed(store, reference, guess):
+    make(store, name="wiki")
+    with pytest.raises(ArtifactMissing) as caught:
+        store.find(reference)
+    assert caught.value.message == f"no artifact {reference!r} in {store.root}{guess}"
+
+
 def test_the_wrong_kind_is_refused_and_both_are_named(store):
     make(store, name="wiki")
     with pytest.raises(ArtifactMismatch, match="is a tiny artifact; needed is a corpus or dataset"):

@@ -293,4 +293,4 @@ def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[st
             run.warn(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
 
 
-STAGE = Stage("build-masks", "masks", 2, Config, build)
+STAGE = Stage("build-masks", "masks", 3, Config, build)

@@ -46,7 +46,8 @@ NOTHING: Mapping[str, tuple[object, type[np.generic]]] = {
 """Every column: the value that says nothing, and its type.  What the values mean is in `guidance.features.FEATURES`."""
 
 NEGATIONS = ("not", "n't", "never")
-"""Lemmas of adverbs that negate: spaCy's English models call their relation ``neg``, English treebanks ``advmod``."""
+"""Lemmas, or forms where no lemma is known, of adverbs that negate: spaCy's English models call their relation ``neg``,
+English treebanks ``advmod``."""
 
 
 class Words(NamedTuple):

@@ -150,7 +150,8 @@ class RoleTables:
         features: dict[str, Any] = {}
         if trees is not None:
             count = len(split["document"])
-            lemmas = [lemma for part in parts for lemma in part["lemma"]]
+            both = (zip(part["lemma"], part["form"], strict=True) for part in parts)
+            lemmas = [lemma or form for one in both for lemma, form in one]  # some parsers give no lemmas
             numbers, negation = relations([label for part in parts for label in part["relation"]], lemmas)
             tags = parts_of_speech([tag for part in parts for tag in part["upos"]])
             for name, values in (("relation", numbers), ("pos", tags), ("negation", negation)):

@@ -7,7 +7,6 @@ that only a person can know are given one by one, for each word or for each toke
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from guidance.errors import InputError, UnknownName
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
-    from guidance.features import Tokens
+    from torch import Tensor
+
+    from guidance.features import Cooccurrence, Tokens
     from guidance.patterns import Pattern
 
 MOST_TOKENS = 256
@@ -28,25 +29,25 @@ SAMPLE = "The old dog chased a cat. The cat ran home, but the dog did not."
 """What is drawn when no text is given; its parse and its idf are known."""
 
 _SAMPLE = """
-#   word    head  relation  pos    idf  negation  stop_word  marked
-0   The     2     det       DET    1.0  0         1          0
-1   old     2     amod      ADJ    4.1  0         0          0
-2   dog     3     nsubj     NOUN   3.2  0         0          0
-3   chased  3     root      VERB   5.9  0         0          0
-4   a       5     det       DET    1.1  0         1          0
-5   cat     3     obj       NOUN   3.4  0         0          1
-6   .       3     punct     PUNCT  0    0         0          0
-7   The     8     det       DET    1.0  0         1          0
-8   cat     9     nsubj     NOUN   3.4  0         0          1
-9   ran     9     root      VERB   3.9  0         0          0
-10  home    9     advmod    ADV    3.0  0         0          0
-11  ,       15    punct     PUNCT  0    0         0          0
-12  but     15    cc        CCONJ  1.6  0         1          0
-13  the     14    det       DET    1.0  0         1          0
-14  dog     15    nsubj     NOUN   3.2  0         0          0
-15  did     9     conj      AUX    2.0  0         1          0
-16  not     15    advmod    PART   1.5  1         1          0
-17  .       9     punct     PUNCT  0    0         0          0
+#   word    head  relation  pos    idf  stop_word  marked
+0   The     2     det       DET    1.0  1          0
+1   old     2     amod      ADJ    4.1  0          0
+2   dog     3     nsubj     NOUN   3.2  0          0
+3   chased  3     root      VERB   5.9  0          0
+4   a       5     det       DET    1.1  1          0
+5   cat     3     obj       NOUN   3.4  0          1
+6   .       3     punct     PUNCT  0    0          0
+7   The     8     det       DET    1.0  1          0
+8   cat     9     nsubj     NOUN   3.4  0          1
+9   ran     9     root      VERB   3.9  0          0
+10  home    9     advmod    ADV    3.0  0          0
+11  ,       15    punct     PUNCT  0    0          0
+12  but     15    cc        CCONJ  1.6  1          0
+13  the     14    det       DET    1.0  1          0
+14  dog     15    nsubj     NOUN   3.2  0          0
+15  did     9     conj      AUX    2.0  1          0
+16  not     15    advmod    PART   1.5  1          0
+17  .       9     punct     PUNCT  0    0          0
 """
 
 _ENDS_SENTENCE = frozenset(".?!…。？！؟।")
@@ -70,10 +71,17 @@ class OneText:
 
 @dataclass
 class _Words:
-    """The words of a text, by the code points where they start and end, and what is known about each, by feature."""
+    """The words of a text.
+
+    Attributes:
+        spans: the code points where each starts, and ends.
+        segments: the number of its sentence.
+        known: what else is known about each, by feature.
+    """
 
     spans: list[tuple[int, int]]
-    known: dict[str, list[Any]] = field(default_factory=dict)
+    segments: list[int]
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 def read(
@@ -98,7 +106,7 @@ def read(
     """
     import torch
 
-    from guidance.features import Cooccurrence, Tokens, Vocabulary
+    from guidance.features import Tokens, Vocabulary
 
     sample = text is None
     text = SAMPLE if text is None else text
@@ -123,17 +131,14 @@ def read(
             f"the text has {len(ids)} tokens; a picture holds {MOST_TOKENS - 2}", hint="take a shorter text"
         )
     ids = [backend.token_to_id(names["cls_token"]), *ids, backend.token_to_id(names["sep_token"])]
-    word_of = [-1, *(_word_at(start, end, text, words.spans) for start, end in spans), -1]
+    word_of, roles = _roles(spans, words)
 
     ids_BT = torch.tensor([ids])
-    columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT)
-    known = {"word": list(range(len(words.spans))), **words.known}
+    columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT) | roles
     for name, written in (given or {}).items():
-        known[name] = _values(name, written, len(words.spans), word_of, backend)
-    for name, values in known.items():
-        per_token = values if len(values) == len(ids) and name in (given or {}) else _spread(name, values, word_of)
-        columns[name] = torch.tensor([per_token])
-    tables = {"cooccurrence": Cooccurrence(*_counted_here(ids, words.known["segment"], word_of))}
+        values = _values(name, written, len(words.spans), word_of, backend)
+        columns[name] = torch.tensor([values if len(values) == len(ids) else _spread(name, values, word_of)])
+    tables = {"cooccurrence": _counted_here(ids, words.segments, word_of)}
     notes = () if tokenizer or parser else ("split into words; --tokenizer shows the tokens of a model",)
     tokens = Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), columns, tables)
     return OneText(_labels(text, ids, spans, word_of, backend), tokens, notes)
@@ -161,17 +166,21 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
 # words
 
 
-def _sample_features() -> dict[str, list[Any]]:
+def _sample_features() -> dict[str, Any]:
+    from guidance.statistics.roles import parts_of_speech, relations
+
     names, *rows = (line.split() for line in _SAMPLE.strip().splitlines())
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    return {name: list(map(_reader(name), column)) for name, column in columns.items() if name not in ("#", "word")}
+    found = {name: list(map(_reader(name), columns[name])) for name in ("head", "idf", "stop_word", "marked")}
+    relation, negation = relations(columns["relation"], columns["word"])
+    return found | {"relation": relation, "negation": negation, "pos": parts_of_speech(columns["pos"])}
 
 
 def _split(text: str) -> _Words:
     from guidance.statistics.words import word_spans
 
     spans = word_spans(text)
-    return _Words(spans, {"segment": _segments([text[start:end] for start, end in spans])})
+    return _Words(spans, _segments([text[start:end] for start, end in spans]))
 
 
 def _segments(words: Sequence[str]) -> list[int]:
@@ -186,7 +195,7 @@ def _segments(words: Sequence[str]) -> list[int]:
 
 
 def _parse(text: str, parser: str) -> _Words:
-    from guidance.features import UPOS, relation_id
+    from guidance.statistics.roles import parts_of_speech, relations
     from pipelines.text.parsers import load_spacy
 
     kind, _, name = parser.partition(":")
@@ -195,30 +204,48 @@ def _parse(text: str, parser: str) -> _Words:
     doc = load_spacy(name)(text)
     kept = [token for token in doc if not token.is_space]
     number = {token.i: place for place, token in enumerate(kept)}
-    words = _Words([(token.idx, token.idx + len(token)) for token in kept])
-    words.known["stop_word"] = [token.is_stop for token in kept]
+    spans = [(token.idx, token.idx + len(token)) for token in kept]
     if doc.has_annotation("SENT_START"):
         sentence = {token.i: place for place, span in enumerate(doc.sents) for token in span}
-        words.known["segment"] = [sentence[token.i] for token in kept]
+        segments = [sentence[token.i] for token in kept]
     else:
-        words.known["segment"] = _segments([text[start:end] for start, end in words.spans])
+        segments = _segments([text[start:end] for start, end in spans])
+    words = _Words(spans, segments, {"stop_word": [token.is_stop for token in kept]})
     if doc.has_annotation("DEP"):
         words.known["head"] = [number.get(token.head.i, place) for place, token in enumerate(kept)]
-        words.known["relation"] = [relation_id(token.dep_) for token in kept]
+        labels, lemmas = [token.dep_ for token in kept], [token.lemma_ or token.lower_ for token in kept]
+        words.known["relation"], words.known["negation"] = relations(labels, lemmas)
     if doc.has_annotation("POS"):
-        words.known["pos"] = [UPOS.index(token.pos_) if token.pos_ in UPOS else -1 for token in kept]
-    if doc.has_annotation("DEP") or doc.has_annotation("MORPH"):
-        words.known["negation"] = [token.dep_ == "neg" or "Neg" in token.morph.get("Polarity") for token in kept]
+        words.known["pos"] = parts_of_speech([token.pos_ for token in kept])
     return words
 
 
-def _word_at(start: int, end: int, text: str, words: Sequence[tuple[int, int]]) -> int:
-    """The word of a piece: the first that reaches beyond the piece's first letter, or, where the piece is white space
-    alone, as the mark of a word's beginning may be, the one that begins there; -1 for none."""
-    start += len(text[start:end]) - len(text[start:end].lstrip())
-    if start == end:
-        return next((place for place, (first, _) in enumerate(words) if first == end), -1)
-    return next((place for place, (first, last) in enumerate(words) if first < end and last > start), -1)
+def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], dict[str, Tensor]]:
+    """The word of each token, -1 for none, and the features of tokens (1, T) that follow from those of words, as
+    ``guide build-masks`` gives them to the tokens of a corpus."""
+    import numpy as np
+    import torch
+
+    from guidance.statistics.roles import NOTHING, Pieces, Words, assign, role_columns
+
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    firsts = [
+        start for place, (start, _) in enumerate(words.spans) if words.segments[place] not in words.segments[:place]
+    ]
+    sentence = np.searchsorted(firsts, np.maximum(places[:, 0], places[:, 1] - 1), side="right") - 1
+    columns = (np.zeros(len(spans)), np.maximum(sentence, 0), places[:, 0], places[:, 1])
+    pieces = Pieces(
+        np.array([0, len(spans) + 2]), *(np.pad(c.astype(np.int64), 1, constant_values=-1) for c in columns)
+    )
+    start, end = np.array(words.spans, np.int64).T
+    known = {name: np.array(values, NOTHING[name][1]) for name, values in words.known.items() if name in NOTHING}
+    head = known.pop("head", None)
+    table = Words(np.zeros(len(start), np.int64), start, end, None if head is None else head.astype(np.int64), known)
+    word_of = assign(pieces, table).tolist()
+    found = role_columns(pieces, table).columns
+    found |= {n: np.array(_spread(n, values, word_of)) for n, values in words.known.items() if n not in NOTHING}
+    tensors = {name: torch.from_numpy(column)[None] for name, column in found.items()}
+    return word_of, {n: t if t.dtype == torch.bool or t.is_floating_point() else t.long() for n, t in tensors.items()}
 
 
 # tokens
@@ -316,23 +343,21 @@ def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[An
     """From one value per word to one per token."""
     from guidance.features import FEATURES
 
-    nothing = {"bool": False, "int": -1, "float": math.nan}[FEATURES[name].kind]
+    nothing = {"bool": False, "int": -1, "float": 0.0}[FEATURES[name].kind]
     return [values[word] if word >= 0 else nothing for word in word_of]
 
 
-def _counted_here(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> tuple[Any, Any]:
+def _counted_here(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> Cooccurrence:
     """A co-occurrence table counted in this text alone, a sentence being a window (Xing et al. 2020, eq. 9 and 10)."""
-    import torch
+    import numpy as np
 
-    kinds = sorted({id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0})
-    rows_V = torch.full((max(ids) + 1,), -1)
-    rows_V[kinds] = torch.arange(len(kinds))
-    counts_NN = torch.zeros(len(kinds), len(kinds), dtype=torch.float64)
-    for segment in sorted(set(segments)):
-        members = [id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0 and segments[word] == segment]
-        counts_N = torch.bincount(rows_V[members], minlength=len(kinds)).double()
-        counts_NN += counts_N.outer(counts_N) - counts_N.diag()
-    sums_N = counts_NN.sum(1)
-    scores_NN = (counts_NN / sums_N.outer(sums_N)).nan_to_num(0, 0, 0)
-    least_N1, most_N1 = scores_NN.amin(1, keepdim=True), scores_NN.amax(1, keepdim=True)
-    return rows_V, ((scores_NN - least_N1) / (most_N1 - least_N1)).nan_to_num(0, 0, 0).float()
+    from guidance.statistics.cooccurrence import cooccurrence_table
+
+    kinds, row_of = np.unique([id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0], return_inverse=True)
+    segment = np.array([segments[word] for word in word_of if word >= 0])
+    counts_NN = np.zeros((len(kinds), len(kinds)), np.int64)
+    for number in set(segments):
+        counts_N = np.bincount(row_of[segment == number], minlength=len(kinds))
+        counts_NN += np.outer(counts_N, counts_N) - np.diag(counts_N)
+    i, j = np.nonzero(np.triu(counts_NN))
+    return cooccurrence_table(kinds, max(ids) + 1, [(i, j, counts_NN[i, j])])

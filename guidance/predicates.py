@@ -73,13 +73,7 @@ class Predicate(ABC):
         Raises:
             PlanError: the pattern compares a query with a key, and so wants them from one sequence.
         """
-        from guidance.patterns import PATTERNS
-
-        names = [pattern.name for pattern in PATTERNS.values() if pattern.same_keys]
-        raise PlanError(
-            "the pattern relates tokens of one sequence; cross-attention has two",
-            hint=f"these work there: {', '.join(names)}",
-        )
+        raise PlanError("the pattern relates tokens of one sequence; cross-attention has two")
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines import stage
-from pipelines.progress import Progress, log
-from pipelines.stage import Files, Result, Run, Stage, run_stage
+from pipelines.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import digest
@@ -92,11 +91,8 @@ def run(
     *,
     pairs: Mapping[str, Sequence[str]] | None = None,
     store: Store,
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
     stdin: BinaryIO | None = None,
+    **options: Unpack[Options],
 ) -> Result:
     """Build a corpus of examples.
 
@@ -137,7 +133,7 @@ def run(
                 )
         if (model := model_files(_sentences(config))) is not None:
             inputs["parser"] = model
-        return run_stage(STAGE, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress)
+        return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def is_parallel(made: Artifact) -> bool:
@@ -219,9 +215,7 @@ def build(run: Run) -> None:
     run.out.counts["labels"] = len(kinds)
     if len(kinds) <= MOST_LABELS:
         run.out.counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
-    run.out.warnings += [*notes.lines(), *_unknown_labels(labels)]
-    for line in run.out.warnings:
-        log.warning("%s", line)
+    run.warn(*notes.lines(), *_unknown_labels(labels))
 
 
 def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:

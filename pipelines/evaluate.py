@@ -14,14 +14,14 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError, NumericalError
 from pipelines import stage
 from pipelines.runs.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
-from pipelines.stage import Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
@@ -59,7 +59,7 @@ class Config(stage.Config):
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to compute; auto takes a GPU where there is one.")
 
 
-def run(model: str, sequences: str, config: Config, *, store: Store, **options: Any) -> Result:
+def run(model: str, sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Evaluate a model on a split of some sequences.
 
     Args:

@@ -13,9 +13,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,7 +25,7 @@ from pipelines.progress import Progress, log
 from pipelines.runs.models import ModelConfig, dimensions, read_tokenizer
 from pipelines.runs.plan_inputs import check_needs, features, inputs_of, load_inputs, model_input, read_tables, roles
 from pipelines.runs.resuming import resumed, seed_partial
-from pipelines.stage import Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
+from pipelines.stage import Options, Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors, remove_tree, write_file
 from pipelines.storage.manifest import ArtifactMismatch, digest
@@ -183,10 +183,7 @@ def run(
     store: Store,
     resume: str | None = None,
     allow_change: Sequence[str] = (),
-    name: str | None = None,
-    force: bool = False,
-    wait: bool = True,
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Result | None:
     """Pre-train a model; under ``torchrun`` every process calls this, and all but the first get None.
 
@@ -201,6 +198,7 @@ def run(
         Interrupted: the run was asked to end; the same call continues it.
     """
     check_working_folder()
+    force = options.get("force", False)
     if resume and force:
         raise InputError("--resume continues a run, --force forgets it", hint="leave one of them out")
     references = [sequences] if isinstance(sequences, str) else sequences
@@ -234,11 +232,8 @@ def run(
             return None
         told = _Announcement(config)
         build_it = functools.partial(build, told=told, afresh=force, begun=begun)
-        announced = Stage(STAGE.name, STAGE.kind, STAGE.version, STAGE.config, build_it)
         try:
-            result = run_stage(
-                announced, config, inputs, store=store, name=name, force=force, wait=wait, progress=progress
-            )
+            result = run_stage(replace(STAGE, build=build_it), config, inputs, store=store, **options)
         except Interrupted as error:
             if force:
                 error.hint = "the same command without --force continues it"
@@ -332,11 +327,10 @@ def build(
         seed_partial(*begun, run.partial)
     about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
     write_file(run.partial / "run.json", json.dumps(about).encode())
-    run.out.warnings += _short_of_examples(prepared.order, inputs_of("sequences", run.inputs))
-    run.out.warnings += _without_effect(run.config, prepared.steps)
-    run.out.warnings += _short_of_masking(run.inputs.get("masking"), prepared.steps)
-    for line in run.out.warnings:
-        log.warning("%s", line)
+    run.warn(*_short_of_examples(prepared.order, inputs_of("sequences", run.inputs)))
+    run.warn(
+        *_without_effect(run.config, prepared.steps), *_short_of_masking(run.inputs.get("masking"), prepared.steps)
+    )
     if told:
         told.send(go=True, cluster=cluster)
     outcome = _train(run.config, prepared, cluster, run.partial, run.progress)
@@ -400,7 +394,6 @@ def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path,
         cluster,
         partial,
         progress=progress,
-        title="pre-training",
         trackers=trackers,
     )
     check_matches(outcome.tallies)
@@ -421,7 +414,7 @@ class _Prepared:
         """What can be refused before anything is computed.
 
         Raises:
-            InputError: the model is shorter than the sequences, or the sizes do not fit each other.
+            InputError: the sizes do not fit each other, or some sequences have none to train on.
         """
         _, hidden, heads, _ = dimensions(config)
         if not config.init and hidden % heads:

@@ -87,12 +87,6 @@ class Files:
         paths = tuple(paths)
         return cls(paths, tuple(names), tuple(file_digest(path) for path in paths), provenance or [])
 
-    @classmethod
-    def below(cls, folder: Path) -> Files:
-        """All files of a folder, by their path inside it."""
-        paths = sorted(p for p in folder.rglob("*") if p.is_file())
-        return cls.of(paths, (p.relative_to(folder).as_posix() for p in paths))
-
     @property
     def content(self) -> str:
         return digest(list(zip(self.names, self.digests, strict=True)))

@@ -138,7 +138,6 @@ def train(
     partial: Path,
     *,
     progress: Progress,
-    title: str,
     trackers: Path | None = None,
     scorers: Mapping[str, Scorer] = MappingProxyType({}),
 ) -> Outcome:
@@ -162,7 +161,7 @@ def train(
         )
     folder = trackers or partial / "trackers"
     try:
-        return _Loop(objective, order, settings, cluster, partial, progress, title, folder, scorers).run()
+        return _Loop(objective, order, settings, cluster, partial, progress, folder, scorers).run()
     except RuntimeError as error:
         if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
@@ -211,13 +210,12 @@ class _Loop:
         cluster: Cluster,
         partial: Path,
         progress: Progress,
-        title: str,
         tracker_folder: Path,
         scorers: Mapping[str, Scorer],
     ) -> None:
         self.objective, self.order, self.settings, self.cluster = objective, order, settings, cluster
         objective.begin(settings.steps)
-        self.progress, self.title, self.tracker_folder, self.scorers = progress, title, tracker_folder, scorers
+        self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
         self.metrics = MetricsLog(partial / "metrics.jsonl")
         if cluster.precision == "fp64":
@@ -243,7 +241,7 @@ class _Loop:
         with (
             self._trackers().following() as trackers,
             stop.listening(),
-            self.progress.task(self.title, total=settings.steps, unit="step", done=self.step) as bar,
+            self.progress.task("training", total=settings.steps, unit="step", done=self.step) as bar,
             self.metrics.opened() if cluster.leads else nullcontext(),
         ):
             self._snapshot()

@@ -24,8 +24,9 @@ class Mask:
     """A head sees only the keys of its pattern.
 
     Attributes:
-        scale: by which root the scores are divided: that of the head's width, as everywhere (``d_k``), or that of the
-            model's (``d_model``), as the published code of role-guided masks does in its guided model alone.
+        scale: by which root the scores are divided: that of the head's width (``d_k``), or that of the model's
+            (``d_model``), as the published code of role-guided masks does in its guided model alone.  Where a model does not
+            divide by the first (T5), the second is what it does, over the root of the number of heads.
     """
 
     scale: Literal["d_k", "d_model"] = "d_k"

@@ -1,4 +1,4 @@
-"""Dependency trees: the words of a sentence, each with its head and its relation, and how two trees of one text compare."""
+"""Dependency trees: the words of a sentence, each with its head and its relation, and whose labels these are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Attachment", "Scheme", "Tree", "attachment", "label_scheme", "spell", "without"]
+__all__ = ["Scheme", "Tree", "label_scheme", "spell", "without"]
 
 Scheme = Literal["ud", "spacy-en", "other"]
 """Whose labels the relations are: Universal Dependencies' (``obj``), spaCy's English models' (``dobj``), or unknown."""
@@ -87,60 +87,3 @@ def label_scheme(labels: Iterable[str]) -> Scheme:
     """Whose labels these are; a direct object tells: ``obj`` in Universal Dependencies, ``dobj`` in spaCy's English models."""
     plain = {label.lower().split(":")[0] for label in labels}
     return "spacy-en" if "dobj" in plain else "ud" if plain & {"obj", "nsubj"} else "other"
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """How many words of two parses of the same texts agree; adds up over sentences.
-
-    Attributes:
-        gold: words of the first.
-        found: words of the second.
-        aligned: words that are in both, by their characters.
-        heads: aligned words with the same head.
-        labels: of those, the words with the same relation.
-    """
-
-    gold: int = 0
-    found: int = 0
-    aligned: int = 0
-    heads: int = 0
-    labels: int = 0
-
-    def __add__(self, other: Attachment) -> Attachment:
-        return Attachment(
-            self.gold + other.gold,
-            self.found + other.found,
-            self.aligned + other.aligned,
-            self.heads + other.heads,
-            self.labels + other.labels,
-        )
-
-    @property
-    def uas(self) -> float:
-        """Unlabelled attachment as F1 in [0, 1]: 2 x same heads / (gold + found), which is accuracy on the same words.
-
-        Source: Zeman et al. 2018 (CoNLL shared task), section 5.1.
-        """
-        return 2 * self.heads / max(1, self.gold + self.found)
-
-    @property
-    def las(self) -> float:
-        """The same, counting only words with the same relation."""
-        return 2 * self.labels / max(1, self.gold + self.found)
-
-
-def attachment(gold: Tree, found: Tree) -> Attachment:
-    """Compare two trees of one sentence; words are the same that have the same characters, and so are heads."""
-    spans = [list(zip(tree.start, tree.end, tree.form, strict=True)) for tree in (gold, found)]
-    other = {span: place for place, span in enumerate(spans[1])}
-    pairs = [(place, other[span]) for place, span in enumerate(spans[0]) if span in other]
-    heads = labels = 0
-    for mine, theirs in pairs:
-        is_root = gold.head[mine] == mine, found.head[theirs] == theirs
-        if is_root == (True, True) or (
-            is_root == (False, False) and spans[0][gold.head[mine]] == spans[1][found.head[theirs]]
-        ):
-            heads += 1
-            labels += gold.relation[mine].lower() == found.relation[theirs].lower()
-    return Attachment(len(gold), len(found), len(pairs), heads, labels)

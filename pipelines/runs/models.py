@@ -130,7 +130,7 @@ def build_model(
         plan: what will guide it.
 
     Raises:
-        InputError: the model to start from is too short, or has another vocabulary.
+        InputError: the model to start from cannot be opened, or has another vocabulary.
     """
     import torch
     from transformers import AutoModelForMaskedLM

@@ -199,7 +199,7 @@ class Builder:
         self.provenance: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
-    def open(self, name: str, *, rows: int | None = None) -> Iterator[DigestWriter]:
+    def open(self, name: str) -> Iterator[DigestWriter]:
         """A new file of the artifact; ``name`` may hold one or more folders."""
         if not FILE_NAME.fullmatch(name) or name in self.files or name == MANIFEST:
             raise ValueError(f"bad or repeated file name {name!r}")
@@ -208,7 +208,7 @@ class Builder:
             target.parent.mkdir(parents=True, exist_ok=True)
         with DigestWriter(target) as file:
             yield file
-        self.files[name] = {"bytes": file.size, "sha256": file.sha256} | ({"rows": rows} if rows is not None else {})
+        self.files[name] = {"bytes": file.size, "sha256": file.sha256}
 
     def write(self, name: str, data: bytes) -> None:
         """A file from bytes in memory."""

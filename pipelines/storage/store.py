@@ -301,7 +301,7 @@ class Store:
             hint="`guide ls` lists what there is; --store or GUIDE_STORE names another store",
         )
 
-    def load(self, reference: str, *, kind: str | tuple[str, ...] | None = None, verify: bool = True) -> Artifact:
+    def load(self, reference: str, *, kind: str | None = None, verify: bool = True) -> Artifact:
         """Open an artifact and check every file of it.
 
         Raises:
@@ -317,9 +317,8 @@ class Store:
                     hint=f"`{named.kind}/{named.recipe[:ID_LENGTH]}` is what there is",
                 )
             log.warning("%s was built again since %s was named and has other content now", artifact.reference, named)
-        kinds = (kind,) if isinstance(kind, str) else kind
-        if kinds and artifact.kind not in kinds:
-            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; needed is a {' or '.join(kinds)}")
+        if kind not in (None, artifact.kind):
+            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; needed is a {kind}")
         if verify:
             artifact.verify()
         return artifact

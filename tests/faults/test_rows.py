@@ -361,8 +361,8 @@ def test_a_corpus_with_another_table_is_refused_though_its_seal_fits(
 def test_sequences_that_are_no_table_are_refused_though_their_seal_fits(store: Store) -> None:
     manifest = {"stage": "build-sequences", "stage_version": 1, "config": {"max_length": 16}, "inputs": {}}
     with store.build("sequences", "0" * 64, manifest) as out:
-        with out.open("train.parquet", rows=8) as file:
-            file.write(b"PAR1" + b"not a table" * 20 + b"PAR1")
+        out.write("train.parquet", b"PAR1" + b"not a table" * 20 + b"PAR1")
+        out.files["train.parquet"]["rows"] = 8
         for name, content in trainings.tokenizer_files().items():
             out.write(f"tokenizer/{name}", content)
     with pytest.raises(ArtifactDamaged, match=r"train\.parquet"):

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from guidance.features import RELATIONS, relation_id
-from guidance.statistics.dependencies import Attachment, Tree, attachment, label_scheme, spell, without
+from guidance.statistics.dependencies import Tree, label_scheme, spell, without
+from tests.attachment import Attachment, attachment
 
 MAJOR = {"nsubj", "obj", "amod", "advmod"}
 

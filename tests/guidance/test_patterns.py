@@ -197,10 +197,8 @@ def test_keys_that_do_not_depend_on_the_query_serve_the_queries_of_another_seque
     queries_BQ = torch.arange(5) < torch.arange(B)[:, None]
     assert pattern.same_keys == isinstance(predicate, Columns)
     if not pattern.same_keys:
-        with pytest.raises(PlanError, match="relates tokens of one sequence; cross-attention has two") as raised:
+        with pytest.raises(PlanError, match="relates tokens of one sequence; cross-attention has two"):
             predicate.across(queries_BQ)
-        for name in str(raised.value.hint).partition(": ")[2].split(", "):
-            assert PATTERNS[name].same_keys
         return
     across = predicate.across(queries_BQ)
     allowed_BQK = torch.rand(B, 5, T, generator=torch.Generator().manual_seed(1)) < 0.6

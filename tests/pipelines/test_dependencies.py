@@ -19,13 +19,14 @@ from spacy.training import Example
 from cli.main import run as run_command
 from guidance.errors import InputError, MachineError
 from guidance.features import RELATIONS, relation_id
-from guidance.statistics.dependencies import Attachment, Tree, attachment
+from guidance.statistics.dependencies import Tree
 from pipelines import corpus, dependencies
 from pipelines.shards import shards_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.store import Store
 from pipelines.text import parsers
+from tests.attachment import Attachment, attachment
 from tests.shared import shared
 
 Rows = list[dict[str, Any]]

@@ -121,8 +121,8 @@ def test_a_name_that_is_nearly_right_is_guessed(store, reference, guess):
 
 def test_the_wrong_kind_is_refused_and_both_are_named(store):
     make(store, name="wiki")
-    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; needed is a corpus or dataset"):
-        store.load("wiki", kind=("corpus", "dataset"))
+    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; needed is a corpus"):
+        store.load("wiki", kind="corpus")
 
 
 def test_rename_moves_all_versions(store):

@@ -22,12 +22,13 @@ from pydantic import Field, field_validator, model_validator
 from guidance.errors import InputError, Interrupted, PlanError
 from pipelines.objectives import Given, ModelFolder, module_of
 from pipelines.progress import Progress, log
+from pipelines.runs import resuming
+from pipelines.runs.metrics_log import METRICS_LOG
 from pipelines.runs.models import ModelConfig, dimensions, read_tokenizer
 from pipelines.runs.plan_inputs import check_needs, features, inputs_of, load_inputs, model_input, read_tables, roles
-from pipelines.runs.resuming import resumed, seed_partial
 from pipelines.stage import Options, Result, Run, Stage, check_working_folder, internal, knob, recipe_of, run_stage
 from pipelines.storage.artifacts import Artifact, Builder
-from pipelines.storage.files import machine_errors, remove_tree, write_file
+from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 
@@ -224,7 +225,7 @@ def run(
             inputs["init"] = model_input(config.init, store)
         begun = None
         if resume:
-            config, begun = resumed(STAGE, resume, allow_change, config, inputs, store)
+            config, begun = resuming.resumed(STAGE, resume, allow_change, config, inputs, store)
         recipe = recipe_of(STAGE, config, inputs)
         partial = store.partial("model", recipe)
         if int(os.environ.get("RANK", "0")) > 0:
@@ -240,7 +241,7 @@ def run(
             raise
         finally:
             told.send(go=False)
-        _remove_unfinished(store, recipe, partial)
+        store.forget_unfinished(STAGE.kind, recipe)
         return result
 
 
@@ -287,16 +288,6 @@ def _tables(config: Config, plan: Plan, corpora: Sequence[Artifact], store: Stor
     return found
 
 
-def _remove_unfinished(store: Store, recipe: str, partial: Path) -> None:
-    """Remove the checkpoints of a finished run, unless somebody is making it again."""
-    lock = store.lock(STAGE.kind, recipe)
-    try:
-        if lock.acquire(wait=False):
-            remove_tree(partial)
-    finally:
-        lock.release()
-
-
 def build(
     run: Run, told: _Announcement | None = None, afresh: bool = False, begun: tuple[Artifact, Path] | None = None
 ) -> None:
@@ -324,9 +315,8 @@ def build(
     with machine_errors(f"cannot write to {run.partial}"):
         run.partial.mkdir(parents=True, exist_ok=True)
     if begun:
-        seed_partial(*begun, run.partial)
-    about = {"config": run.config.recipe(), "inputs": {role: given.content for role, given in run.inputs.items()}}
-    write_file(run.partial / "run.json", json.dumps(about).encode())
+        resuming.seed_partial(*begun, run.partial)
+    resuming.note(run.partial, run.config, run.inputs)
     run.warn(*_short_of_examples(prepared.order, inputs_of("sequences", run.inputs)))
     run.warn(
         *_without_effect(run.config, prepared.steps), *_short_of_masking(run.inputs.get("masking"), prepared.steps)
@@ -566,7 +556,7 @@ def _write_metrics(out: Builder, log: Path) -> None:
     import pyarrow as pa
 
     keys: dict[str, None] = {}
-    with out.open("metrics.jsonl") as copy:
+    with out.open(METRICS_LOG) as copy:
         for lines in _parts(log):
             copy.write(b"".join(lines))
             keys |= dict.fromkeys(key for line in lines for key in json.loads(line))

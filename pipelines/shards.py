@@ -377,10 +377,7 @@ def run_sharded(
         stage.build(run)
 
     result = run_stage(dataclasses.replace(stage, build=build), config, inputs, store=store, **options)
-    lock = store.lock(stage.kind, recipe)
-    if lock.acquire(wait=False):  # else somebody builds it again, with --force
-        remove_tree(partial)
-    lock.release()
+    store.forget_unfinished(stage.kind, recipe)
     return result
 
 

@@ -31,7 +31,7 @@ from pipelines.progress import Progress, log
 from pipelines.runs.batches import shares
 from pipelines.runs.checkpoints import Checkpoints
 from pipelines.runs.cluster import Cluster, StopRequest
-from pipelines.runs.metrics_log import MetricsLog
+from pipelines.runs.metrics_log import METRICS_LOG, MetricsLog
 from pipelines.runs.optimization import MOMENTS, Hyperparameters, Optimizer
 from pipelines.runs.order import AnyOrder
 from pipelines.runs.trackers import Trackers
@@ -217,7 +217,7 @@ class _Loop:
         objective.begin(settings.steps)
         self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
-        self.metrics = MetricsLog(partial / "metrics.jsonl")
+        self.metrics = MetricsLog(partial / METRICS_LOG)
         if cluster.precision == "fp64":
             objective.model.double()
         self.bare = objective.model.to(cluster.device)

@@ -13,6 +13,9 @@ from typing import IO
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged
 
+METRICS_LOG = "metrics.jsonl"
+"""The name of the file, in the folder of a run and in the model artifact."""
+
 
 class MetricsLog:
     """The log at a path; all that is written is on its way to the disk before the next step."""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, UnknownName
+from pipelines.runs.metrics_log import METRICS_LOG
 from pipelines.stage import Stage, is_knob, read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
 from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
 from pipelines.storage.store import Store
 
+RUN_FILE = "run.json"
+"""What an unfinished run says of itself: see `note`."""
+
 _OPTIONAL = ("init", "masks", "cooccur", "masking", "scores")
 """Inputs that a run may have had or may now have."""
+
+
+def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
+    """Write down what a run is that begins in this folder: settings without knobs, contents of the inputs by role."""
+    about = {"config": config.recipe(), "inputs": {role: given.content for role, given in inputs.items()}}
+    write_file(folder / RUN_FILE, json.dumps(about).encode())
 
 
 def resumed(
@@ -70,22 +81,22 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
     prefix = reference.removeprefix(f"{stage.kind}/")
     if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
         raise InputError(f"--resume {reference!r}: a run is called {stage.kind}/ID, with 4 digits of its id at least")
-    for parent in (store.root / ".partial" / stage.kind, store.root / stage.kind):
-        found = sorted(parent.glob(f"{prefix[:ID_LENGTH]}*"))
-        if len(found) > 1:
-            raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.name for p in found)}")
-        if found and (found[0] / "run.json").exists():
-            return found[0], read_json(found[0] / "run.json")
-        if found and (found[0] / MANIFEST).exists():
-            with Artifact(found[0]) as artifact:
-                return found[0], begun_with(artifact, stage)
+    unfinished = store.find_unfinished(stage.kind, reference)
+    if unfinished and (unfinished / RUN_FILE).exists():
+        return unfinished, read_json(unfinished / RUN_FILE)
+    found = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
+    if len(found) > 1:
+        raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.parent.name for p in found)}")
+    for path in found:
+        with Artifact(path.parent) as artifact:
+            return path.parent, begun_with(artifact, stage)
     raise ArtifactMissing(
         f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
     )
 
 
 def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
-    """What ``run.json`` says of an unfinished run, for a finished one: settings without knobs, contents of the inputs."""
+    """What `note` has written of an unfinished run, for a finished one."""
     fields, manifest = stage.config.model_fields, artifact.manifest
     return {
         "config": {k: v for k, v in manifest.get("config", {}).items() if k not in fields or not is_knob(fields[k])},
@@ -101,7 +112,7 @@ def seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
     if checkpoints.newest("checkpoint") is not None:
         return
     checkpoints.prepare()
-    write_file(new / "metrics.jsonl", (old / "metrics.jsonl").read_bytes())
+    write_file(new / METRICS_LOG, (old / METRICS_LOG).read_bytes())
     for name in ("best", "snapshot"):
         for artifact in Checkpoints(old).all(name):
             if artifact.counts["step"] <= step:

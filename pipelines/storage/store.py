@@ -42,6 +42,7 @@ from pipelines.storage.manifest import (
 )
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
@@ -259,6 +260,20 @@ class Store:
         """Folders of work that the same command would continue."""
         return sorted((self.root / ".partial").glob("*/*"))
 
+    def find_unfinished(self, kind: str, reference: str) -> Path | None:
+        """The folder of unfinished work that ``kind/id``, or an id's first digits, stands for; None where there is none.
+
+        Raises:
+            ArtifactMissing: more than one answers to it.
+        """
+        prefix = reference.removeprefix(f"{kind}/")
+        if not _PREFIX.fullmatch(prefix):
+            return None
+        found = sorted((self.root / ".partial" / kind).glob(f"{prefix[:ID_LENGTH]}*"))
+        if len(found) > 1:
+            raise ArtifactMissing(f"{reference!r} could be any of {', '.join(f'{kind}/{p.name}' for p in found)}")
+        return found[0] if found else None
+
     def named(self, reference: str) -> Name | None:
         """The version that ``name`` or ``name@n`` stands for."""
         name, _, version = reference.partition("@")
@@ -280,7 +295,7 @@ class Store:
                 raise ArtifactMissing(f"{reference!r} was {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
             return place
         kind, _, prefix = reference.rpartition("/")
-        if re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+        if _PREFIX.fullmatch(prefix):
             found = [
                 p for p in self.folders() if p.parent.name == (kind or p.parent.name) and p.name.startswith(prefix[:16])
             ]
@@ -363,6 +378,15 @@ class Store:
         finally:
             lock.release()
         self._sweep(self.root / ".trash")
+
+    def forget_unfinished(self, kind: str, recipe: str) -> None:
+        """Remove what is left of work that is done, unless somebody is at it again."""
+        lock = self.lock(kind, recipe)
+        try:
+            if lock.acquire(wait=False):
+                remove_tree(self.partial(kind, recipe))
+        finally:
+            lock.release()
 
     def _discard(self, folder: Path, reference: str) -> None:
         """Move a folder that nobody holds to the trash."""

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, NumericalError, UnknownName
 from pipelines import pretrain
-from pipelines.runs.resuming import begun_with
+from pipelines.runs.metrics_log import METRICS_LOG
+from pipelines.runs.resuming import RUN_FILE, begun_with
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
-from pipelines.storage.manifest import ID_LENGTH, ArtifactDamaged, ArtifactMissing
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def read_curve(reference: str, store: Store, *, loss: str | None = None) -> Curv
     try:
         return _finished(reference, store, loss)
     except ArtifactMissing:
-        folder = _unfinished(reference, store)
+        folder = store.find_unfinished(KIND, reference)
         if folder is None:
             raise
     try:
@@ -179,23 +179,13 @@ def _finished(reference: str, store: Store, loss: str | None) -> Curve:
         return Curve.of(artifact, reference, loss=loss)
 
 
-def _unfinished(reference: str, store: Store) -> Path | None:
-    prefix = reference.removeprefix(f"{KIND}/")
-    if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
-        return None
-    found = [p for p in store.unfinished() if p.parent.name == KIND and p.name.startswith(prefix[:ID_LENGTH])]
-    if len(found) > 1:
-        raise ArtifactMissing(f"{reference!r} could be any of {', '.join(f'{KIND}/{p.name}' for p in found)}")
-    return found[0] if found else None
-
-
 def _going(folder: Path, reference: str, loss: str | None) -> Curve:
     import pyarrow as pa
 
     try:
-        about = json.loads((folder / "run.json").read_bytes())
+        about = json.loads((folder / RUN_FILE).read_bytes())
         origin = Origin(f"{KIND}/{folder.name}", about["config"], about["inputs"], False)
-        table = pa.concat_tables(_parts(folder / "metrics.jsonl"), promote_options="default")
+        table = pa.concat_tables(_parts(folder / METRICS_LOG), promote_options="default")
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise ArtifactDamaged(f"{folder}: not the log of a run ({error})") from error
     if not len(table):

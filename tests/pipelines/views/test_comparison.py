@@ -295,11 +295,11 @@ def test_a_run_that_ends_while_it_is_looked_for_is_found(
     folder = store.root / ".partial" / "model" / pair[0].id
     hidden = pair[0].path.rename(pair[0].path.with_name("hidden"))
 
-    def unfinished(_: Store) -> list[object]:
+    def find_unfinished(*_: object) -> object:
         hidden.rename(pair[0].path)
-        return [folder]
+        return folder
 
-    monkeypatch.setattr(Store, "unfinished", unfinished)
+    monkeypatch.setattr(Store, "find_unfinished", find_unfinished)
     assert read_curve(pair[0].reference, store).label == pair[0].reference
 
 

@@ -148,7 +148,7 @@ def _translation(run: Run, folder: Path, model: Any, handle: Handle) -> None:
             chosen = order[start : start + config.batch_size]
             batch = pairs.batch(chosen)
             inputs = tensors(batch, model)
-            total += likelihood(model, handle, inputs)
+            total += likelihood(model, handle, inputs).item()
             tokens += batch.num_targets
             found = translate(
                 model,

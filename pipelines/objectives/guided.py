@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.errors import PlanError
@@ -15,7 +15,13 @@ from guidance.forward import Guidance
 from guidance.installation import install
 from guidance.mechanisms.adversary import divergence
 from guidance.plan import Guide, Plan
+from pipelines.objectives import Given, ModelFolder
 from pipelines.progress import log
+
+VALID_EPOCH = 2**62
+"""The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
+
+VALID_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,56 @@ class Guided:
     def restore(self, tallies: Mapping[str, float]) -> None:
         """Go on counting from here."""
         self._earlier = dict(tallies)
+
+
+class GuidedObjective:
+    """What objectives share that train one guided model; see `pipelines.training.Objective`.
+
+    Attributes:
+        num_valid: how many validation examples are looked at.
+    """
+
+    def __init__(self, model: Any, guided: Guided, given: Given) -> None:
+        self.model, self.guided = model, guided
+        limit = given.config.valid_sequences
+        self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
+        self.passes: tuple[Any, ...] = (self,)
+
+    def begin(self, total_steps: int) -> None:
+        self.guided.total_steps = total_steps
+
+    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:
+        """See `pipelines.training.Objective`; also of the validation split."""
+        raise NotImplementedError
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        """The losses of `evaluate`, the first of which decides which step is best."""
+        raise NotImplementedError
+
+    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Sums and counts of the losses of a validation batch."""
+        raise NotImplementedError
+
+    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        if not self.num_valid:
+            return {}
+        found = dict.fromkeys(self.validated, (0.0, 0.0))
+        mine = range(rank, self.num_valid, world)
+        for start in range(0, len(mine), VALID_BATCH):
+            batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
+            sums, counts = self.validate(model, batch)
+            found = {name: (a + float(sums[name]), b + counts[name]) for name, (a, b) in found.items()}
+        return found
+
+    def tallies(self) -> dict[str, float]:
+        return self.guided.tallies()
+
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        self.guided.restore(tallies)
+
+    def folders(self) -> tuple[ModelFolder, ...]:
+        return (ModelFolder("", "", self.model, self.guided.handle.plan),)
 
 
 def refuse_guides(plan: Plan, source: str, refusal: Callable[[Guide], str]) -> None:

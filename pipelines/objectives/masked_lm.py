@@ -18,15 +18,10 @@ from guidance.plan import Plan
 from guidance.statistics.roles import NOTHING
 from pipelines.objectives import Given, ModelFolder
 from pipelines.objectives.generator import FOLDER, Generator, Pair, build_generator, check_guides, kind_of, plan_of
-from pipelines.objectives.guided import Guided, Inputs
+from pipelines.objectives.guided import Guided, GuidedObjective, Inputs
 from pipelines.objectives.masked_batches import FilledBatch, MaskedBatch
 from pipelines.runs.batches import pad
 from pipelines.runs.models import build_model, check_lengths
-
-VALID_EPOCH = 2**62
-"""The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
-
-VALID_BATCH = 32
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
@@ -45,7 +40,7 @@ def prepare(given: Given) -> MaskedLM:
     return FilledLM(given, model, build_generator(given, model) if kind == "transformer" else None)
 
 
-class MaskedLM:
+class MaskedLM(GuidedObjective):
     """See `pipelines.training.Objective`."""
 
     TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
@@ -53,18 +48,12 @@ class MaskedLM:
 
     def __init__(self, given: Given, model: Any) -> None:
         tokenizer = given.tokenizer
-        self.model, self.splits, self.seed = model, {"train": given.train, "valid": given.valid}, given.config.seed
+        super().__init__(model, Guided(model, given.plan, tokenizer, given.tables, folder=given.folder), given)
+        self.splits, self.seed = {"train": given.train, "valid": given.valid}, given.config.seed
         self.pad_id = tokenizer.pad_token_id
         probability = given.config.mask_probability
         self.masker = Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
-        limit = given.config.valid_sequences
-        self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
         self.lengths = given.train.lengths
-        self.guided = Guided(model, given.plan, tokenizer, given.tables, folder=given.folder)
-        self.passes: tuple[Any, ...] = (self,)
-
-    def begin(self, total_steps: int) -> None:
-        self.guided.total_steps = total_steps
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
         rows = self.splits[split]
@@ -111,24 +100,11 @@ class MaskedLM:
     def weights(self, step: int) -> dict[str, float]:
         return {"mlm": 1.0, **self.guided.weights(step)}
 
-    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
-        if not self.num_valid:
-            return {}
-        found = dict.fromkeys(self.validated, (0.0, 0.0))
-        mine = range(rank, self.num_valid, world)
-        for start in range(0, len(mine), VALID_BATCH):
-            batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
-            sums, counts = self.validate(model, batch)
-            found = {name: (a + sums[name].item(), b + counts[name]) for name, (a, b) in found.items()}
-        return found
-
     @property
     def validated(self) -> tuple[str, ...]:
-        """The losses of `evaluate`."""
         return self.TASKS
 
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Sums and counts of the losses of a validation batch."""
         inputs = self.tensors(batch)
         extra = self.guided.handle.at_inference(**_seen(inputs))
         return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
@@ -148,15 +124,6 @@ class MaskedLM:
     def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
         """What the outputs of a pass cost, without any guide, undivided."""
         return {"mlm": masked_lm_loss(output.logits, inputs.labels_N)}
-
-    def tallies(self) -> dict[str, float]:
-        return self.guided.tallies()
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        self.guided.restore(tallies)
-
-    def folders(self) -> tuple[ModelFolder, ...]:
-        return (ModelFolder("", "", self.model, self.guided.handle.plan),)
 
     def tensors(self, batch: MaskedBatch) -> Inputs:
         """The batch on the device of the model."""

@@ -24,14 +24,12 @@ from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translation_losses
 from guidance.plan import Guide, Plan
 from guidance.statistics.roles import NOTHING
-from pipelines.objectives import Given, ModelFolder
-from pipelines.objectives.guided import Guided, Inputs, refuse_guides
+from pipelines.objectives import Given
+from pipelines.objectives.guided import Guided, GuidedObjective, Inputs, refuse_guides
 from pipelines.runs import models
 from pipelines.runs.batches import Examples, pad
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
-
-VALID_BATCH = 32
 
 
 def check_plan(plan: Plan, config: Any, source: str) -> None:
@@ -254,22 +252,16 @@ class TranslationBatch:
         return self.num_targets + sum(map(len, self.sources))
 
 
-class Translation:
+class Translation(GuidedObjective):
     """See `pipelines.training.Objective`.  The loss is smoothed; ``loss/nll``, which is only reported, is not."""
 
     def __init__(self, given: Given, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
-        self.model, self.splits = model, splits
-        self.smoothing = given.config.label_smoothing
-        limit = given.config.valid_sequences
-        self.num_valid = min(len(splits["valid"]), limit) if limit else len(splits["valid"])
-        self.lengths = splits["train"].lengths
-        self.guided = Guided(
+        guided = Guided(
             model, given.plan, given.tokenizer, given.tables, decoder_tokenizer=tokenizer, folder=given.folder
         )
-        self.passes = (self,)
-
-    def begin(self, total_steps: int) -> None:
-        self.guided.total_steps = total_steps
+        super().__init__(model, guided, given)
+        self.splits, self.smoothing = splits, given.config.label_smoothing
+        self.lengths = splits["train"].lengths
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> TranslationBatch:
         return self.splits[split].batch([index for _, index in examples])
@@ -289,25 +281,13 @@ class Translation:
     def weights(self, step: int) -> dict[str, float]:
         return {"translation": 1.0, **self.guided.weights(step)}
 
-    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
-        if not self.num_valid:
-            return {}
-        total, count = 0.0, 0.0
-        mine = range(rank, self.num_valid, world)
-        for start in range(0, len(mine), VALID_BATCH):
-            batch = self.prepare([(0, i) for i in mine[start : start + VALID_BATCH]], "valid")
-            total += likelihood(model, self.guided.handle, tensors(batch, self.model))
-            count += batch.num_targets
-        return {"nll": (total, count)}
+    @property
+    def validated(self) -> tuple[str, ...]:
+        return ("nll",)
 
-    def tallies(self) -> dict[str, float]:
-        return self.guided.tallies()
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        self.guided.restore(tallies)
-
-    def folders(self) -> tuple[ModelFolder, ...]:
-        return (ModelFolder("", "", self.model, self.guided.handle.plan),)
+    def validate(self, model: nn.Module, batch: TranslationBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
+        found = likelihood(model, self.guided.handle, tensors(batch, self.model))
+        return {"nll": found}, {"nll": batch.num_targets}
 
 
 def tensors(batch: TranslationBatch, model: Any) -> Inputs:
@@ -330,8 +310,8 @@ def tensors(batch: TranslationBatch, model: Any) -> Inputs:
     )
 
 
-def likelihood(model: nn.Module, handle: Handle, inputs: Inputs) -> float:
+def likelihood(model: nn.Module, handle: Handle, inputs: Inputs) -> Tensor:
     """The negative log-likelihood of the targets of a batch, in nats: a sum over tokens, without smoothing."""
     extra = handle.at_inference(**inputs.model, **inputs.columns)
     output = logits_at(model, inputs.places_N, **inputs.model, **extra, use_cache=False)
-    return translation_losses(output.logits, inputs.labels_N, 0.0)[1].item()
+    return translation_losses(output.logits, inputs.labels_N, 0.0)[1]

@@ -17,7 +17,7 @@ from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import FOREIGN, NEXT
 from guidance.plan import Plan
 from pipelines.objectives import Given
-from pipelines.objectives.masked_lm import VALID_EPOCH
+from pipelines.objectives.guided import VALID_EPOCH
 from pipelines.objectives.next_sentence import NextSentence, prepare
 from pipelines.runs import models
 from pipelines.runs.batches import Examples

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Session, command
-from cli.output import escape, say, say_json
-from cli.patterns import speaks_unicode
+from cli.output import check_place, escape, say, say_json, speaks_unicode
 from guidance.errors import InputError
 
 PICTURES = (".png", ".svg")
@@ -68,7 +67,7 @@ def compare_runs(
         raise InputError("--markdown and --json are two ways to write the same", hint="leave one of them out")
     for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
         if path is not None:
-            _check_place(flag, path, endings)
+            check_place(path, flag, *endings)
     found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
     if plot is not None:
         from pipelines.views.drawing import run_curves
@@ -87,13 +86,3 @@ def compare_runs(
     for path in (plot, csv_file):
         if path is not None:
             session.tell(f"written: {escape(path)}")
-
-
-def _check_place(flag: str, path: Path, endings: tuple[str, ...]) -> None:
-    """Raises InputError where no such file can be written."""
-    if path.suffix.lower() not in endings:
-        raise InputError(f"{flag} {str(path)!r}: a name that ends in {' or '.join(endings)} is expected")
-    if not path.parent.is_dir():
-        raise InputError(f"{str(path)!r}: there is no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder")

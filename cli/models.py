@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.options import Session, command
 from cli.output import say_json
-from cli.tables import say_folded
+from cli.tables import say_table
 
 
 @command(
@@ -33,5 +33,5 @@ def models(session: Session) -> None:
         )
         for row in rows
     ]
-    say_folded(("FAMILY", "PROVED ON", "ATTENTION", "HEADS", "GUIDED"), table)
+    say_table(("FAMILY", "PROVED ON", "ATTENTION", "HEADS", "GUIDED"), table)
     session.tell(f"with transformers {transformers.__version__}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+
+from guidance.errors import InputError
 
 MAX_LINES = 20
 """No message is longer."""
@@ -43,6 +46,35 @@ def human_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def speaks_unicode() -> bool:
+    """Whether stdout can write block characters."""
+    try:
+        "░▒▓█·…".encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def check_place(path: Path, flag: str, *endings: str) -> None:
+    """See that a file can be written there, before the work.
+
+    Args:
+        endings: those that its name may have, with their dots; any where none is given.
+
+    Raises:
+        InputError: another ending; there is no such folder; a folder is in the way.
+    """
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(
+            f"{flag} {str(path)!r}: a name that ends in {' or '.join(endings)} is expected",
+            hint=f"for example: {flag} {path.stem or 'picture'}{endings[0]}",
+        )
+    if not path.parent.is_dir():
+        raise InputError(f"{str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder")
 
 
 def prepare_streams() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, command
-from cli.output import escape, say, say_json
-from cli.tables import say_folded
+from cli.output import check_place, escape, say, say_json, speaks_unicode
+from cli.tables import say_table
 from guidance.errors import InputError
 
 
@@ -47,7 +46,7 @@ def list_patterns(session: Session) -> None:
         )
         for row in rows
     ]
-    say_folded(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
+    say_table(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
     session.tell(
         "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... }, { sum = [...] }"
     )
@@ -97,7 +96,7 @@ def show_pattern(
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
     pattern = read_pattern(inline(name), options)
     if png is not None:
-        check_picture(png)
+        check_place(png, "--png", ".png")
     example = one_text.read(
         text,
         store=session.store,
@@ -138,27 +137,6 @@ def show_pattern(
     say(legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=plain))
     if png is not None:
         session.tell(f"drawn: {escape(png)}")
-
-
-def check_picture(path: Path) -> None:
-    """Raises InputError for a place where no picture can be written."""
-    if path.suffix.lower() != ".png":
-        raise InputError(
-            f"{str(path)!r} is no name of a PNG file", hint=f"for example: --png {path.stem or 'picture'}.png"
-        )
-    if not path.parent.is_dir():
-        raise InputError(f"{str(path)!r}: there is no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder")
-
-
-def speaks_unicode() -> bool:
-    """Whether stdout can write block characters."""
-    try:
-        "░▒▓█·…".encode(sys.stdout.encoding or "ascii")
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
 
 
 def inline(text: str) -> Any:

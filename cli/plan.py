@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, command
-from cli.output import escape, say, say_json
-from cli.tables import say_folded
+from cli.output import check_place, escape, say, say_json
+from cli.tables import say_table
 from guidance.errors import GateFailed, InputError, PlanError
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="preset:NAME or a TOML file.", show_default=False)]
@@ -69,14 +69,14 @@ def show_plan(
             depth = sum((site.stack, site.attention) == (guide.stack, guide.attention) for site in shape.sites)
             cells["weight"] = f"{guide.weight_for(depth):g}" if guide.acts.is_loss else "-"
         table.append([str(cell) for cell in cells.values()])
-    say_folded(titles, table)
+    say_table(titles, table)
     if added := plans.pal_keys(plan):
         say("added heads: " + escape(", ".join(f"{key} = {text}" for key, text in added.items())))
     if shape:
         for name, grid in plans.grids(plan, shape, reach):
             say()
             say(f"{name} of {escape(model)}: the guides on each head, by number")
-            say_folded(["LAYER", *(f"h{head}" for head in range(len(grid[0]) - 1))], grid)
+            say_table(["LAYER", *(f"h{head}" for head in range(len(grid[0]) - 1))], grid)
 
 
 def _show_presets(session: Session) -> None:
@@ -86,7 +86,7 @@ def _show_presets(session: Session) -> None:
     if session.json:
         say_json({"schema": 1, "presets": [{"name": f"preset:{n}", "summary": s} for n, s in summaries.items()]})
     else:
-        say_folded(("PRESET", "SUMMARY"), [(f"preset:{name}", summary) for name, summary in summaries.items()])
+        say_table(("PRESET", "SUMMARY"), [(f"preset:{name}", summary) for name, summary in summaries.items()])
 
 
 @command(
@@ -188,10 +188,7 @@ def new_plan(
         else:
             say(text.rstrip("\n"))
         return
-    if not output.parent.is_dir():
-        raise InputError(f"{str(output)!r}: there is no folder {str(output.parent)!r}")
-    if output.is_dir():
-        raise InputError(f"{str(output)!r} is a folder")
+    check_place(output, "--output")
     if output.exists() and not force:
         raise InputError(f"{str(output)!r} is there already", hint="--force writes over it")
     write_file(output, text.encode())

@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from cli.options import Session, command, stage_command
-from cli.output import escape, human_size, say, say_json
-from cli.patterns import speaks_unicode
-from cli.store import say_table
-from guidance.errors import InputError
+from cli.output import check_place, escape, human_size, say, say_json, speaks_unicode
+from cli.tables import say_table
 from pipelines import cooccurrence, dependencies, idf
 from pipelines.stage import Result
 
@@ -183,14 +181,7 @@ def export_cooccurrence(
     from pipelines.storage.files import write_file
     from pipelines.views import contexts
 
-    if dense.suffix.lower() != ".safetensors":
-        raise InputError(
-            f"{str(dense)!r} is no name of a safetensors file", hint="for example: --dense scores.safetensors"
-        )
-    if not dense.parent.is_dir():
-        raise InputError(f"{str(dense)!r}: there is no folder {str(dense.parent)!r}")
-    if dense.is_dir():
-        raise InputError(f"{str(dense)!r} is a folder")
+    check_place(dense, "--dense", ".safetensors")
     artifact = session.store.load(reference, kind="cooccur")
     data = contexts.dense(artifact, half=half, totals=totals)
     write_file(dense, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
+from cli.tables import say_table
 from guidance.errors import InputError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
@@ -28,9 +30,11 @@ def list_artifacts(
 ) -> None:
     """List the artifacts and the unfinished work."""
     store = session.store
-    rows: list[dict[str, Any]] = [
-        row for folder in store.folders() if (row := _row(store, folder)) and kind in (None, row["kind"])
-    ]
+    names: defaultdict[Path, list[str]] = defaultdict(list)
+    for name in store.names():
+        names[store.place(name.kind, name.recipe)].append(str(name))
+    folders = [folder for folder in store.folders() if kind in (None, folder.parent.name)]
+    rows: list[dict[str, Any]] = [row for folder in folders if (row := _row(folder, names[folder]))]
     unfinished: list[dict[str, Any]] = [
         {"kind": folder.parent.name, "id": folder.name, "bytes": folder_size(folder), "path": os.fspath(folder)}
         for folder in store.unfinished()
@@ -60,8 +64,7 @@ def list_artifacts(
         session.tell(f"nothing in {escape(store.root)}")
 
 
-def _row(store: Store, folder: Path) -> dict[str, Any] | None:
-    names = [str(n) for n in store.names() if store.place(n.kind, n.recipe) == folder]
+def _row(folder: Path, names: list[str]) -> dict[str, Any] | None:
     row = {"artifact": f"{folder.parent.name}/{folder.name}", "kind": folder.parent.name, "names": names}
     try:
         with Artifact(folder) as artifact:
@@ -346,11 +349,3 @@ def folder_size(folder: Path) -> int:
         except OSError:
             continue
     return total
-
-
-def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be, two spaces apart: easy to read and to cut."""
-    lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-    for line in lines:
-        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

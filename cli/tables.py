@@ -12,8 +12,8 @@ from cli.output import escape, say
 NARROWEST = 12
 
 
-def say_folded(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout.  In a file or a pipe every row is one line; in a terminal long cells go on below."""
+def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout, easy to read and to cut.  In a file or a pipe every row is one line; in a terminal long cells go on below."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in folded(titles, rows, width):
         say(line)
@@ -27,7 +27,7 @@ def folded(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
         widths[widths.index(max(widths))] -= 1
     shown = []
     for line in lines:
-        cells = [textwrap.wrap(cell, wide) or [""] for cell, wide in zip(line, widths, strict=True)]
+        cells = [(cell and textwrap.wrap(cell, wide)) or [""] for cell, wide in zip(line, widths, strict=True)]
         for level in range(max(map(len, cells))):
             parts = ((cell[level] if level < len(cell) else "").ljust(w) for cell, w in zip(cells, widths, strict=True))
             shown.append("  ".join(parts).rstrip())

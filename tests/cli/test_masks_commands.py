@@ -80,7 +80,7 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
         (["masks", "show", "{masks}", "--role", "nonsense"], "nonsense"),
         (["masks", "show", "{masks}", "--role", '{{ sum = ["next"] }}'], "weighs keys"),
         (["masks", "show", "{masks}", "--role", "marked"], "does not have what marked needs"),
-        (["masks", "show", "{masks}", "--png", "roles.jpg"], "is no name of a PNG file"),
+        (["masks", "show", "{masks}", "--png", "roles.jpg"], "a name that ends in .png is expected"),
         (["masks", "export", "{masks}", "--dense", "."], "is there already"),
     ],
 )

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 from pydantic import Field, field_validator, model_validator
 
@@ -195,10 +195,8 @@ class _Counting:
             raise InputError(f"{self._corpus.reference} has no training text that gives tokens with this tokenizer")
         window = None if self._config.window == "sentence" else int(self._config.window)
         settings = {"ids": self.ids.tolist(), "window": window, "presence": self._config.presence}
-        pieces: Any = self._pieces(encoded)  # no shards, but as good: they have a name
-        return map_shards(
-            cast("Any", pair_files.count), pieces, settings, self._folder / "pairs", self._config, self._progress
-        )
+        pieces, folder = self._pieces(encoded), self._folder / "pairs"
+        return map_shards(pair_files.count, pieces, settings, folder, self._config, self._progress)
 
     def _encode(self) -> list[Path]:
         """The partial files of the first map; a share of it ends here, unless all others are done."""

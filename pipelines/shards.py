@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.executor import Config, run_all
@@ -43,10 +43,10 @@ SHARED_SECONDS = 60
 
 @dataclass(frozen=True)
 class Shard:
-    """Some blocks of a corpus that follow one another.
+    """Some rows of a table that follow one another: blocks of a corpus, or sequences.
 
     Attributes:
-        path: its ``blocks.parquet``.
+        path: the Parquet file.
         pieces: row group, first row in it, and the row after the last.
     """
 
@@ -55,7 +55,7 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The same for the same blocks."""
+        """The same for the same rows."""
         (first, start, _), (last, _, stop) = self.pieces[0], self.pieces[-1]
         return f"{first:06d}-{start:08d}-{last:06d}-{stop:08d}"
 
@@ -189,7 +189,17 @@ def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any
 # the map, the merge, and the files between
 
 
-Work = Callable[[Shard, Mapping[str, Any], Path], None]
+class Task(Protocol):
+    """A part of the work, mostly a `Shard`."""
+
+    @property
+    def name(self) -> str:
+        """The same for the same part; its partial file is called so."""
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+Work = Callable[[AnyTask, Mapping[str, Any], Path], None]
 """From a shard and the settings of a statistic to a file; a function of a module, so that other processes find it."""
 
 Merge = Callable[[Sequence[Path], Mapping[str, Any], Path], None]
@@ -201,7 +211,12 @@ class ShareDone(Exception):
 
 
 def map_shards(
-    work: Work, shards: Sequence[Shard], settings: Mapping[str, Any], folder: Path, config: Config, progress: Progress
+    work: Work[AnyTask],
+    shards: Sequence[AnyTask],
+    settings: Mapping[str, Any],
+    folder: Path,
+    config: Config,
+    progress: Progress,
 ) -> list[Path]:
     """Work on every shard that has no good partial file yet; gives the partial files in the order of the text.
 

@@ -20,7 +20,7 @@ def list_patterns(session: Session) -> None:
     """List every pattern: what it says, what it reads, its options and where it is from."""
     from guidance.options import declared
     from guidance.patterns import PATTERNS
-    from pipelines.views.plans import as_toml
+    from guidance.plan import as_toml
 
     rows: list[dict[str, Any]] = [
         {

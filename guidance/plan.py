@@ -366,7 +366,7 @@ def _pal(table: Any) -> Pal:
 
 def _pal_text(pal: Pal) -> str:
     lines = [
-        f"{item.name} = {_toml(getattr(pal, item.name))}"
+        f"{item.name} = {as_toml(getattr(pal, item.name))}"
         for item in fields(Pal)
         if getattr(pal, item.name) != item.default
     ]
@@ -374,26 +374,32 @@ def _pal_text(pal: Pal) -> str:
 
 
 def _row_text(guide: Guide) -> str:
-    lines = ["[[guide]]"]
+    return "\n".join(["[[guide]]", *(f"{key} = {text}" for key, text in written_keys(guide).items())]) + "\n"
+
+
+def written_keys(guide: Guide) -> dict[str, str]:
+    """The keys of a row and their values, as a plan's file has them; keys at their defaults are left out."""
+    found: dict[str, str] = {}
     for item in fields(Guide):
         value = getattr(guide, item.name)
         if item.name == "options":
-            lines += [f"{key} = {_toml(option)}" for key, option in value.items()]
+            found |= {key: as_toml(option) for key, option in value.items()}
         elif value != item.default:
-            if item.name == "weight" and isinstance(value, tuple):
-                lines.append(f"weight = {{ {', '.join(f'{least} = {w!r}' for least, w in value)} }}")
-            else:
-                lines.append(f"{item.name} = {_toml(value)}")
-    return "\n".join(lines) + "\n"
+            is_table = item.name == "weight" and isinstance(value, tuple)
+            found[item.name] = as_toml(dict(value) if is_table else value)
+    return found
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
+    """A plain value as TOML writes it; ``none`` for None, which TOML does not have."""
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}" if value else "{}"
+        return f"{{ {', '.join(f'{key} = {as_toml(item)}' for key, item in value.items())} }}" if value else "{}"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(as_toml(item) for item in value)}]"
     return repr(value)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from pipelines.views.plans import as_toml
-
 KEYS: Mapping[str, str] = {
     "pattern": 'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
     "mechanism": "how that wish acts on a head",
@@ -62,7 +60,7 @@ def _explanation() -> Iterator[str]:
     from guidance.mechanisms import MECHANISMS
     from guidance.options import declared
     from guidance.patterns import PATTERNS
-    from guidance.plan import SCHEDULES, Guide
+    from guidance.plan import SCHEDULES, Guide, as_toml
 
     yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
     yield "# `guide plan show FILE --model FOLDER` shows the heads that it reaches, `guide pretrain --plan FILE` follows it."
@@ -112,5 +110,7 @@ def _spare_rows() -> Iterator[str]:
 
 
 def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
+    from guidance.plan import as_toml
+
     for key, value in options.items():
         yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: left out by default"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -56,6 +55,8 @@ def rows_of(plan: Plan) -> list[Row]:
 
 
 def _row(number: int, label: str, guide: Guide) -> Row:
+    from guidance.plan import written_keys
+
     shown = {
         "pattern",
         "mechanism",
@@ -83,14 +84,6 @@ def _row(number: int, label: str, guide: Guide) -> Row:
         f"{guide.schedule}{hold}" if guide.acts.is_loss else "-",
         ", ".join(f"{key} = {text}" for key, text in rest.items() if key not in own) or "-",
     )
-
-
-def written_keys(guide: Guide) -> dict[str, str]:
-    """The keys of a row and their values, as the plan's file has them; keys at their defaults are left out."""
-    from guidance.plan import Plan
-
-    lines = Plan((guide,)).dumps().splitlines()
-    return dict(line.split(" = ", 1) for line in lines if " = " in line)
 
 
 def weight_text(weight: float | tuple[tuple[int, float], ...]) -> str:
@@ -306,6 +299,8 @@ def differences(first: Plan, second: Plan) -> list[dict[str, Any]]:
     Each entry has ``row`` (a label, ``pal`` or ``order``), ``change`` (``removed``, ``added`` or ``changed``) and
     ``keys``: for each key its value in either plan as its file has it, None where it is left to its default.
     """
+    from guidance.plan import written_keys
+
     ours = dict(zip(first.labels, map(written_keys, first.guides), strict=True))
     theirs = dict(zip(second.labels, map(written_keys, second.guides), strict=True))
     found = []
@@ -330,11 +325,8 @@ def _changed_keys(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[st
 
 def pal_keys(plan: Plan) -> dict[str, str] | None:
     """The keys of ``[pal]``, defaults among them; None where the plan adds no heads."""
+    from guidance.plan import as_toml
+
     if plan.pal is None:
         return None
     return {item.name: as_toml(getattr(plan.pal, item.name)) for item in fields(plan.pal)}
-
-
-def as_toml(value: Any) -> str:
-    """A plain value as TOML writes it, which is as JSON does; ``none`` where there is none."""
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)

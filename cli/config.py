@@ -8,10 +8,11 @@ max-length = 128
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{str(path)!r}: nested too deeply") from error
     except ValueError as error:  # a number of thousands of digits
         raise InputError(f"{str(path)!r}: {error}") from error
+
+
+def misspelt(variables: Iterable[str], group: Any) -> list[tuple[str, str]]:
+    """The variables of the environment that no command reads, each with the one that it nearly is."""
+    found = []
+    if ours := sorted(name for name in variables if name.startswith("GUIDE_")):
+        known = {"GUIDE_DEBUG", *_variables(group)}
+        for name in ours:
+            near = () if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            found += [(name, right) for right in near]
+    return found
+
+
+def _variables(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        names = getattr(parameter, "envvar", None) or ()
+        yield from (names,) if isinstance(names, str) else names
+    for inner in getattr(command, "commands", {}).values():
+        yield from _variables(inner)
 
 
 def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:

@@ -28,11 +28,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from cli.app import Page, home_of
-from cli.config import settings_for
+from cli.config import misspelt, settings_for
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
-from pipelines.progress import Progress
+from pipelines.progress import Progress, log
 from pipelines.stage import Result, is_internal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -296,6 +296,8 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
 
     quiet = bool(shared("quiet"))
     set_up_logging(quiet=quiet, verbose=bool(shared("verbose")))
+    for wrong, right in misspelt(os.environ, context.find_root().command):
+        log.warning("%s is not read; did you mean %s?", escape(wrong), right)
     root = shared("store")
     return Session(
         store=Store(DEFAULT_STORE if root is None else Path(root)),

@@ -127,6 +127,17 @@ def test_the_store_comes_from_the_flag_the_environment_or_the_file(trial, guide,
     assert not Path("artifacts").exists()
 
 
+def test_a_variable_that_is_nearly_a_setting_is_told(trial, guide, monkeypatch):
+    monkeypatch.setenv("GUIDE_MAXLENGTH", "32")
+    monkeypatch.setenv("GUIDE_FOR_HITCHHIKERS", "42")  # somebody else's
+    answer = guide("try-it", "text")
+    assert answer.code == 0
+    assert "warning: GUIDE_MAXLENGTH is not read; did you mean GUIDE_MAX_LENGTH?" in answer.err
+    assert "HITCHHIKERS" not in answer.err
+    monkeypatch.setenv("GUIDE_MAX_LENGTH", "32")
+    assert trial().config["max_length"] == 32
+
+
 def test_another_settings_file_can_be_named_before_or_after_the_command(trial, guide):
     Path("guide.toml").write_text("broken")
     Path("other.toml").write_text("[try-it]\nmax-length = 32\n")

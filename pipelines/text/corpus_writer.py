@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from guidance.errors import InputError
@@ -34,6 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
 _BUFFER = 8 << 20
 _BATCH_CHARACTERS = 4 << 20
 _BATCH_BLOCKS = 20_000
+_COUNTED = ("documents", "blocks", "sentences", "words", "characters")
 
 
 def block_schema() -> Any:
@@ -288,63 +290,38 @@ class CorpusWriter:
     ) -> dict[str, Any]:
         import pyarrow as pa
 
-        columns = ["documents", "blocks", "sentences", "words", "characters"]
-        per_split: dict[str, Counter[str]] = {}
-        records = self._kept_documents()
-        current: dict[str, Any] | None = None
-        finished: list[dict[str, Any]] = []
         schema, split_index = block_schema(), {split: index for index, split in enumerate(SPLITS)}
-        new_number = -1
+        per_split: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(_COUNTED, 0)) for split in SPLITS}
+        records = self._kept_documents()
+        current: _Row | None = None
+        finished: list[_Row] = []
+        number_of_documents = 0
         with self._out.parquet(BLOCKS, schema) as blocks, self._out.parquet(DOCUMENTS, document_schema()) as documents:
             for group_number in range(draft.num_row_groups):
                 table = draft.read_row_group(group_number)
-                numbers = table.column("document").to_pylist()
-                keep = [index for index, number in enumerate(numbers) if number not in self._duplicates]
-                if not keep:
+                keep = [number not in self._duplicates for number in table.column("document").to_pylist()]
+                if not any(keep):
                     continue
-                if len(keep) < len(numbers):
-                    table = table.take(keep)
-                    numbers = table.column("document").to_pylist()
+                if not all(keep):
+                    table = table.filter(pa.array(keep))
                 renumbered, splits = [], []
-                rows = zip(
-                    numbers,
-                    table.column("first_sentence").to_pylist(),
-                    table.column("words").to_pylist(),
-                    table.column("characters").to_pylist(),
-                    table.column("sentences").combine_chunks().value_lengths().to_pylist(),
-                    strict=True,
-                )
-                for number, first, words, characters, sentences in rows:
-                    if current is None or current["number"] != number:
-                        if current is not None:
-                            finished.append(current)
-                        new_number += 1
+                for number, first, words, characters, sentences in _rows_of_blocks(table):
+                    if current is None or current.draft_number != number:
+                        finished += [current] if current else []
                         _, id_, source, given, pair, label = next(records)
                         whole = given or (split_of(id_, valid, test) if groups is None else "")
-                        current = {
-                            "number": number,
-                            "document": new_number,
-                            "id": id_,
-                            "source": source,
-                            "whole": whole,
-                            "pair": pair,
-                            "label": label,
-                        }
-                        current |= {"blocks": 0, "sentences": 0, "characters": 0, "splits": set()}
-                    split = groups[number, first // GROUP_SENTENCES] if groups is not None else current["whole"]
-                    count = per_split.setdefault(split, Counter(dict.fromkeys(columns, 0)))
-                    count.update(
-                        documents=split not in current["splits"],
+                        current = _Row(number, number_of_documents, id_, source, pair, label, whole)
+                        number_of_documents += 1
+                    split = groups[number, first // GROUP_SENTENCES] if groups is not None else current.whole
+                    per_split[split].update(
+                        documents=split not in current.splits,
                         blocks=1,
                         sentences=sentences,
                         words=words,
                         characters=characters,
                     )
-                    current["splits"].add(split)
-                    current["blocks"] += 1
-                    current["sentences"] += sentences
-                    current["characters"] += characters
-                    renumbered.append(new_number)
+                    current.add(split, sentences, characters)
+                    renumbered.append(current.document)
                     splits.append(split_index[split])
                 split_column = pa.DictionaryArray.from_arrays(pa.array(splits, pa.int8()), pa.array(SPLITS))
                 table = table.set_column(0, "document", pa.array(renumbered, pa.int64()))
@@ -353,12 +330,10 @@ class CorpusWriter:
                 if len(finished) >= _BATCH_BLOCKS:
                     documents.write_table(_document_table(finished))
                     finished = []
-            if current is not None:
-                finished.append(current)
-            documents.write_table(_document_table(finished))
-        splits_found = {split: dict(per_split[split]) for split in SPLITS if split in per_split}
-        total = {name: sum(count[name] for count in splits_found.values()) for name in columns}
-        return total | {"documents": new_number + 1, "splits": splits_found}
+            documents.write_table(_document_table([*finished, *([current] if current else [])]))
+        found = {split: dict(count) for split, count in per_split.items() if count["blocks"]}
+        total = {name: sum(count[name] for count in found.values()) for name in _COUNTED}
+        return total | {"documents": number_of_documents, "splits": found}
 
     def _kept_documents(self) -> Iterator[tuple[Any, ...]]:
         for number, id_, source, split, *told in self._seen.execute("SELECT * FROM documents ORDER BY number"):
@@ -375,13 +350,51 @@ def _draft_schema() -> Any:
     return pa.schema([*(final.field(name) for name in names), *counts])
 
 
-def _document_table(rows: list[dict[str, Any]]) -> Any:
+def _rows_of_blocks(table: Any) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each block the number of its document in the draft, its first sentence, words, characters and sentences."""
+    columns = (table.column(name).to_pylist() for name in ("document", "first_sentence", "words", "characters"))
+    sentences = table.column("sentences").combine_chunks().value_lengths().to_pylist()
+    return zip(*columns, sentences, strict=True)
+
+
+@dataclass
+class _Row:
+    """A row of ``documents.parquet`` that is being added up.
+
+    Attributes:
+        draft_number: the number of the document before duplicates went.
+        whole: the split of all of it, where it has one.
+    """
+
+    draft_number: int
+    document: int
+    id: str
+    source: str
+    pair: str | None
+    label: str | None
+    whole: str
+    blocks: int = 0
+    sentences: int = 0
+    characters: int = 0
+    splits: set[str] = field(default_factory=set)
+
+    @property
+    def split(self) -> str:
+        return next(iter(self.splits)) if len(self.splits) == 1 else "mixed"
+
+    def add(self, split: str, sentences: int, characters: int) -> None:
+        """Count one more block."""
+        self.splits.add(split)
+        self.blocks += 1
+        self.sentences += sentences
+        self.characters += characters
+
+
+def _document_table(rows: list[_Row]) -> Any:
     import pyarrow as pa
 
     schema = document_schema()
-    for row in rows:
-        row["split"] = next(iter(row["splits"])) if len(row["splits"]) == 1 else "mixed"
-    plain = [{name: row.get(name) for name in schema.names} for row in rows]
+    plain = [{name: getattr(row, name) for name in schema.names} for row in rows]
     return pa.Table.from_pylist(plain, schema=schema)
 
 

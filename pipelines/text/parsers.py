@@ -98,9 +98,9 @@ def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str
         words, spaces = [], []
         position = 0
         for run in long_run.finditer(text):
-            for doc in (tokenize(text[position : run.start()]),):
-                words += [token.text for token in doc]
-                spaces += [bool(token.whitespace_) for token in doc]
+            doc = tokenize(text[position : run.start()])
+            words += [token.text for token in doc]
+            spaces += [bool(token.whitespace_) for token in doc]
             pieces = _SIMPLE_WORD.findall(run[0])
             last = pieces[-1]
             # a full stop at the very end still ends the sentence

@@ -159,14 +159,14 @@ class _Call:
         scores = (_heads(self.query, heads) * self.scale) @ _heads(self.key, heads).transpose(-1, -2)
         if self.position_bias is not None:
             scores = scores + _heads(self.position_bias, heads)
-        raw = scores
+        attacks = []
+        for number, mine in work.attack if guidance.attacking else ():  # of the scores without what a plan adds
+            guidance.attacks[number, self.site] = attack = self._attack(number, _heads(scores, _places(mine, heads)))
+            attacks.append((mine, attack))
         for number, mine in work.bias:
             bias_B1QK = guidance.bias(number, self.site, self.room)[:, None]
             scores = _add_at(scores, _places(mine, heads), bias_B1QK)
-        attacked = work.attack if guidance.attacking else ()
-        for number, mine in attacked:
-            attack = self._attack(number, _heads(raw, _places(mine, heads)))
-            guidance.attacks[number, self.site] = attack
+        for mine, attack in attacks:
             scores = _add_at(scores, _places(mine, heads), attack.scores)
         targets = tuple(
             (_runs(_places(mine, heads)), guidance.target(number, self.site, self.room))

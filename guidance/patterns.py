@@ -409,10 +409,15 @@ class Pattern:
             build=partial(self._function, **chosen),
             needs=(*self.needs, *more),
             same_keys=self.same_keys and not chosen.get("square"),
-            # only a token that sees itself, repeated or not, need not know whether it comes again
-            looks_ahead=self.looks_ahead and not (chosen.get("unique") == "self" and chosen.get("include_self", True)),
+            looks_ahead=self._looks_ahead(chosen),
             options=chosen,
         )
+
+    def _looks_ahead(self, chosen: Mapping[str, Any]) -> bool:
+        # only a token that sees itself, repeated or not, need not know whether it comes again
+        sees_itself = chosen.get("unique") == "self" and chosen.get("include_self", True)
+        # which delimiter is the last, and so stands for a word after all others, later ones tell
+        return (self.looks_ahead and not sees_itself) or bool(chosen.get("words"))
 
     def __str__(self) -> str:
         """Its name with the options that a plan gave."""

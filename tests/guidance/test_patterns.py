@@ -130,6 +130,23 @@ def test_a_sentence_gives_the_same_alone_and_among_padding(spec: Any, left: int,
 
 
 @every_pattern
+def test_what_later_tokens_may_change_is_known(spec: Any) -> None:
+    """A pattern looks ahead if, and only if, some change of later tokens changes which earlier keys a query sees; or if it
+    reads trees, which are made of the whole sentence."""
+    differs, pattern = False, read_pattern(spec)
+    for seed in range(60):
+        first, other = sentence(seed, 12), sentence(seed + 1000, 12)
+        if seed % 2:
+            other.columns.update(word=[-1] * 12, delimiter=[False] * 12)
+        for cut in (3, 6, 9):
+            columns = {name: first.columns[name][:cut] + other.columns[name][cut:] for name in first.columns}
+            spliced = Example(first.ids[:cut] + other.ids[cut:], [True] * 12, columns)
+            before, after = (build(spec, oracle.tokens(example)).dense()[0, :cut, :cut] for example in (first, spliced))
+            differs |= not torch.equal(before, after)
+    assert (differs or "head" in pattern.needs) == pattern.looks_ahead
+
+
+@every_pattern
 def test_a_single_token_points_at_itself_or_nowhere(spec: Any) -> None:
     for seed in range(5):
         example = sentence(seed, 1)

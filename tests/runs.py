@@ -50,11 +50,13 @@ def finished(
     sequences: str | Sequence[str] = "same",
     columns: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    counts: Mapping[str, Any] | None = None,
 ) -> Artifact:
     """A model artifact with these metrics, and no weights.
 
     Args:
         rows: None for a model that was not trained here.
+        counts: what the manifest tells of the run.
         sequences: the content of what it was trained on.
         columns: further columns of the table, all rows of them.
     """
@@ -74,6 +76,7 @@ def finished(
             with out.parquet("metrics.parquet", table.schema) as writer:
                 writer.write_table(table)
         out.counts |= {"device": "cpu", "precision": "fp32", "processes": 1}
+        out.counts |= dict(counts or {})
     return Artifact(store.place("model", recipe))
 
 

@@ -41,6 +41,16 @@ def test_every_class_of_failure_has_its_code(error, code):
     assert main.exit_code(error) == code
 
 
+def test_no_class_of_our_failures_counts_as_a_bug():
+    import pipelines.storage.manifest  # noqa: F401  its errors are ours too
+
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    for kind in below(errors.GuideError) - {errors.GuideError, errors.Interrupted}:
+        assert any(f"{base.__module__}.{base.__qualname__}" in main.CODES for base in kind.__mro__), kind
+
+
 def test_a_device_without_memory_is_known_without_importing_torch():
     error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory. Tried …\nmore")
     assert main.exit_code(error) == 3

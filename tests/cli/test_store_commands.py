@@ -75,8 +75,16 @@ def test_lineage_goes_down_to_the_files_of_the_user(guide, here):
 
 
 def test_lineage_says_what_is_gone_or_was_built_again(guide, here):
+    folder = here.find("wiki")
+    manifest = json.loads((folder / "artifact.json").read_bytes())
+    kept = folder.rename(folder.with_name("kept"))
+    with here.build(manifest["kind"], manifest["recipe"], {"stage": manifest["stage"], "inputs": {}}) as out:
+        out.write("part", b"other")
+    assert "(built again since: other content)" in guide("lineage", "kid").out
     guide("rm", "wiki", "--force")
     assert "(not in this store)" in guide("lineage", "kid").out
+    kept.rename(folder)
+    assert "(" not in guide("lineage", "kid").out
 
 
 def test_verify_names_what_is_damaged_and_warns_of_strangers(guide, here):

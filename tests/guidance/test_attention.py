@@ -98,9 +98,10 @@ def test_installing_keeps_modes_names_and_random_numbers_and_can_be_undone(famil
     assert model.training and not frozen.training
     assert list(model.state_dict()) == names
     assert model.config._attn_implementation == ("eager" if family == "deberta-v2" else "guide")
+    assert any(hasattr(module, "guide_sites") for module in model.modules())
     handle.remove()
     assert model.config._attn_implementation == "eager"
-    assert not any(hasattr(module, "guide_site") for module in model.modules())
+    assert not any(hasattr(module, "guide_sites") for module in model.modules())
     assert torch.equal(logits_at_tokens(model.eval(), batch()), before)
 
 
@@ -112,7 +113,7 @@ def test_of_two_plans_on_one_model_each_has_its_own_losses_and_the_first_outlive
     assert set(losses(model, first, batch())) == {"next", "first"}
     first.remove()
     assert model.config._attn_implementation == "sdpa"
-    assert not any(hasattr(module, "guide_site") for module in model.modules())
+    assert not any(hasattr(module, "guide_sites") for module in model.modules())
 
 
 @pytest.mark.parametrize("mask", [torch.zeros(2, 1, 4, 4), torch.ones(2, 4, 4, 4, dtype=torch.bool)])
@@ -451,7 +452,7 @@ def test_the_canary_notices_layers_that_do_not_call_the_function_once(calls: int
     with pytest.raises(UnsupportedModel, match=rf"BertForMaskedLM: .*layer\.1.* {calls} times, not once"):
         install(model, HALF)
     assert model.training and model.config._attn_implementation == "sdpa"
-    assert not any(hasattr(module, "guide_site") for module in model.modules())
+    assert not any(hasattr(module, "guide_sites") for module in model.modules())
 
 
 def test_the_canary_notices_that_padding_is_lost() -> None:

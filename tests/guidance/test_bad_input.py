@@ -128,6 +128,17 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
         (guide("adversary", "", 0, weight=2.0), guide("random_mask", "", 1)),
         *(None, "bert", r"guides 1, 2 attack in one second pass", "same weight"),
     ),
+    **{
+        f"attacks that differ in {what}": (
+            (guide("adversary", "", 0), guide("random_mask", "", 1, **changes)),
+            *(None, "bert", r"guides 1, 2 attack in one second pass", "same weight"),
+        )
+        for what, changes in {
+            "schedule": {"schedule": "linear"},
+            "steps that are held": {"hold_steps": 3},
+            "what stands for an example": {"sentence": "head"},
+        }.items()
+    },
     "a pattern of one sequence in cross-attention": (
         (guide("mask", "window", 0, stack="decoder", attention="cross"),),
         *(None, "bart", r"guide 1 \(window\): the pattern 'window' relates tokens of one sequence", "first"),

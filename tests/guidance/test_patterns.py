@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError, UnknownName
 from guidance.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
+from guidance.mechanisms import MECHANISMS
 from guidance.patterns import (
     PATTERNS,
     Columns,
@@ -22,6 +24,7 @@ from guidance.patterns import (
     Weights,
     find_pattern,
 )
+from guidance.plan import Guide
 from tests.guidance import pattern_oracle as oracle
 from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence
 
@@ -265,44 +268,7 @@ def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
 # the table
 
 
-RESERVED = [
-    "pattern",
-    "mechanism",
-    "part",
-    "stack",
-    "attention",
-    "layers",
-    "heads",
-    "weight",
-    "reference_length",
-    "schedule",
-    "hold_steps",
-    "optional",
-    "enabled",
-    "name",
-    "reduction",
-    "boundary",
-    "token_rows",
-    "empty_rows",
-    "scale",
-    "inside",
-    "outside",
-    "variant",
-    "rows",
-    "head_reduction",
-    "key_reduction",
-    "sigma",
-    "offsets",
-    "kind",
-    "proportion",
-    "tau",
-    "penalty_weight",
-    "noise",
-    "per_head",
-    "normalise",
-    "init_bias",
-    "form",
-]
+RESERVED = {item.name for item in fields(Guide)} | {name for row in MECHANISMS.values() for name in row.option_names}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -313,7 +279,7 @@ def test_every_row_of_the_table_says_what_it_is(name: str) -> None:
     assert {*pattern.needs, *(need for needs in pattern.needs_with.values() for need in needs)} <= FEATURES.keys()
     assert set(pattern.tables) <= TABLES.keys()
     assert pattern.needs_with.keys() <= set(pattern.option_names)
-    assert not set(pattern.option_names) & set(RESERVED), "a plan's row has this key already"
+    assert not set(pattern.option_names) & RESERVED, "a plan's row has this key already"
     assert find_pattern(name) is pattern and read_pattern(name) == pattern
 
 

@@ -33,6 +33,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from guidance.adapters import adapt, switch
 from guidance.canary import Canary, send
 from guidance.errors import PlanError, UnsupportedModel
+from guidance.installation import install
+from guidance.plan import Guide, Plan
 from guidance.sites import FAMILIES as ROWS
 from guidance.sites import SUPPORTED, find_sites, select_heads
 from tests.guidance.models import (
@@ -299,6 +301,21 @@ def test_models_with_other_heads_answer_the_canary(auto: Any, family: str) -> No
     model = auto.from_config(tiny_config(family))
     routed(model)
     assert send(model, find_sites(model)).calls
+
+
+def test_choices_are_guided_as_so_many_examples() -> None:
+    """Inputs (B, choices, T), with padding, are the batch (B * choices, T) for guides."""
+    model = AutoModelForMultipleChoice.from_config(tiny_config("bert")).eval()
+    handle = install(model, Plan((Guide("next", "attention_loss", heads=(0,)), Guide("first", "mask", heads=(1,)))))
+    flat = batch((7, 4, 6, 2))
+    choices = {key: value.unflatten(0, (2, 2)) for key, value in flat.items()}
+    found = []
+    for inputs in (flat, choices):
+        guidance = handle.guide(inputs["input_ids"], inputs["attention_mask"])
+        logits = model(**choices, guidance=guidance).logits
+        found.append((logits, guidance.per_example()["next"], guidance.loss()))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert found[0][1].shape == (4,)
 
 
 @pytest.mark.parametrize(("family", "expected"), [("bert", "once"), ("albert", "2 times")])

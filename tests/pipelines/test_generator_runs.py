@@ -80,6 +80,14 @@ def rows_of(artifact: Artifact) -> list[dict[str, float]]:
 # what comes out
 
 
+def test_the_weight_of_the_discriminators_loss_is_the_one_asked_for(
+    world: tuple[Store, Artifact, Artifact],
+) -> None:
+    store, data, _ = world
+    row = rows_of(trainings.train(store, data, objective="electra", discriminator_weight=7.0, steps=1).artifact)[0]
+    assert row["loss/total"] == pytest.approx(7 * row["loss/discriminator"] + row["loss/generator"])
+
+
 def test_every_part_of_the_loss_and_every_share_is_logged(electra: tuple[Artifact, list[Any]]) -> None:
     rows = rows_of(electra[0])
     reported = {"accuracy/generator", "accuracy/discriminator", "recall/discriminator"}

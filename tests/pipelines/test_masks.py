@@ -246,7 +246,8 @@ def test_treebank_and_spacy_labels_give_the_same_roles(made: Made, store: Store)
     negating = {
         made.letters[s:e].strip() for s, e, no in zip(row["start"], row["end"], row["negation"], strict=True) if no
     }
-    assert "".join(sorted(negating)) and all(part in "n't never" for part in negating)
+    negating.discard("")  # the mark of a word's beginning
+    assert negating and all(any(part in word for word in ("not", "n't", "never")) for part in negating)
     stops = {
         made.letters[s:e].strip()
         for s, e, stop in zip(row["start"], row["end"], theirs["stop_word"], strict=True)
@@ -454,7 +455,7 @@ def train(store: Store, made: Made, **settings: Any) -> Artifact:
 def test_preset_roles_trains_from_these_artifacts(store: Store) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
     model = train(store, made, plan=ROLES, masks=made.masks.reference)
-    assert all(model.counts["matches"].values() or [True])
+    assert len(model.counts["matches"]) == 0  # masks are no losses, of which matches are counted
     assert model.manifest["inputs"]["masks"]["content"] == made.masks.content
     rows = [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
     assert all(np.isfinite(row["loss/mlm"]) for row in rows)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
 from pipelines import pretrain
+from pipelines.objectives import OBJECTIVES
 from pipelines.progress import log
 from pipelines.runs import models
 from pipelines.stage import is_internal, is_knob
@@ -503,10 +505,46 @@ def another(name: str) -> Any:
     return old + 1 if isinstance(old, int) else old / 2 or 0.25
 
 
-@pytest.mark.parametrize("name", [name for name, objectives in pretrain.ONLY.items() if "mlm" not in objectives])
-def test_a_setting_of_another_objective_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} belongs to --objective"):
-        trainings.config(**{name: another(name)})
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [(name, other) for name, mine in pretrain.ONLY.items() for other in OBJECTIVES if other not in mine],
+)
+def test_a_setting_of_another_objective_is_refused(name: str, objective: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"--{name.replace('_', '-')} belongs to --objective .*, not to {re.escape(objective)}"
+    ):
+        trainings.config(objective=objective, **{name: another(name)})
+
+
+def test_what_each_objective_has_alone_is_known() -> None:
+    """Each name here is one that the objective would not read."""
+    names = {
+        "mask_probability",
+        "generator",
+        "generator_size",
+        "discriminator_weight",
+        "label_smoothing",
+        "decoder_layers",
+    }
+    assert set(pretrain.ONLY) == names
+    assert [name for name, objectives in pretrain.ONLY.items() if "translation" in objectives] == [
+        "label_smoothing",
+        "decoder_layers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"epochs": 1.0, "steps": 7}, "--steps: without effect beside --epochs"),
+        ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the rate never gets to its peak"),
+        ({"totals": "tokens"}, "--totals: without effect"),
+        ({}, ""),
+    ],
+)
+def test_settings_without_effect_are_told(store: Store, changes: dict[str, Any], told: str) -> None:
+    warnings = trainings.train(store, **{"steps": 2, **changes}).artifact.manifest["warnings"]
+    assert [line.startswith(told) for line in warnings] == ([True] if told else [])
 
 
 def test_a_family_that_an_objective_cannot_train_is_refused(store: Store) -> None:

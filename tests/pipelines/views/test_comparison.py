@@ -7,6 +7,7 @@ import io
 import math
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -383,6 +384,16 @@ def test_what_makes_losses_or_speeds_unlike_is_told(store: Store) -> None:
     assert f"validation losses are not of the same: valid_sequences 512 of {plain}, 0 of {other}" in found.notes
     assert f"{plain} is the same run as {plain}" in found.notes
     assert found.rows[1].differs == ["valid_sequences"]  # the device is no part of the recipe
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("device", ("cpu", "cuda")), ("precision", ("bf16", "fp32")), ("processes", (1, 2))]
+)
+def test_runs_whose_speeds_cannot_be_compared_are_told(store: Store, key: str, values: tuple[Any, Any]) -> None:
+    alike = {"device": "cpu", "precision": "fp32", "processes": 1}
+    references = [runs.finished(store, runs.metrics(PLAIN), counts=alike | {key: v}).reference for v in values]
+    told = [note for note in run(references, store).notes if note.startswith("speeds")]
+    assert told == [f"speeds are not alike: {key} {values[0]}, {values[1]}"]
 
 
 @pytest.mark.parametrize(

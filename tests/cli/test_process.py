@@ -26,6 +26,8 @@ from tests.tiny import TINY, TinyConfig, wait_for
 
 
 def build_slowly(run) -> None:
+    if run.config.text == "large":
+        os.write(int(os.environ["TEST_READY"]), b"x")
     TINY.build(run)
     if run.config.text == "slow":
         os.write(int(os.environ["TEST_READY"]), b"x")
@@ -111,14 +113,25 @@ def test_a_signal_ends_a_stage_with_its_code_and_nothing_is_left(tmp_path, numbe
     assert child.out.read_text() == ""
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01, 0.02])
-def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path, delay):
-    child = Child(tmp_path, "try-slow", "x", "--repeat", "200")
-    time.sleep(delay)
-    child.send(signal.SIGTERM)
-    assert child.wait() in (0, 143, -signal.SIGTERM)
-    for artifact in child.store.artifacts():
-        artifact.verify()
+def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path):
+    """From the moment at which the stage begins to write until it has published."""
+    numbers = []
+    for place, delay in enumerate((0.0, 0.002, 0.01, 0.03, 0.1, 0.3, 30.0)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        child = Child(folder, "try-slow", "x", "--text", "large", "--repeat", "1000")
+        child.ready()
+        until = time.monotonic() + delay
+        while time.monotonic() < until and not child.store.folders():
+            time.sleep(0.001)
+        child.send(signal.SIGTERM)
+        assert child.wait() in (0, 143, -signal.SIGTERM)
+        found = list(child.store.artifacts())
+        for artifact in found:
+            artifact.verify()
+        assert len(child.store.folders()) == len(found)
+        numbers.append(len(found))
+    assert (numbers[0], numbers[-1]) == (0, 1)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):

@@ -101,7 +101,7 @@ def test_a_missing_feature_names_the_command_that_builds_it(store: Store) -> Non
     assert "guide build-masks" in str(raised.value.hint)
 
 
-def test_an_adversary_weakens_the_model_and_resumes_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_a_run_with_an_adversary_is_the_same_again(store: Store, tmp_path: Path) -> None:
     data = trainings.sequences(store)
     whole = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6).artifact
     again = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6, force=True).artifact

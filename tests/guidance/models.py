@@ -39,6 +39,7 @@ _BART = {
     "init_std": 0.5,
     **_ENCODER_DECODER,
 }
+_T5 = {"num_layers": 2, "num_decoder_layers": 2, "d_kv": 4, "d_ff": 16, **_ENCODER_DECODER}
 _MORE: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {},
@@ -66,12 +67,16 @@ _MORE: dict[str, dict[str, Any]] = {
     },
     "marian": _BART,
     "bart": _BART,
-    "t5": {"num_layers": 2, "num_decoder_layers": 2, "d_kv": 4, "d_ff": 16, **_ENCODER_DECODER},
+    "t5": _T5,
+    "mbart": _BART,
+    "mt5": _T5,
 }
 """Beyond what all share; the second layer of ModernBERT sees two tokens to each side."""
 
 SEQ2SEQ = ("marian", "bart", "t5")
-FAMILIES = tuple(family for family in _MORE if family not in SEQ2SEQ)
+RELATED = ("mbart", "mt5")
+"""Encoder-decoders whose attention is that of another family, but in layers of their own."""
+FAMILIES = tuple(family for family in _MORE if family not in (*SEQ2SEQ, *RELATED))
 UNSUPPORTED = {
     "deberta": DebertaConfig(**_COMMON),
     "mpnet": MPNetConfig(**_COMMON),
@@ -87,6 +92,8 @@ _DROPOUT = {
     "marian": ("attention_dropout", "dropout"),
     "bart": ("attention_dropout", "dropout"),
     "t5": ("dropout_rate",),
+    "mbart": ("attention_dropout", "dropout"),
+    "mt5": ("dropout_rate",),
 }
 
 
@@ -103,7 +110,7 @@ def tiny_config(family: str, **changes: Any) -> Any:
 def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model that predicts tokens, with large random weights, so that attention is far from uniform."""
     torch.manual_seed(seed)
-    auto = AutoModelForSeq2SeqLM if family in SEQ2SEQ else AutoModelForMaskedLM
+    auto = AutoModelForSeq2SeqLM if family in (*SEQ2SEQ, *RELATED) else AutoModelForMaskedLM
     # the module of DeBERTa-v2 has but one implementation, its own
     known = "eager" if family == "deberta-v2" else implementation
     model = auto.from_config(tiny_config(family, **changes), attn_implementation=known)
@@ -135,7 +142,7 @@ def pair_batch(
 
 def inputs_of(family: str) -> dict[str, Tensor]:
     """A padded batch for a model of the family."""
-    return pair_batch() if family in SEQ2SEQ else batch()
+    return pair_batch() if family in (*SEQ2SEQ, *RELATED) else batch()
 
 
 def pattern_keys(name: str, valid: list[bool], marked: list[bool], query: int) -> list[int]:

@@ -16,11 +16,13 @@ from guidance.features import FEATURES, Cooccurrence
 from guidance.installation import Handle, install
 from guidance.mechanisms.logit_loss import LogitLoss, row_losses
 from guidance.plan import Guide, Plan
-from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, tiny_model
+from tests.guidance.models import FAMILIES, RELATED, batch, tiny_model
+from tests.guidance.models import SEQ2SEQ as MAIN_SEQ2SEQ
 from tests.guidance.models import inputs_of as inputs_of_family
 from tests.guidance.oracle import Kind, Oracle, Row, plan_of
 from tests.guidance.pattern_oracle import CHARACTERS, DTYPES, ROWS, SCORES, Example, holed, padded, sentence
 
+SEQ2SEQ = (*MAIN_SEQ2SEQ, *RELATED)
 every_family = pytest.mark.parametrize("family", [*FAMILIES, *SEQ2SEQ])
 every_seq2seq = pytest.mark.parametrize("family", SEQ2SEQ)
 

@@ -39,6 +39,7 @@ from guidance.sites import FAMILIES as ROWS
 from guidance.sites import SUPPORTED, find_sites, select_heads
 from tests.guidance.models import (
     FAMILIES,
+    RELATED,
     SEQ2SEQ,
     UNSUPPORTED,
     batch,
@@ -189,7 +190,7 @@ def test_xlnet_is_refused() -> None:
 
 def test_supported_names_every_row() -> None:
     assert SUPPORTED.split(", ") == [row.label for row in ROWS.values()]
-    assert {family.replace("-", "_") for family in FAMILIES + SEQ2SEQ} <= set(ROWS)
+    assert {family.replace("-", "_") for family in (*FAMILIES, *SEQ2SEQ, *RELATED)} == set(ROWS)
 
 
 # heads by rule and by score

@@ -75,8 +75,8 @@ def test_added_heads_are_compiled_too() -> None:
 
 def test_batches_of_other_shapes_are_followed_too() -> None:
     model, handle = installed("bert", "attention_loss", num_hidden_layers=1)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for lengths in ((7, 4), (6, 5, 2)):
+    compiled = torch.compile(model, backend="eager", fullgraph=True)  # whose graphs are made sooner
+    for lengths in ((7, 4), (6, 5, 2), (9, 9)):
         inputs = batch(lengths)
         expected, found = run(model, handle, inputs), run(compiled, handle, inputs)  # type: ignore[arg-type]
         torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=1e-6)

@@ -258,7 +258,7 @@ FOR_CROSS: dict[str, list[Row]] = {
 """With patterns that need no query."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @every_family
 @pytest.mark.parametrize("case", CASES)
 def test_guided_heads_compute_what_plain_loops_compute(family: str, case: str) -> None:

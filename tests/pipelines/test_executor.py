@@ -149,6 +149,7 @@ def test_corpus_that_a_worker_does_not_see_is_named(text: Artifact) -> None:
 # the same bytes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +165,7 @@ class Guided:
         self._earlier = dict(tallies)
 
 
-class GuidedObjective:
+class GuidedObjective(ABC):
     """What objectives share that train one guided model; see `pipelines.training.Objective`.
 
     Attributes:
@@ -180,18 +181,18 @@ class GuidedObjective:
     def begin(self, total_steps: int) -> None:
         self.guided.total_steps = total_steps
 
+    @abstractmethod
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:
         """See `pipelines.training.Objective`; also of the validation split."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def validated(self) -> tuple[str, ...]:
         """The losses of `evaluate`, the first of which decides which step is best."""
-        raise NotImplementedError
 
+    @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Sums and counts of the losses of a validation batch."""
-        raise NotImplementedError
 
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         if not self.num_valid:

@@ -232,4 +232,4 @@ class _Counting:
         return [pair_files.Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
 
 
-STAGE = Stage("build-cooccur", "cooccur", 1, Config, build)
+STAGE = Stage("build-cooccur", "cooccur", 2, Config, build)

@@ -578,4 +578,4 @@ def _tensors_of(folder: ModelFolder, tensors: Mapping[str, Any]) -> dict[str, An
     return {name[size:]: tensor for name, tensor in tensors.items() if name.startswith(folder.prefix)}
 
 
-STAGE = Stage("pretrain", "model", 2, Config, build)
+STAGE = Stage("pretrain", "model", 3, Config, build)

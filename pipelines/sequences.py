@@ -156,4 +156,4 @@ class _SplitWriter:
         return {**self._file.counts, "cut_sentences": self._packer.cut}
 
 
-STAGE = Stage("build-sequences", "sequences", 1, Config, build)
+STAGE = Stage("build-sequences", "sequences", 2, Config, build)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from guidance.plan import Guide, Plan
-from pipelines import corpus, pretrain, sequences, tokenizer
+from pipelines.stages import corpus, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.views.curves import Curve
 from pipelines.views.drawing import learning_curves

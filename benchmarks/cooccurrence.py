@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import cooccurrence, corpus, tokenizer
-from pipelines.shards import parquet_file, row_groups, shards_of
+from pipelines.engine.shards import parquet_file, row_groups, shards_of
+from pipelines.stages import cooccurrence, corpus, tokenizer
+from pipelines.statistics import pair_files
 from pipelines.storage.store import Store
-from pipelines.tables import pair_files
 from pipelines.text.tokens import tokenizer_folder
 
 KERNEL, FILES, SCIPY, NUMPY, GLOVE = "ours", "ours, files", "scipy.sparse", "numpy", "GloVe's cooccur"
@@ -43,7 +43,7 @@ KERNEL, FILES, SCIPY, NUMPY, GLOVE = "ours", "ours, files", "scipy.sparse", "num
 
 
 def ours(folder: Path, window: int) -> Iterator[Any]:
-    from pipelines.tables.pair_counting import count_pairs
+    from pipelines.statistics.pair_counting import count_pairs
 
     rows, offsets, size = read_text(folder)
     list(count_pairs(rows[:50], np.array([0, 50]), size, window=window))
@@ -164,7 +164,7 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
     """Everything that the sides read; gives the seconds that encoding took."""
     import pyarrow as pa
 
-    from pipelines.tables.pair_counting import most_frequent
+    from pipelines.statistics.pair_counting import most_frequent
 
     settings = {"tokenizer": tokenizer_folder(made), "cross": True}
     started = time.perf_counter()

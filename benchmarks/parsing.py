@@ -23,7 +23,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipelines import corpus, dependencies
+from pipelines.stages import corpus, dependencies
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 

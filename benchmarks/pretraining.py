@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from guidance.plan import Guide, Plan
-from pipelines import cooccurrence, corpus, dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.stages import cooccurrence, corpus, dataset, evaluate, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store

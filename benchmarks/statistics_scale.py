@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipelines import corpus
+from pipelines.stages import corpus
 from pipelines.storage.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -41,9 +41,9 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from guidance.features import Cooccurrence
 from guidance.installation import Handle, install
 from guidance.objectives.selection import logits_at, places_of
+from guidance.patterns.features import Cooccurrence
 from guidance.plan import Guide, Plan
 
 VOCABULARY, LAYERS, WIDTH, HEADS, SENTENCE = 4000, 4, 256, 8, 16

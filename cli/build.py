@@ -9,8 +9,8 @@ import typer
 
 from cli.options import Session, stage_command
 from guidance.errors import InputError
-from pipelines import corpus, dataset, sequences, tokenizer
-from pipelines.stage import Result
+from pipelines.engine.stage import Result
+from pipelines.stages import corpus, dataset, sequences, tokenizer
 
 
 @stage_command(

@@ -26,7 +26,7 @@ def convert_command(
 
     The pickle is read by a process of its own that takes tensors and refuses everything else.
     """
-    from pipelines.convert import convert
+    from pipelines.tools.convert import convert
 
     done = convert(folder, out)
     if session.json:

@@ -14,7 +14,7 @@ from guidance.errors import MachineError
 )
 def doctor(session: Session) -> None:
     """Check versions, extras, language models, devices and the store."""
-    from pipelines.doctor import examine
+    from pipelines.tools.doctor import examine
 
     findings = examine(session.store)
     bad = [finding for finding in findings if finding.state == "bad"]

@@ -12,8 +12,8 @@ from cli.options import Session, command, stage_command
 from cli.output import check_place, escape, say, say_json, speaks_unicode
 from cli.patterns import inline
 from guidance.errors import InputError
-from pipelines import masks
-from pipelines.stage import Result
+from pipelines.engine.stage import Result
+from pipelines.stages import masks
 
 LONG = 64
 """A sequence of more tokens is shown sentence by sentence, unless all of it is asked for."""

@@ -16,7 +16,7 @@ def models(session: Session) -> None:
     """List the architectures that can be guided, each proved on a tiny model with the transformers installed here."""
     import transformers
 
-    from pipelines.support import examine
+    from pipelines.tools.support import examine
 
     rows = examine()
     if session.json:

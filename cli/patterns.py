@@ -19,7 +19,7 @@ from guidance.errors import InputError
 def list_patterns(session: Session) -> None:
     """List every pattern: what it says, what it reads, its options and where it is from."""
     from guidance.options import declared
-    from guidance.patterns import PATTERNS
+    from guidance.patterns.catalogue import PATTERNS
     from guidance.plan import as_toml
 
     rows: list[dict[str, Any]] = [
@@ -88,7 +88,7 @@ def show_pattern(
     only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
 ) -> None:
     """Draw which keys each query of a text is pointed at: queries go down, keys across."""
-    from guidance.combinations import read_pattern
+    from guidance.patterns.combinations import read_pattern
     from pipelines.storage.files import write_file
     from pipelines.views import one_text
     from pipelines.views.pictures import legend, matrix_lines

@@ -202,7 +202,7 @@ def new_plan(
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:
     """A plan; with a model also its shape, and which heads each guide reaches."""
     from guidance.plan import Plan
-    from pipelines.tables.head_scores import read_scores
+    from pipelines.statistics.head_scores import read_scores
     from pipelines.views import plans
 
     plan = Plan.load(reference)

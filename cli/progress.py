@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cli.output import escape, tell
-from pipelines.progress import Progress, Task, log
+from pipelines.engine.progress import Progress, Task, log
 
 LINE_EVERY = 10.0
 """Seconds between two lines where there is no terminal."""

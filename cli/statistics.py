@@ -12,8 +12,8 @@ import typer
 from cli.options import Session, command, stage_command
 from cli.output import check_place, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
-from pipelines import cooccurrence, dependencies, idf
-from pipelines.stage import Result
+from pipelines.engine.stage import Result
+from pipelines.stages import cooccurrence, dependencies, idf
 
 WIDEST_BAR = 20
 

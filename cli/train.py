@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from cli.options import Session, stage_command
-from pipelines import pretrain, quickstart
-from pipelines.stage import Result
+from pipelines.engine.stage import Result
+from pipelines.stages import pretrain, quickstart
 
 TOPICS = {
     "What is learned": (

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from guidance.attention import NAME
+from guidance.attention.function import NAME
 from guidance.errors import InputError, MachineError
 from guidance.installation import Handle, install
 from guidance.plan import Plan

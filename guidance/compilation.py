@@ -8,7 +8,7 @@ from typing import Any
 
 from guidance.errors import PlanError
 from guidance.mechanisms.fixed import Gaussian
-from guidance.patterns import PATTERNS
+from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Guide, Plan
 from guidance.sites import Selector, Site, select, select_heads
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from guidance.compilation import NOTHING, Work
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
-from guidance.features import Tokens
 from guidance.mechanisms.adversary import Attack, Form, RandomMask, divergence
 from guidance.mechanisms.attention_loss import Target
 from guidance.mechanisms.fixed import Room
 from guidance.mechanisms.logit_loss import Rows
 from guidance.mechanisms.masks import joined
-from guidance.patterns import Predicate
+from guidance.patterns.catalogue import Predicate
+from guidance.patterns.features import Tokens
 from guidance.plan import Plan
 from guidance.sites import EXTRA, Site
 

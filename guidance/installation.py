@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.adapters import adapt, switch
-from guidance.attention import NAME, guided_attention
-from guidance.canary import evaluating, send, used_parameters
+from guidance.attention.function import NAME, guided_attention
 from guidance.compilation import compile_plan
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
-from guidance.features import FEATURES, TABLES, Cooccurrence, Tokens, Vocabulary
 from guidance.forward import Guidance, key_of
 from guidance.mechanisms.adversary import PROPORTIONS
 from guidance.mechanisms.fixed import Room
-from guidance.mechanisms.projected import ProjectedAttention, add_pending, added_sites, place_of
-from guidance.patterns import Pairs, Predicate
+from guidance.models.adapters import adapt, switch
+from guidance.models.added_heads import ProjectedAttention, add_pending, added_sites, place_of
+from guidance.models.canary import evaluating, send, used_parameters
+from guidance.patterns.catalogue import Pairs, Predicate
+from guidance.patterns.features import FEATURES, TABLES, Cooccurrence, Tokens, Vocabulary
 from guidance.plan import Guide, Plan
 from guidance.sites import EXTRA, Site, find_sites
 

@@ -23,12 +23,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError, UnknownName
 from guidance.mechanisms import MECHANISMS, Mechanism
-from guidance.mechanisms.projected import Pal
+from guidance.models.added_heads import Pal
 from guidance.options import read
-from guidance.patterns import Pattern
+from guidance.patterns.catalogue import Pattern
+from guidance.patterns.combinations import read_pattern
 from guidance.sites import Selector
 
 SIZE_LIMIT = 1 << 20
@@ -61,7 +61,7 @@ class Guide:
     """One row of a plan.
 
     Attributes:
-        pattern: a name in `PATTERNS`, or a combination, see `guidance.combinations.read_pattern`; empty for mechanisms that
+        pattern: a name in `PATTERNS`, or a combination, see `guidance.patterns.combinations.read_pattern`; empty for mechanisms that
             take none.
         mechanism: a name in `MECHANISMS`.
         part, stack, attention: which model of several, which stack of it, self- or cross-attention.
@@ -155,7 +155,7 @@ class Guide:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What it looks up beside tokens, by the names of `guidance.features.TABLES`, but for scores that choose heads."""
+        """What it looks up beside tokens, by the names of `guidance.patterns.features.TABLES`, but for scores that choose heads."""
         return (*(self.wish.tables if self.wish else ()), *getattr(self.how, "tables", ()))
 
     @cached_property

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from guidance.checkpoint import model_files, restore, tokenizer_files, write_folder
 from guidance.errors import InputError, NumericalError, PlanError
-from guidance.features import FEATURES, Vocabulary
 from guidance.forward import Guidance
 from guidance.installation import install
+from guidance.patterns.features import FEATURES, Vocabulary
 from guidance.plan import Plan
 
 _log = logging.getLogger("guide.trainer")  # below the logger that the command line shows

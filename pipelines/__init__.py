@@ -1,1 +1,6 @@
-"""Stages: each a pure function of a configuration and input artifacts that writes one artifact."""
+"""Stages, the engine that runs them, and the artifacts that they read and write."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder that holds our packages: a checkout, or ``site-packages``."""

@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from guidance.features import Cooccurrence
+from guidance.patterns.features import Cooccurrence
 from guidance.plan import Plan
-from pipelines.objectives import Given, module_of
-from pipelines.runs.batches import Examples
+from pipelines.training.batches import Examples
+from pipelines.training.objectives import Given, module_of
 from tests import trainings
 
 CONFLICT = '[[guide]]\npattern = "conflict"\nmechanism = "logit_loss"\nheads = [0]\n'

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.statistics.roles import NOTHING
-from pipelines import cooccurrence, corpus, idf, masks, sequences, tokenizer
-from pipelines.cooccurrence import vocabulary_schema
-from pipelines.dependencies import dependency_schema
-from pipelines.evaluate import prediction_schema
-from pipelines.idf import idf_schema
-from pipelines.masks import mask_schema
+from pipelines.stages import cooccurrence, corpus, idf, masks, sequences, tokenizer
+from pipelines.stages.cooccurrence import vocabulary_schema
+from pipelines.stages.dependencies import dependency_schema
+from pipelines.stages.evaluate import prediction_schema
+from pipelines.stages.idf import idf_schema
+from pipelines.stages.masks import mask_schema
+from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
-from pipelines.tables.pair_files import count_schema
 from pipelines.text.corpus_writer import block_schema, document_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema
 from tests import trainings

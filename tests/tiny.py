@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from cli.main import exit_code
-from pipelines.stage import Config, Input, Result, Run, Stage, knob, run_stage
+from pipelines.engine.stage import Config, Input, Result, Run, Stage, knob, run_stage
 from pipelines.storage.store import Store
 
 

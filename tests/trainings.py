@@ -19,9 +19,9 @@ import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipelines import pretrain
-from pipelines.progress import Progress, Task
-from pipelines.stage import Result
+from pipelines.engine.progress import Progress, Task
+from pipelines.engine.stage import Result
+from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -125,7 +125,7 @@ def config(**changes: Any) -> pretrain.Config:
 
 
 def train(store: Store, *data: Artifact, progress: Progress | None = None, **changes: Any) -> Result:
-    """Run ``pretrain``; what is no field of its configuration goes to `pipelines.pretrain.run`."""
+    """Run ``pretrain``; what is no field of its configuration goes to `pipelines.stages.pretrain.run`."""
     options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
     references = [given.reference for given in data or (sequences(store),)]
     result = pretrain.run(references, config(**changes), store=store, progress=progress, **options)

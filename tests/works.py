@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from cli import signals
 from cli.main import exit_code
 from guidance.errors import UnknownName
-from pipelines import executor
-from pipelines.progress import Progress, log
-from pipelines.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
-from pipelines.stage import Result, Run, Stage, knob
+from pipelines.engine import executor
+from pipelines.engine.progress import Progress, log
+from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
+from pipelines.engine.stage import Result, Run, Stage, knob
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from guidance.patterns import Pattern, Predicate
+from guidance.patterns.catalogue import Pattern, Predicate
 
 Reduction = Literal["group_mean", "head_mean", "frobenius"]
 Boundary = Literal["uniform", "zero"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from guidance.errors import PlanError
 from guidance.options import Within
-from guidance.patterns import Columns, Predicate, Shift
+from guidance.patterns.catalogue import Columns, Predicate, Shift
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
-from guidance.features import Tokens
-from guidance.patterns import Predicate
+from guidance.patterns.catalogue import Predicate
+from guidance.patterns.features import Tokens
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from guidance.errors import PlanError
 from guidance.options import Within
-from guidance.patterns import Predicate
+from guidance.patterns.catalogue import Predicate
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from guidance.canary import evaluating
 from guidance.installation import Handle
+from guidance.models.canary import evaluating
 
 
 def shift_right(ids_BT: Tensor, start: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
-from guidance.features import Cooccurrence
+from guidance.patterns.features import Cooccurrence
 
 __all__ = ["Pairs", "context_scores", "cooccurrence_table", "totals_of"]
 

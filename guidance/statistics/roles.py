@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from guidance.features import RELATIONS, UPOS, relation_id
+from guidance.patterns.features import RELATIONS, UPOS, relation_id
 from guidance.statistics.idf import counted_words
 from guidance.statistics.words import is_candidate
 
@@ -43,7 +43,7 @@ NOTHING: Mapping[str, tuple[object, type[np.generic]]] = {
     "negation": (False, np.bool_),
     "stop_word": (False, np.bool_),
 }
-"""Every column: the value that says nothing, and its type.  What the values mean is in `guidance.features.FEATURES`."""
+"""Every column: the value that says nothing, and its type.  What the values mean is in `guidance.patterns.features.FEATURES`."""
 
 NEGATIONS = ("not", "n't", "never")
 """Lemmas, or forms where no lemma is known, of adverbs that negate: spaCy's English models call their relation ``neg``,
@@ -248,7 +248,7 @@ def segment_numbers(pieces: Pieces) -> Ints:
 
 
 def relations(labels: Sequence[str], lemmas: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """The place of each word's relation in `guidance.features.RELATIONS`, or -1; and which words negate.
+    """The place of each word's relation in `guidance.patterns.features.RELATIONS`, or -1; and which words negate.
 
     A word negates whose relation is ``advmod:neg`` (spaCy's ``neg``), or ``advmod`` with a lemma of `NEGATIONS`; that one
     counts as ``advmod:neg`` then, so that the labels of treebanks and of spaCy give the same roles.
@@ -262,7 +262,7 @@ def relations(labels: Sequence[str], lemmas: Sequence[str]) -> tuple[NDArray[np.
 
 
 def parts_of_speech(tags: Sequence[str]) -> NDArray[np.int8]:
-    """The place of each universal part of speech in `guidance.features.UPOS`, or -1."""
+    """The place of each universal part of speech in `guidance.patterns.features.UPOS`, or -1."""
     places = {tag: place for place, tag in enumerate(UPOS)}
     return np.array([places.get(tag, -1) for tag in tags], np.int8)
 

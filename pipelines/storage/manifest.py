@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, MachineError
-from pipelines.progress import log
+from pipelines.engine.progress import log
 
 FORMAT = 1
 """Version of the manifest; a reader refuses a newer one."""

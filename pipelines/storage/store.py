@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, MachineError, did_you_mean
-from pipelines.progress import log
+from pipelines.engine.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import (
     Lock,

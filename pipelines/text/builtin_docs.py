@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from guidance.errors import MachineError
-from pipelines.stage import Files
+from pipelines.engine.stage import Files
 from pipelines.text.blocks import Document, Notes, record_blocks
 from pipelines.text.sources import BUILTIN
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from guidance.errors import InputError
-from pipelines.stage import Run
+from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.corpus_writer import SPLITS, check_pairs, read_blocks
 from pipelines.text.encoding import Encoder, block_columns
@@ -30,7 +30,7 @@ _BATCH_BLOCKS = 1024
 
 
 def build(run: Run) -> None:
-    """Write the pairs of a corpus; see `pipelines.sequences.run`."""
+    """Write the pairs of a corpus; see `pipelines.stages.sequences.run`."""
     corpus: Artifact = run.inputs["corpus"]
     check_pairs(corpus)
     source = _Side.of(run, "tokenizer")

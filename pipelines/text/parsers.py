@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from guidance.errors import GuideError, InputError, MachineError
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell, without
-from pipelines.progress import log
-from pipelines.stage import Files, require
+from pipelines.engine.progress import log
+from pipelines.engine.stage import Files, require
 
 BATCH = 128
 """Sentences that spaCy gets at once; more is slower on a CPU."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.stage import Files, require
+from pipelines.engine.stage import Files, require
 from pipelines.text.blocks import Span
 from pipelines.text.parsers import guarded, load_spacy, load_stanza, model_folder, spacy_folder, stanza_place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.stage import Run
+from pipelines.engine.stage import Run
 from pipelines.storage.columns import list_column
 from pipelines.text.packing import Packed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.stage import Files
+from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 

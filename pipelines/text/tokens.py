@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.shards import remembered
-from pipelines.stage import Files
+from pipelines.engine.shards import remembered
+from pipelines.engine.stage import Files
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.encoding import Encoder, batches_of
 from pipelines.text.packing import Tokens

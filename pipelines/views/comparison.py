@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guidance.errors import InputError, UnknownName
-from pipelines.runs.plan_inputs import inputs_of
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import inputs_of
 from pipelines.views.curves import Curve, Points, read_curve
 
 WINDOW = 50

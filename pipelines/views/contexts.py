@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from guidance.errors import InputError
+from pipelines.statistics.cooccurrence_table import load_table, read_vocabulary
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.tables.cooccurrence_table import load_table, read_vocabulary
 from pipelines.text.tokenizer_files import load_tokenizer
 
 __all__ = ["Context", "contexts_of", "dense", "newest"]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, NumericalError, UnknownName
-from pipelines import pretrain
-from pipelines.runs.metrics_log import METRICS_LOG
-from pipelines.runs.resuming import RUN_FILE, begun_with
+from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.training.metrics_log import METRICS_LOG
+from pipelines.training.resuming import RUN_FILE, begun_with
 
 if TYPE_CHECKING:
     import numpy as np

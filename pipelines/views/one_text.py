@@ -19,8 +19,8 @@ from pipelines.storage.store import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from guidance.features import Cooccurrence, Tokens
-    from guidance.patterns import Pattern
+    from guidance.patterns.catalogue import Pattern
+    from guidance.patterns.features import Cooccurrence, Tokens
 
 MOST_TOKENS = 256
 """More do not make a picture that anybody can read."""
@@ -106,7 +106,7 @@ def read(
     """
     import torch
 
-    from guidance.features import Tokens, Vocabulary
+    from guidance.patterns.features import Tokens, Vocabulary
 
     sample = text is None
     text = SAMPLE if text is None else text
@@ -150,7 +150,7 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     Raises:
         InputError: the text does not have a feature that the pattern reads; the message says what gives it.
     """
-    from guidance.features import FEATURES
+    from guidance.patterns.features import FEATURES
 
     missing = [name for name in pattern.needs if name not in example.tokens.columns]
     if missing:
@@ -293,7 +293,7 @@ def _labels(
 
 def _reader(name: str) -> Callable[[str], Any]:
     """How a value of a feature is written."""
-    from guidance.features import FEATURES, UPOS, relation_id
+    from guidance.patterns.features import FEATURES, UPOS, relation_id
 
     truth = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     labels: dict[str, Callable[[str], int]] = {
@@ -320,7 +320,7 @@ def _reader(name: str) -> Callable[[str], Any]:
 
 
 def _values(name: str, written: str, num_words: int, word_of: Sequence[int], backend: Any) -> list[Any]:
-    from guidance.features import FEATURES
+    from guidance.patterns.features import FEATURES
 
     if name not in FEATURES:
         raise UnknownName("feature", name, FEATURES)
@@ -341,7 +341,7 @@ def _values(name: str, written: str, num_words: int, word_of: Sequence[int], bac
 
 def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
     """From one value per word to one per token."""
-    from guidance.features import FEATURES
+    from guidance.patterns.features import FEATURES
 
     nothing = {"bool": False, "int": -1, "float": 0.0}[FEATURES[name].kind]
     return [values[word] if word >= 0 else nothing for word in word_of]

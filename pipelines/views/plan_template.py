@@ -59,7 +59,7 @@ schedule = "linear"
 def _explanation() -> Iterator[str]:
     from guidance.mechanisms import MECHANISMS
     from guidance.options import declared
-    from guidance.patterns import PATTERNS
+    from guidance.patterns.catalogue import PATTERNS
     from guidance.plan import SCHEDULES, Guide, as_toml
 
     yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
@@ -87,7 +87,7 @@ def _explanation() -> Iterator[str]:
 def _spare_rows() -> Iterator[str]:
     """A row for each mechanism and the table of added heads, commented out; every key is at its default."""
     from guidance.mechanisms import MECHANISMS
-    from guidance.mechanisms.projected import Pal
+    from guidance.models.added_heads import Pal
     from guidance.options import declared
 
     yield "# One row for each mechanism, with its options at their defaults.  Take away the # to use one."

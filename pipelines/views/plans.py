@@ -211,7 +211,7 @@ def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
 
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
     """The sites of the heads that the plan adds."""
-    from guidance.mechanisms.projected import added_sites, place_of
+    from guidance.models.added_heads import added_sites, place_of
     from guidance.sites import find_sites
 
     if plan.pal is None:
@@ -272,7 +272,7 @@ class Need:
 
 def needs_of(plan: Plan) -> list[Need]:
     """Everything that the guides of a plan read besides what follows from token ids."""
-    from guidance.features import FEATURES, TABLES, Vocabulary
+    from guidance.patterns.features import FEATURES, TABLES, Vocabulary
 
     found = []
     for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1):

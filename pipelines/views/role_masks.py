@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.masks import check_codes, origin
-from pipelines.progress import Progress
-from pipelines.runs.models import read_tokenizer
-from pipelines.shards import parquet_file
+from pipelines.engine.progress import Progress
+from pipelines.engine.shards import parquet_file
+from pipelines.stages.masks import check_codes, origin
+from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.tables.role_tables import RoleTables, pieces_of
+from pipelines.training.models import read_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from guidance.features import Tokens, Vocabulary
-    from guidance.patterns import Pattern
+    from guidance.patterns.catalogue import Pattern
+    from guidance.patterns.features import Tokens, Vocabulary
 
 __all__ = ["Example", "Opened", "Roles", "choose", "dense_schema", "export"]
 
@@ -63,8 +63,8 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
         UnknownName: there is no such pattern.
         InputError: a pattern weighs keys; or it needs what this artifact does not have, and was asked for.
     """
-    from guidance.combinations import read_pattern
-    from guidance.features import Vocabulary
+    from guidance.patterns.combinations import read_pattern
+    from guidance.patterns.features import Vocabulary
     from guidance.plan import Plan
 
     if wanted:
@@ -181,9 +181,9 @@ class Opened:
         import numpy as np
         import torch
 
-        from guidance.features import Tokens, Vocabulary
+        from guidance.patterns.features import Tokens, Vocabulary
         from guidance.statistics.roles import NOTHING
-        from pipelines.runs.batches import pad
+        from pipelines.training.batches import pad
 
         self._vocabulary = self._vocabulary or Vocabulary.from_tokenizer(self._tokenizer)
         length = max(len(row["id"]) for row in rows)

@@ -122,7 +122,7 @@ def test_a_mistyped_command_is_guessed(guide):
 
 @pytest.mark.parametrize("example", [e for e in COMMANDS["pretrain"].examples if "--plan preset:" in e])
 def test_the_plans_of_examples_fit_the_sizes_beside_them(guide, example):
-    from pipelines.runs.models import FAMILIES, SIZES
+    from pipelines.training.models import FAMILIES, SIZES
 
     words = example.split()
     given = {word: words[place + 1] for place, word in enumerate(words[:-1]) if word.startswith("--")}

@@ -14,7 +14,7 @@ import pytest
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.views import role_masks
-from tests.pipelines.test_masks import SENTENCES, write_deps
+from tests.pipelines.stages.test_masks import SENTENCES, write_deps
 from tests.trainings import one_thread  # noqa: F401
 
 Guide = Callable[..., Any]

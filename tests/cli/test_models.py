@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import guidance.sites
-import pipelines.support
+import pipelines.tools.support
 from guidance.sites import FAMILIES, Family
-from pipelines.support import examine
+from pipelines.tools.support import examine
 
 
 def test_every_architecture_of_the_table_is_guided_here(guide):
@@ -39,7 +39,7 @@ def test_what_cannot_be_guided_has_its_reason_in_the_table(guide, monkeypatch: p
         "roformer": Family("RoFormer", "NoSuchAttention"),
         "of_tomorrow": Family("Of tomorrow", "Attention"),
     }
-    for module in (guidance.sites, pipelines.support):
+    for module in (guidance.sites, pipelines.tools.support):
         monkeypatch.setattr(module, "FAMILIES", rows)
     bert, mpnet, roformer, tomorrow = examine()
     assert bert.supported and bert.heads == ("encoder self",)

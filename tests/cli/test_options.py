@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from cli import options
 from cli.app import app
 from cli.options import Session, command, field_parameters, flag_type, stage_command
-from pipelines.stage import Config, Result, Stage, run_stage
+from pipelines.engine.stage import Config, Result, Stage, run_stage
 from pipelines.storage.store import Store
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli.tables import folded
-from guidance.patterns import PATTERNS
+from guidance.patterns.catalogue import PATTERNS
 from pipelines.views.pictures import cells, legend, matrix_lines, shade
 from tests.shared import shared
 

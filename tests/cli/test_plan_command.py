@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from guidance.mechanisms import MECHANISMS
-from guidance.patterns import PATTERNS
+from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Guide, Plan, presets
 from guidance.sites import FAMILIES
 from pipelines.views import plans

@@ -20,7 +20,7 @@ from cli import main, signals
 from cli.app import app
 from cli.options import Session, stage_command
 from cli.output import prepare_streams
-from pipelines.stage import Result, run_stage
+from pipelines.engine.stage import Result, run_stage
 from pipelines.storage.store import Store
 from tests.tiny import TINY, TinyConfig, wait_for
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.stage import Files
+from pipelines.engine.stage import Files
 from pipelines.storage.store import Store
 from tests.tiny import OTHER, make
 
@@ -179,7 +179,7 @@ def test_doctor_reports_and_fails_below_a_floor(guide, monkeypatch):
     report = json.loads(answer.out)
     assert (answer.code, report["ok"]) == (0, True)
     assert {"python", "package", "extra", "device", "store", "import"} <= {f["topic"] for f in report["findings"]}
-    monkeypatch.setattr("pipelines.doctor.FLOORS", {"torch": "99.0", "pyarrow": "1"})
+    monkeypatch.setattr("pipelines.tools.doctor.FLOORS", {"torch": "99.0", "pyarrow": "1"})
     answer = guide("doctor")
     assert answer.code == 3
     assert "torch" in answer.err and "99.0" in answer.err
@@ -188,7 +188,7 @@ def test_doctor_reports_and_fails_below_a_floor(guide, monkeypatch):
 def test_doctor_notices_a_package_that_shadows_ours(guide, monkeypatch, tmp_path):
     import importlib.util
 
-    from pipelines import doctor
+    from pipelines.tools import doctor
 
     (tmp_path / "guidance").mkdir()
     (tmp_path / "guidance" / "__init__.py").write_text("")
@@ -210,7 +210,7 @@ def test_doctor_notices_a_package_that_shadows_ours(guide, monkeypatch, tmp_path
     ],
 )
 def test_versions_compare_as_numbers(version, key):
-    from pipelines.doctor import version_key
+    from pipelines.tools.doctor import version_key
 
     assert version_key(version) == key
 

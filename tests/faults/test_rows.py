@@ -25,7 +25,7 @@ import torch
 
 from guidance import checkpoint
 from guidance.errors import GuideError, InputError, NumericalError, PlanError
-from pipelines import corpus, sequences, tokenizer
+from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
@@ -103,7 +103,7 @@ FULL = """
 import json, os, sys
 from pathlib import Path
 from cli.main import exit_code
-from pipelines import corpus, pretrain, sequences, tokenizer
+from pipelines.stages import corpus, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 from tests import trainings
 

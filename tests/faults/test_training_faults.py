@@ -21,13 +21,14 @@ import torch
 
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
-from pipelines import pretrain, training
-from pipelines.objectives.masked_lm import MaskedLM
-from pipelines.progress import Progress
-from pipelines.runs.checkpoints import Checkpoints
-from pipelines.runs.order import Order
-from pipelines.stage import Result
+from pipelines.engine.progress import Progress
+from pipelines.engine.stage import Result
+from pipelines.stages import pretrain
 from pipelines.storage.store import Store
+from pipelines.training import loop as training
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.objectives.masked_lm import MaskedLM
+from pipelines.training.order import Order
 from tests import trainings
 from tests.tiny import KILLED, in_child, processes, start, wait_for
 from tests.trainings import At, assert_close, one_thread, send  # noqa: F401

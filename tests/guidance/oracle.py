@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from guidance.adapters import adapt, switch
+from guidance.models.adapters import adapt, switch
 from guidance.plan import Guide, Plan
 from tests.guidance.pattern_oracle import ROWS, Example, keys
 

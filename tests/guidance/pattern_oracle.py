@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from guidance.features import FEATURES, RELATIONS, UPOS, Cooccurrence, Tokens
+from guidance.patterns.features import FEATURES, RELATIONS, UPOS, Cooccurrence, Tokens
 
 CHARACTERS = {5: ".", 6: ",", 7: "!", 8: ":", 9: "a"}
 """The ids that are one character; 0 and 1 are delimiters."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.features import Cooccurrence
 from guidance.forward import Guidance
 from guidance.installation import Handle, install
-from guidance.mechanisms.projected import Pal
+from guidance.models.added_heads import Pal
+from guidance.patterns.features import Cooccurrence
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
 

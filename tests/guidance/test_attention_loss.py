@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError
-from guidance.features import Tokens
 from guidance.mechanisms.attention_loss import AttentionLoss, GuidedSoftmax, Target, reduce_distances
 from guidance.options import read
-from guidance.patterns import PATTERNS, Predicate
+from guidance.patterns.catalogue import PATTERNS, Predicate
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import Tokens
 from tests.guidance.pattern_oracle import SPECS, Example, keys, padded, sentence
 from tests.guidance.pattern_oracle import tokens as tokens_of
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from guidance.errors import GuidanceHadNoEffect, GuideError, InputError, PlanError, UnknownName
-from guidance.features import Cooccurrence
 from guidance.installation import install
-from guidance.mechanisms.projected import Pal
+from guidance.models.added_heads import Pal
+from guidance.patterns.features import Cooccurrence
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, inputs_of, tiny_model
 from tests.guidance.plans import EVERY, Words, guide, installed, put, run, tables

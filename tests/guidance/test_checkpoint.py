@@ -31,7 +31,7 @@ import guidance
 from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, load_model, model_files, read_config, restore, weights
 from guidance.errors import InputError, MachineError, PlanError
 from guidance.installation import Handle, install
-from guidance.mechanisms.projected import Pal
+from guidance.models.added_heads import Pal
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import Words, tables

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from guidance.features import RELATIONS, relation_id
+from guidance.patterns.features import RELATIONS, relation_id
 from guidance.statistics.dependencies import Tree, label_scheme, spell, without
 from tests.attachment import Attachment, attachment
 

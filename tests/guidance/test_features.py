@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from guidance.errors import InputError
-from guidance.features import FEATURES, RELATIONS, UPOS, Cooccurrence, Tokens, Vocabulary, relation_id
+from guidance.patterns.features import FEATURES, RELATIONS, UPOS, Cooccurrence, Tokens, Vocabulary, relation_id
 
 
 def three(**columns: Tensor) -> Tokens:

@@ -73,7 +73,7 @@ def test_one_file_opens_pickles_and_takes_nothing_but_weights() -> None:
         assert len(named) == len(called), f"{path}: torch.load is passed on"
         calls += [(str(path.relative_to(ROOT)), node) for node in called]
     ((place, call),) = calls
-    assert place == "pipelines/convert.py"
+    assert place == "pipelines/tools/convert.py"
     assert {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}["weights_only"] == "True"
     assert None not in {keyword.arg for keyword in call.keywords}
 

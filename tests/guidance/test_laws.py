@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.installation import Handle, install
 from guidance.mechanisms import MECHANISMS
-from guidance.mechanisms.projected import Pal
-from guidance.patterns import PATTERNS
+from guidance.models.added_heads import Pal
+from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, inputs_of, pair_batch, tiny_model
 from tests.guidance.plans import (

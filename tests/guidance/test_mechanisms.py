@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import InputError, PlanError
-from guidance.features import FEATURES, Cooccurrence
 from guidance.installation import Handle, install
 from guidance.mechanisms.logit_loss import LogitLoss, row_losses
+from guidance.patterns.features import FEATURES, Cooccurrence
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, RELATED, batch, tiny_model
 from tests.guidance.models import SEQ2SEQ as MAIN_SEQ2SEQ

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 from guidance.checkpoint import load, save
 from guidance.errors import PlanError
 from guidance.installation import Handle, install
-from guidance.mechanisms.projected import Pal, ProjectedAttention
+from guidance.models.added_heads import Pal, ProjectedAttention
 from guidance.plan import Guide, Plan
 from tests.guidance.models import SEQ2SEQ, batch, dropout, oracle_loss, pair_batch, tiny_model
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from guidance.combinations import read_pattern
 from guidance.errors import InputError, PlanError, UnknownName
-from guidance.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
 from guidance.mechanisms import MECHANISMS
-from guidance.patterns import (
+from guidance.patterns.catalogue import (
     PATTERNS,
     Columns,
     Conflict,
@@ -24,6 +22,8 @@ from guidance.patterns import (
     Weights,
     find_pattern,
 )
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
 from guidance.plan import Guide
 from tests.guidance import pattern_oracle as oracle
 from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence

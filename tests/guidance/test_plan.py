@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from guidance.errors import PlanError, UnknownName
 from guidance.installation import install
-from guidance.patterns import PATTERNS
+from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
 from guidance.sites import select
 from tests.guidance.models import tiny_model

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guidance.combinations import read_pattern
-from guidance.features import RELATIONS, UPOS, Tokens
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import RELATIONS, UPOS, Tokens
 from guidance.statistics.roles import (
     NOTHING,
     Pieces,

@@ -30,10 +30,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from guidance.adapters import adapt, switch
-from guidance.canary import Canary, send
 from guidance.errors import PlanError, UnsupportedModel
 from guidance.installation import install
+from guidance.models.adapters import adapt, switch
+from guidance.models.canary import Canary, send
 from guidance.plan import Guide, Plan
 from guidance.sites import FAMILIES as ROWS
 from guidance.sites import SUPPORTED, find_sites, select_heads

@@ -25,8 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from guidance.adapters import switch
-from guidance.attention import NAME, guided_attention
+from guidance.attention.function import NAME, guided_attention
+from guidance.models.adapters import switch
 from guidance.sites import family_of, find_sites
 from tests.guidance.models import (
     FAMILIES,

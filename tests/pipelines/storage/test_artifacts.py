@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import InputError
-from pipelines import stage
-from pipelines.stage import Files
+from pipelines.engine import stage
+from pipelines.engine.stage import Files
 from pipelines.storage import transfer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing

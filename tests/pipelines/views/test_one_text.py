@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import corpus, dependencies, masks, sequences, tokenizer
+from pipelines.stages import corpus, dependencies, masks, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.views.one_text import read
 from tests.shared import shared

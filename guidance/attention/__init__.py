@@ -1,0 +1,1 @@
+"""The attention path: what transformers calls, and which heads go which way."""

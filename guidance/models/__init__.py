@@ -1,0 +1,1 @@
+"""Model families, adapters, the canary, and heads that a plan adds."""

@@ -1,0 +1,1 @@
+"""Patterns: which keys should a query look at?"""

@@ -1,0 +1,155 @@
+"""Combinations: patterns as data, put together with ``and``, ``or``, ``not`` and weighted sums, as a plan writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from operator import and_, or_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guidance.errors import PlanError
+from guidance.patterns.catalogue import Pattern, find_pattern
+from guidance.patterns.features import Tokens
+from guidance.patterns.predicates import Columns, Pairs, Predicate, Weights
+
+
+def either(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks where any of the parts looks."""
+    return _joined(or_, [part.build(tokens) for part in parts])
+
+
+def both(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks where all of the parts look."""
+    return _joined(and_, [part.build(tokens) for part in parts])
+
+
+def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[Predicate]) -> Predicate:
+    valid_BT = predicates[0].valid_BT
+    columns = [predicate for predicate in predicates if isinstance(predicate, Columns)]
+    if len(columns) == len(predicates):
+        return Columns(reduce(operator, (column.keys_BK for column in columns)), valid_BT)
+    return Pairs(reduce(operator, (predicate.dense() for predicate in predicates)), valid_BT)
+
+
+def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """Each token looks at the valid tokens that the part leaves out."""
+    predicate = parts[0].build(tokens)
+    if isinstance(predicate, Columns):
+        return Columns(~predicate.keys_BK, predicate.valid_BT)
+    return Pairs(~predicate.dense(), predicate.valid_BT)
+
+
+def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
+    """Each token weighs the others by the sum of what the parts say."""
+    terms = [weight * part.build(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
+    return Weights(reduce(torch.add, terms), tokens.valid_BT)
+
+
+def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -> Pattern:
+    """The pattern that a plan describes.
+
+    Args:
+        spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
+            ``{"and": [...]}``, ``{"not": ...}`` or ``{"sum": [...]}``, whose parts are descriptions again.  A part of a
+            sum may have a ``weight``.
+        given: further options of a name.
+
+    Raises:
+        UnknownName: a pattern or an option that does not exist.
+        PlanError: anything else that is not such a description.
+    """
+    if isinstance(spec, str):
+        return find_pattern(spec).bound(given)
+    if not isinstance(spec, Mapping):
+        raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)
+    if "name" in spec:
+        inner = {name: value for name, value in spec.items() if name != "name"}
+        if twice := sorted(inner.keys() & given.keys()):
+            raise PlanError(f"the option {twice[0]!r} of the pattern is given twice")
+        if not isinstance(spec["name"], str):
+            raise PlanError(f"the name of a pattern is {spec['name']!r}", hint=_SHAPES)
+        return find_pattern(spec["name"]).bound({**inner, **given})
+    if len(spec) != 1 or next(iter(spec)) not in _COMBINATIONS:
+        raise PlanError(f"pattern = {dict(spec)!r} is no description of a pattern", hint=_SHAPES)
+    if given:
+        raise PlanError(
+            f"a combination has no option {next(iter(given))!r}",
+            hint='options belong to its parts: { name = "window", size = 5 }',
+        )
+    ((operation, items),) = spec.items()
+    return _COMBINATIONS[operation](items)
+
+
+_SHAPES = (
+    'for example "next", { name = "window", size = 5 }, { or = ["next", "previous"] }, { and = [...] }, '
+    '{ not = "same_segment" } or { sum = ["next", { name = "first", weight = 0.5 }] }'
+)
+
+
+def _items(operation: str, items: Any) -> Sequence[Any]:
+    if not isinstance(items, list | tuple) or not items:
+        raise PlanError(f"{operation} = {items!r} is not a list of patterns", hint=_SHAPES)
+    return items
+
+
+def _yes_or_no(operation: str, parts: Sequence[Pattern]) -> Sequence[Pattern]:
+    for part in parts:
+        if part.weighted:
+            raise PlanError(
+                f"{operation!r} is for patterns that name keys; {part.name!r} weighs them",
+                hint='weights add up: { sum = ["next", { name = "first", weight = 0.5 }] }',
+            )
+    return parts
+
+
+def _in_words(part: Pattern) -> str:
+    return f"({part})" if " " in part.name else str(part)
+
+
+def _combined(name: str, function: Callable[..., Predicate], parts: Sequence[Pattern], **changes: Any) -> Pattern:
+    facts: dict[str, Any] = {
+        "needs": tuple(dict.fromkeys(need for part in parts for need in part.needs)),
+        "tables": tuple(dict.fromkeys(table for part in parts for table in part.tables)),
+        "positional": all(part.positional for part in parts),
+        "same_keys": all(part.same_keys for part in parts),
+        "looks_ahead": any(part.looks_ahead for part in parts),
+    }
+    source = "; ".join(dict.fromkeys(part.source for part in parts))
+    return Pattern(name, partial(function, parts=tuple(parts)), source, **(facts | changes))
+
+
+def _logical(operation: str, function: Callable[..., Predicate], items: Any) -> Pattern:
+    parts = _yes_or_no(operation, [read_pattern(item) for item in _items(operation, items)])
+    return _combined(f" {operation} ".join(map(_in_words, parts)), function, parts)
+
+
+def _negated(item: Any) -> Pattern:
+    parts = _yes_or_no("not", [read_pattern(item)])
+    return _combined(f"not {_in_words(parts[0])}", other, parts, positional=False)
+
+
+def _summed(items: Any) -> Pattern:
+    parts, weights = [], []
+    for item in _items("sum", items):
+        weight: Any = 1.0
+        if isinstance(item, Mapping) and "weight" in item:
+            weight, item = item["weight"], {name: value for name, value in item.items() if name != "weight"}
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise PlanError(f"weight = {weight!r} of a part of a sum is not a number from 0")
+        parts.append(read_pattern(item))
+        weights.append(float(weight))
+    terms = zip(weights, map(_in_words, parts), strict=True)
+    name = " + ".join(words if weight == 1 else f"{weight:g} {words}" for weight, words in terms)
+    function = partial(weighted_sum, weights=tuple(weights))
+    return _combined(name, function, parts, weighted=True, same_keys=False)
+
+
+_COMBINATIONS: Mapping[str, Callable[[Any], Pattern]] = {
+    "or": partial(_logical, "or", either),
+    "and": partial(_logical, "and", both),
+    "not": _negated,
+    "sum": _summed,
+}

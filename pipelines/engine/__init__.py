@@ -1,0 +1,1 @@
+"""How stages run: settings to an artifact, work in shards, processes and clusters."""

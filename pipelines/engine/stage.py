@@ -1,0 +1,339 @@
+"""What all stages share: a configuration, a recipe digest, the decision to skip, and one published artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from guidance.errors import InputError, MachineError
+from pipelines import ROOT
+from pipelines.engine.progress import Progress, log
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import machine_errors
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
+from pipelines.storage.store import Store
+
+PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
+
+
+class Config(BaseModel):
+    """Settings of a stage.  Every field becomes a flag, a part of the recipe and a line of the manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; knobs of execution are left out."""
+        fields = type(self).model_fields
+        return {key: value for key, value in self.model_dump(mode="json").items() if not is_knob(fields[key])}
+
+
+def knob(default: Any, description: str, **rules: Any) -> Any:
+    """A field that changes how the work is done but not what comes out."""
+    return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
+
+
+def internal(description: str) -> Any:
+    """A text field that a stage fills in itself: part of the recipe, but not a flag."""
+    return Field("", description=description, json_schema_extra={"internal": True})
+
+
+def is_internal(info: Any) -> bool:
+    """True for a field made by `internal`."""
+    return bool((info.json_schema_extra or {}).get("internal"))
+
+
+def is_knob(info: Any) -> bool:
+    """True for a field made by `knob`."""
+    return bool((info.json_schema_extra or {}).get("knob"))
+
+
+class Input(Protocol):
+    """What a stage reads: an `Artifact`, or something of the user's with a digest."""
+
+    @property
+    def content(self) -> str:
+        """Digest of all that a stage could read of it."""
+
+    @property
+    def provenance(self) -> list[dict[str, Any]]:
+        """Where it comes from and under which licence."""
+
+    def describe(self) -> dict[str, Any]:
+        """The entry in the manifest."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of the user's, in the order in which they are read.  Their digests are taken now and compared later."""
+
+    paths: tuple[Path, ...]
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    provenance: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, paths: Iterable[Path], names: Iterable[str], provenance: list[dict[str, Any]] | None = None) -> Files:
+        paths = tuple(paths)
+        return cls(paths, tuple(names), tuple(file_digest(path) for path in paths), provenance or [])
+
+    @property
+    def content(self) -> str:
+        return digest(list(zip(self.names, self.digests, strict=True)))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "files", "content": self.content, "count": len(self.paths), "first": list(self.names[:20])}
+
+    def check_unchanged(self) -> None:
+        """Raises InputError when a file is not what it was when the run began."""
+        for path, before in zip(self.paths, self.digests, strict=True):
+            if file_digest(path) != before:
+                raise InputError(f"{path}: changed during the run", hint="run again once it no longer changes")
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a plain file.
+
+    Raises:
+        InputError: it cannot be read, or is a pipe, a device or a folder.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise InputError(f"{str(path)!r}: not a plain file", hint="`-` reads from a pipe")
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{str(path)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage: its command name, the kind it writes, and a version that is raised whenever the result changes."""
+
+    name: str
+    kind: str
+    version: int
+    config: type[Config]
+    build: Callable[[Run], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a stage, as its ``build`` function sees it."""
+
+    config: Any
+    inputs: Mapping[str, Any]
+    out: Builder
+    partial: Path
+    progress: Progress
+
+    def warn(self, *warnings: str) -> None:
+        """Say something to people, now and whenever the artifact is used again."""
+        self.out.warnings += warnings
+        for warning in warnings:
+            log.warning("%s", warning)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage gives back: its artifact, whether it was there already, and the name it got."""
+
+    artifact: Artifact
+    reused: bool
+    name: str | None = None
+
+    @property
+    def reference(self) -> str:
+        return self.artifact.reference
+
+
+class Options(TypedDict, total=False):
+    """What every stage's ``run`` takes by keyword beside the store, and hands on to `run_stage`.
+
+    Attributes:
+        name: give the artifact a new version of this name, too.
+        force: build it again even if it is there.
+        wait: wait for a run that builds the same artifact; else that is an error.
+        progress: draws what is going on.
+    """
+
+    name: str | None
+    force: bool
+    wait: bool
+    progress: Progress | None
+
+
+def recipe_of(stage: Stage, config: Config, inputs: Mapping[str, Input]) -> str:
+    """The digest of everything that decides the result."""
+    return digest(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "config": config.recipe(),
+            "inputs": {role: given.content for role, given in inputs.items()},
+        }
+    )
+
+
+def run_stage(
+    stage: Stage,
+    config: Config,
+    inputs: Mapping[str, Input],
+    *,
+    store: Store,
+    name: str | None = None,
+    force: bool = False,
+    wait: bool = True,
+    progress: Progress | None = None,
+) -> Result:
+    """Run a stage, unless the artifact it would write is there and verifies.
+
+    Raises:
+        ArtifactInUse: somebody else builds the same artifact and ``wait`` is off.
+        GuideError: whatever the stage raises; nothing is published then.
+    """
+    if name:
+        store.check_name_free(name, stage.kind)
+    store.check_writable()
+    store.sweep()
+    recipe = recipe_of(stage, config, inputs)
+    lock = store.lock(stage.kind, recipe)
+    try:
+        if not lock.acquire(wait=False):
+            holder = lock.path.read_text(errors="replace").strip() or "another process"
+            if not wait:
+                raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being built by {holder}")
+            log.info("waiting for %s, which builds the same artifact", holder)
+            lock.acquire(wait=True)
+        with contextlib.suppress(OSError):  # only a hint for whoever waits
+            os.ftruncate(lock.fd, 0)
+            os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        artifact = _existing(store, stage, recipe, verify=not force)
+        if force and artifact is not None:
+            artifact.close()
+            artifact = None
+        reused = artifact is not None
+        if artifact is None:
+            artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
+        version = store.add_name(name, artifact) if name else None
+        return Result(artifact, reused, str(version) if version else None)
+    finally:
+        lock.release()
+
+
+def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artifact | None:
+    """The artifact of this recipe, if it is there and good.
+
+    Raises:
+        InputError: something else is in its place, which not even ``--force`` may replace.
+    """
+    place = store.place(stage.kind, recipe)
+    try:
+        artifact = Artifact(place)
+        try:
+            if (artifact.kind, artifact.recipe) != (stage.kind, recipe):
+                raise ArtifactDamaged(f"{place}: holds {artifact.reference}")
+            if verify:
+                artifact.verify()
+            return artifact
+        except BaseException:
+            artifact.close()
+            raise
+    except ArtifactMissing:
+        if place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir()))):
+            raise InputError(f"{place} is in the way and is not a guide artifact", hint="move it away") from None
+        return None
+    except ArtifactDamaged as error:
+        log.warning("%s; building it again", error.message)
+        return None
+
+
+def _build(
+    stage: Stage, config: Config, inputs: Mapping[str, Input], store: Store, recipe: str, progress: Progress
+) -> Artifact:
+    started = time.monotonic()
+    manifest: dict[str, Any] = {
+        "stage": stage.name,
+        "stage_version": stage.version,
+        "guide": _version("attention-guide"),
+        "config": config.model_dump(mode="json"),
+        "inputs": {role: given.describe() for role, given in inputs.items()},
+        "seed": getattr(config, "seed", None),
+        "packages": {package: found for package in PACKAGES if (found := _version(package))},
+        "git": _git_revision(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    with store.build(stage.kind, recipe, manifest) as out:
+        for given in inputs.values():
+            out.provenance += [entry for entry in given.provenance if entry not in out.provenance]
+        stage.build(Run(config, inputs, out, store.partial(stage.kind, recipe), progress))
+        for given in inputs.values():
+            if isinstance(given, Files):
+                given.check_unchanged()
+        manifest["seconds"] = round(time.monotonic() - started, 3)
+    return Artifact(store.place(stage.kind, recipe))
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    from importlib import metadata  # not at the top: it costs a tenth of the time of `guide --help`
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def _git_revision() -> str | None:
+    """The commit of the code, when it runs from a checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    # `describe --dirty` takes the lock of the index, and a run that is killed there leaves it behind
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain=v2", "--branch"]
+    try:
+        answer = subprocess.run([*command, "--untracked-files=no"], capture_output=True, timeout=5)
+        lines = answer.stdout.decode(errors="replace").splitlines()
+        commit = next((line.split()[2][:12] for line in lines if line.startswith("# branch.oid ")), None)
+        is_changed = any(not line.startswith("#") for line in lines)
+        return f"{commit}-dirty" if commit and is_changed else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def check_working_folder() -> None:
+    """Raises MachineError when the working folder was removed: libraries below torch end the process then."""
+    with machine_errors("the working folder is gone"):
+        os.getcwd()
+
+
+def require(package: str, install: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MachineError: it is not installed; the message has the install line.
+    """
+    import importlib
+
+    check_working_folder()
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MachineError(f"{package} is not installed", hint=f"pip install {install}") from error
+
+
+def read_json(path: Path) -> Any:
+    """A small JSON file of ours."""
+    return json.loads(path.read_bytes())

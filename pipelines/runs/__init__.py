@@ -1,1 +1,0 @@
-"""What a training run consists of, around the loop in `pipelines.training`: data, models, processes, checkpoints, logs."""

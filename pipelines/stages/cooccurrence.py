@@ -1,0 +1,235 @@
+"""Stage ``build-cooccur``: how often the frequent tokens of a tokenizer stand together in the training text of a corpus.
+
+Writes ``vocabulary.parquet``, the tokens that are counted, most frequent first; ``counts.parquet``, the pairs that occur,
+as an upper triangle with its diagonal, sorted; and the tokenizer's files under ``tokenizer/``.  Counts are of ordered
+pairs of distinct positions.  How counts become scores is decided when they are read: see
+`pipelines.statistics.cooccurrence_table.load_table`.
+
+Two maps: the first encodes text and keeps the ids (reading them back takes a hundredth of the time of encoding again),
+the second counts pairs, in far larger pieces, as the counts of a piece take as much room as a few megabytes of text.
+
+Source: Xing et al. 2020, section 3.3; the window is ours: one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from pydantic import Field, field_validator, model_validator
+
+from guidance.errors import InputError
+from pipelines.engine import executor
+from pipelines.engine.progress import Progress, log
+from pipelines.engine.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
+from pipelines.engine.stage import Options, Result, Run, Stage, knob
+from pipelines.statistics import pair_files
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import column
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import PLACES, check_pairs
+from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokens import tokenizer_folder
+
+__all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
+
+VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
+ROWS = 1 << 20
+"""Rows of a row group of ``counts.parquet``."""
+
+PIECE = 32_000_000
+"""Characters whose pairs are counted at once, about; it decides how many files the second map leaves."""
+
+WIDEST = 10_000
+
+
+class Config(executor.Config):
+    """Which tokens are counted, and what counts as together."""
+
+    top: int = Field(
+        5000, ge=1, le=65_000, description="How many tokens, the most frequent; special ones are never among them."
+    )
+    window: str = Field(
+        "sentence", description="What is together: a whole sentence, or this many places to either side in it."
+    )
+    cross_sentences: bool = Field(
+        False, description="Windows go on in the next sentence of the same block (a paragraph, a line)."
+    )
+    presence: bool = Field(False, description="Count a pair once a sentence, however often its tokens are there.")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+    )
+    shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, value: str) -> str:
+        if value == "sentence":
+            return value
+        if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= WIDEST:
+            raise ValueError(f"a window is `sentence` or a number from 1 to {WIDEST}")
+        return str(int(value))
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Config:
+        if self.window == "sentence" and self.cross_sentences:
+            raise ValueError("--cross-sentences needs a --window of so many places")
+        if self.window != "sentence" and self.presence:
+            raise ValueError("--presence counts a pair once a sentence: it goes with --window sentence alone")
+        return self
+
+
+def vocabulary_schema() -> Any:
+    """Columns of ``vocabulary.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("row", pa.int32(), "row and column in the counts, from 0"),
+            column("id", pa.int32(), "piece of the tokenizer's vocabulary"),
+            column("token", pa.string(), "as the tokenizer writes it"),
+            column("count", pa.int64(), "occurrences in the training text"),
+        ]
+    )
+
+
+def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+    """Count pairs; the tokenizer is a reference, or a Hugging Face folder with a ``tokenizer.json``.
+
+    With ``--shard i/n`` a share is done and None comes back: of encoding, or, once all is encoded, of counting.
+
+    Raises:
+        InputError: no such artifact; a damaged tokenizer; no training text.
+    """
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        if config.column != "both":
+            check_pairs(text)
+        inputs: dict[str, Any] = {"corpus": text, "tokenizer": open_tokenizer(tokenizer, store, stack)}
+
+        def share(folder: Path, progress: Progress) -> None:
+            _Counting(inputs, config, folder, progress).run()
+
+        return run_sharded(STAGE, config, inputs, share, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    corpus: Artifact = run.inputs["corpus"]
+    if not corpus.counts.get("splits", {}).get("train"):
+        raise InputError(f"{corpus.reference} has no training text to count", hint="build it with a smaller --valid")
+    counting = _Counting(run.inputs, config, run.partial, run.progress)
+    paths = counting.run()
+    with run.progress.task("Merge"):
+        merged = merge_tree(pair_files.merge_pairs, paths, {"rows": len(counting.ids)}, config)
+    _write_vocabulary(counting, run)
+    pairs = positions = 0
+    with run.out.parquet(COUNTS, pair_files.count_schema()) as file:
+        for table in evenly(row_groups(merged), ROWS):
+            file.write_table(table)
+            i, j, count = pair_files.arrays_of(table)
+            pairs += len(i)
+            positions += 2 * int(count.sum()) - int(count[i == j].sum())
+    run.out.counts |= {
+        "vocabulary": len(counting.ids),
+        "of": counting.vocabulary_size,
+        "tokens": int(counting.frequencies.sum()),
+        "counted_tokens": int(counting.frequencies[counting.ids].sum()),
+        "pairs": pairs,
+        "places": positions,
+    }
+    for name, data in plain_tokenizer(counting.files, counting.tokenizer).items():
+        run.out.write(f"tokenizer/{name}", data)
+    if len(counting.ids) < config.top:
+        run.warn(f"only {len(counting.ids):,} tokens occur, fewer than --top {config.top:,}")
+    if not pairs:
+        run.warn("no two of the tokens ever stand together")
+
+
+def _write_vocabulary(counting: _Counting, run: Run) -> None:
+    import pyarrow as pa
+
+    tokens = [counting.tokenizer.id_to_token(int(id_)) for id_ in counting.ids]
+    columns = [range(len(tokens)), counting.ids, tokens, counting.frequencies[counting.ids]]
+    with run.out.parquet(VOCABULARY, vocabulary_schema()) as file:
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, vocabulary_schema(), strict=True)]
+        file.write_table(pa.table(arrays, schema=vocabulary_schema()))
+
+
+class _Counting:
+    """The two maps, and the vocabulary that is known between them.
+
+    Attributes:
+        files: the tokenizer's.
+        frequencies: how often each id occurs, int64.
+        ids: the tokens that are counted, most frequent first.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> None:
+        self._config, self._folder, self._progress = config, folder, progress
+        self._corpus: Artifact = inputs["corpus"]
+        self._tokenizer_folder = tokenizer_folder(inputs["tokenizer"])
+        self.files = tokenizer_files(inputs["tokenizer"])
+        self.tokenizer = load_tokenizer(self.files)
+        self._special = special_ids(self.files, self.tokenizer)
+        self.vocabulary_size = 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+        self.frequencies: Any = None
+        self.ids: Any = None
+
+    def run(self) -> list[Path]:
+        """The partial files of the second map.
+
+        Raises:
+            ShareDone: only a share was asked for.
+        """
+        from pipelines.statistics.pair_counting import most_frequent
+
+        encoded = self._encode()
+        self.frequencies = self._frequencies(encoded)
+        self.ids = most_frequent(self.frequencies, self._config.top, exclude=self._excluded())
+        if not len(self.ids):
+            raise InputError(f"{self._corpus.reference} has no training text that gives tokens with this tokenizer")
+        window = None if self._config.window == "sentence" else int(self._config.window)
+        settings = {"ids": self.ids.tolist(), "window": window, "presence": self._config.presence}
+        pieces, folder = self._pieces(encoded), self._folder / "pairs"
+        return map_shards(pair_files.count, pieces, settings, folder, self._config, self._progress)
+
+    def _encode(self) -> list[Path]:
+        """The partial files of the first map; a share of it ends here, unless all others are done."""
+        shards = shards_of(self._corpus, self._config.shard_size)
+        settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
+        settings["block"] = PLACES.get(self._config.column)
+        folder = self._folder / "ids"
+        try:
+            return map_shards(pair_files.encode, shards, settings, folder, self._config, self._progress)
+        except ShareDone:
+            there = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
+            missing = sum(shard.name not in there for shard in shards)
+            if missing:
+                log.info("%d shards are not encoded yet; after that the same shares count pairs", missing)
+                raise
+            return [there[shard.name] for shard in shards]
+
+    def _frequencies(self, encoded: Sequence[Path]) -> Any:
+        import numpy as np
+
+        merged = merge_tree(pair_files.merge_frequencies, encoded, {"size": self.vocabulary_size}, self._config)
+        return pair_files.sum_of_frequencies([merged], np.zeros(self.vocabulary_size, np.int64))
+
+    def _excluded(self) -> set[int]:
+        """Ids that are no text."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {id_ for id_ in self._special.values() if id_ is not None} | {id_ for id_, t in added if t.special}
+
+    def _pieces(self, encoded: Sequence[Path]) -> list[pair_files.Piece]:
+        """Neighbouring files in pieces of about `PIECE`; who counts them does not matter, or shares would be lost."""
+        number = min(len(encoded), max(1, round(self._corpus.counts.get("characters", 0) / PIECE)))
+        bounds = [len(encoded) * piece // number for piece in range(number + 1)]
+        return [pair_files.Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
+
+
+STAGE = Stage("build-cooccur", "cooccur", 2, Config, build)

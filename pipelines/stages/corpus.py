@@ -1,0 +1,154 @@
+"""Stage ``build-corpus``: text of many kinds into one table of blocks with documents, sentences and splits.
+
+Reads plain text, JSON lines, CSV, TSV, Parquet, CoNLL-U, standard input, ``builtin:python-docs``.
+Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_writer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, Unpack
+
+from pydantic import Field, model_validator
+
+from pipelines.engine import stage
+from pipelines.engine.progress import log
+from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
+from pipelines.storage.store import Store
+from pipelines.text.blocks import Document, Notes, text_documents
+from pipelines.text.conllu import conllu_documents
+from pipelines.text.corpus_writer import CorpusWriter, read_blocks
+from pipelines.text.readers import check_encoding, decode, format_of, open_lines, open_text
+from pipelines.text.records import Fields, json_documents, parquet_documents, table_documents
+from pipelines.text.sentences import check_spec, model_files, splitter
+from pipelines.text.sources import expand
+
+__all__ = ["STAGE", "Config", "read_blocks", "run"]
+
+
+class Config(stage.Config):
+    """How text is read and divided."""
+
+    format: Literal["text", "jsonl", "csv", "tsv", "parquet", "conllu"] | None = Field(
+        None, description="what the files are; by default their extension says"
+    )
+    encoding: str = Field("utf-8", description="encoding of text files; anything that does not fit it is an error")
+    documents: Literal["file", "paragraph", "line"] = Field(
+        "file", description="what a document is in plain text: the file, each paragraph, or each line"
+    )
+    text_field: str = Field("text", min_length=1, description="field or column with the text, in files of records")
+    id_field: str | None = Field(
+        None, description="field or column with the document's id; by default `id` where there is one"
+    )
+    quoting: bool | None = Field(None, description="whether tables use quotes; by default .csv does, .tsv does not")
+    sentences: str = Field(
+        "rules",
+        description="where sentences end: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, "
+        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U has its own",
+    )
+    valid: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="fraction of the documents (of fewer than 20: of stretches of 200 sentences) for validation, from 0 to 1",
+    )
+    test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
+    license: str | None = Field(None, description="licence of the text; it travels down to the model")
+    source: str | None = Field(None, description="where the text comes from; it travels down to the model")
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.valid + self.test >= 1:
+            raise ValueError("valid and test together must leave something to train on (below 1)")
+        return self
+
+
+def run(
+    sources: Sequence[str], config: Config, *, store: Store, stdin: BinaryIO | None = None, **options: Unpack[Options]
+) -> Result:
+    """Build a corpus from files, globs, folders, ``-`` (``stdin``) or ``builtin:python-docs``.
+
+    Document ids are paths inside a folder that was given, else names of files, else the records' own, else digests.
+    Same sources and settings give the same bytes.
+
+    Raises:
+        InputError: a source cannot be read as what it claims to be, or holds no text; file, line and byte are named.
+        MachineError: a model for sentences is not installed, or there is no space.
+    """
+    check_encoding(config.encoding)
+    check_spec(config.sentences)
+    with expand(sources, any_kind=config.format is not None, stdin=stdin) as found:
+        inputs: dict[str, stage.Input] = {}
+        if found.paths:
+            shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
+            provenance = [{"source": shown, "license": config.license}]
+            inputs["text"] = _digested(found.paths, found.names, found.digests, provenance)
+        if found.builtin:
+            from pipelines.text.builtin_docs import python_docs_files
+
+            inputs["builtin"] = python_docs_files()
+        model = model_files(config.sentences)
+        if model is not None:
+            inputs["parser"] = model
+        if found.skipped:
+            log.info("%d files passed over: hidden, of other kinds, or there already under another name", found.skipped)
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def _digested(paths: list[Path], names: list[str], known: dict[Path, str], provenance: list[dict]) -> Files:
+    digests = tuple(known.get(path) or stage.file_digest(path) for path in paths)
+    return Files(tuple(paths), tuple(names), digests, provenance)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    notes = Notes()
+    text: Files | None = run.inputs.get("text")
+    files = list(zip(text.paths, text.names, strict=True)) if text else []
+    total = sum(path.stat().st_size for path, _ in files)
+    with contextlib.closing(CorpusWriter(run.out, splitter(config.sentences), notes)) as writer:
+        with run.progress.task("corpus", total=total or None, unit="B") as bar:
+            for path, name in files:
+                for document in _documents(path, name, config, notes):
+                    writer.add(document)
+                bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
+            if "builtin" in run.inputs:
+                from pipelines.text.builtin_docs import python_docs_documents
+
+                keep_lines = config.sentences == "line"
+                for document in python_docs_documents(run.inputs["builtin"], notes, keep_lines=keep_lines):
+                    writer.add(document)
+        run.out.counts |= writer.finish(valid=config.valid, test=config.test)
+    run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
+    run.warn(*notes.lines())
+
+
+def _documents(path: Path, name: str, config: Config, notes: Notes) -> Iterator[Document]:
+    """All documents of one file, whatever it is."""
+    kind = format_of(name, config.format)
+    keep_lines = config.sentences == "line"
+    fields = Fields(config.text_field, config.id_field, keep_lines)
+    if kind == "text":
+        with open_text(path, name, config.encoding) as stream:
+            chunks = decode(stream, name, config.encoding, notes)
+            layout = config.documents
+            yield from text_documents(chunks, source=name, layout=layout, notes=notes, keep_lines=keep_lines)
+        return
+    if kind == "parquet":
+        yield from parquet_documents(path, name, fields, notes)
+        return
+    lines = open_lines(path, name, config.encoding, notes)
+    if kind == "jsonl":
+        yield from json_documents(lines, name, fields, notes)
+    elif kind == "conllu":
+        yield from conllu_documents(lines, name, notes)
+    else:
+        quoting = config.quoting if config.quoting is not None else kind == "csv"
+        delimiter = "," if kind == "csv" else "\t"
+        yield from table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
+
+
+STAGE = Stage("build-corpus", "corpus", 1, Config, build)

@@ -1,0 +1,332 @@
+"""Stage ``build-deps``: the words of each sentence of a corpus, with their heads and relations.
+
+Reads a corpus and a parser: a spaCy model, Stanza's models, or trees that exist.  Writes ``deps.parquet``, one row per
+sentence of every split, in the order of the text.  A sentence that has no tree keeps its row, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from pydantic import Field, field_validator
+
+from guidance.errors import InputError
+from guidance.statistics.dependencies import Tree
+from pipelines.engine import executor
+from pipelines.engine.progress import Progress
+from pipelines.engine.shards import (
+    Shard,
+    evenly,
+    map_shards,
+    open_checked,
+    parquet_file,
+    row_groups,
+    run_sharded,
+    shards_of,
+)
+from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
+from pipelines.storage.columns import column, list_column
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import DOCUMENTS
+from pipelines.text.parsers import READERS
+from pipelines.text.sources import expand
+from pipelines.text.treebank import Treebank
+
+__all__ = ["STAGE", "TABLE", "Config", "dependency_schema", "run"]
+
+TABLE = "deps.parquet"
+WINDOW = 1 << 16
+"""Characters, at least, that a parser gets at once.  Its batches may decide the last bits of its sums, and so they depend
+on the corpus alone: not on the shards, of which each takes the windows that begin in it."""
+
+_GROUP = 20_000
+_COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
+
+
+class Config(executor.Config):
+    """Which parser reads the sentences."""
+
+    parser: str = Field(
+        description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES (a file, a folder, a "
+        "pattern) with trees that exist"
+    )
+    shard_size: int = knob(250_000, "Characters of a shard, about.", ge=1)
+    max_words: int = Field(512, ge=1, le=100_000, description="longest sentence that is parsed, in words")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where parsers compute; auto takes a GPU where there is one.")
+
+    @field_validator("parser")
+    @classmethod
+    def _check_parser(cls, value: str) -> str:
+        kind, _, rest = value.partition(":")
+        if kind not in (*READERS, "conllu") or not rest:
+            raise ValueError(
+                "a parser is spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE or conllu:FILES"
+            )
+        return value
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result: of a folder its files do, wherever it is."""
+        kind, _, rest = self.parser.partition(":")
+        inside = rest.split(":")[1:] if kind == "stanza" else []
+        return super().recipe() | {"parser": ":".join([kind, *inside])}
+
+
+def dependency_schema() -> Any:
+    """Columns of ``deps.parquet``; the lists of a row have one length, the number of words."""
+    import pyarrow as pa
+
+    place = "code points in the document, its blocks joined by one newline"
+    return pa.schema(
+        [
+            column("document", pa.int64(), "row in the corpus's documents.parquet"),
+            column("sentence", pa.int32(), "running number in the document"),
+            list_column("start", pa.int64(), place),
+            list_column("end", pa.int64(), f"{place}, exclusive"),
+            list_column("form", pa.string(), "word; of a multi-word token, the word that it stands for"),
+            list_column("lemma", pa.string(), "dictionary form, empty for none"),
+            list_column("upos", pa.string(), "universal part of speech, empty for none"),
+            list_column("head", pa.int32(), "place of the head in the lists of this row; a root's is its own"),
+            list_column("relation", pa.string(), "label of the arc to the head, in the scheme of the table"),
+            column("status", pa.string(), "ok, or why there are no words"),
+        ]
+    )
+
+
+def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+    """Parse every sentence of a corpus; None where only a share was worked on.
+
+    Raises:
+        InputError: no such corpus; a parser that cannot be opened or cannot parse; or no sentence got a tree.
+        MachineError: the parser, its model or a GPU is not there; the message has the install line.
+    """
+    kind, _, rest = config.parser.partition(":")
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        if kind == "conllu":
+            found = stack.enter_context(expand([rest], any_kind=True, stdin=None))
+            parser = Files.of(found.paths, found.names)
+        else:
+            parser = READERS[kind].files(rest)
+        inputs = {"corpus": text, "parser": parser}
+        share = functools.partial(_map, inputs, config)
+        return run_sharded(STAGE, config, inputs, share, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    paths = _map(run.inputs, run.config, run.partial, run.progress)
+    tally = _Tally()
+    facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
+    schema = dependency_schema().with_metadata(facts)
+    with run.out.parquet(TABLE, schema) as writer:
+        for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
+            tally.add(table)
+            writer.write_table(table.cast(schema))
+    tally.check()
+    run.out.counts |= tally.counts() | facts
+    run.warn(*tally.warnings(facts["scheme"]))
+
+
+STAGE = Stage("build-deps", "deps", 2, Config, build)
+
+
+def _map(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> list[Path]:
+    kind, _, rest = config.parser.partition(":")
+    parser: Files = inputs["parser"]
+    settings = {"parser": config.parser, "max_words": config.max_words, "device": config.device}
+    if kind == "conllu":
+        settings |= {"paths": [os.path.abspath(path) for path in parser.paths], "names": list(parser.names)}
+    elif os.path.isdir(rest.split(":")[0]):
+        settings["parser"] = f"{kind}:{os.path.abspath(rest.split(':')[0])}{rest[len(rest.split(':')[0]) :]}"
+    return map_shards(parse_shard, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
+
+
+# work on a shard
+
+
+_ALONE = threading.Lock()
+"""Parsers are for one thread at a time, and workers of a cluster may have several."""
+
+
+def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Parse the sentences of the windows that begin in a shard."""
+    with _ALONE:
+        reader, facts = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
+        schema = dependency_schema().with_metadata(facts)
+        with parquet_file(path, schema) as writer:
+            for window in _windows(shard):
+                sentences = list(_sentences(window))
+                trees = reader(shard, sentences)
+                writer.write_table(_table(sentences, trees, schema))
+
+
+Sentence = tuple[int, int, int, str]
+"""Row of its document, running number in it, code points before it in the document, text."""
+
+_Reader = Callable[[Shard, Sequence[Sentence]], list[Tree]]
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(
+    parser: str, max_words: int, device: str, paths: tuple[str, ...] = (), names: tuple[str, ...] = ()
+) -> tuple[_Reader, dict[str, str]]:
+    """A parser, its scheme of labels and its language, "" for unknown; a process opens it once for all its shards."""
+    kind, _, rest = parser.partition(":")
+    if kind == "conllu":
+        treebank = Treebank([Path(path) for path in paths], names, max_words)
+        return functools.partial(_found, treebank), {"scheme": treebank.scheme, "language": ""}
+    model: Any = READERS[kind].open(rest, device, max_words)
+    facts = {"scheme": model.scheme, "language": model.language}
+    return (lambda _, sentences: model([text for *_, text in sentences])), facts
+
+
+def _found(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
+    ids = _document_ids(shard, {document for document, *_ in sentences})
+    return [treebank.find(ids[document], number, text) for document, number, _, text in sentences]
+
+
+def _document_ids(shard: Shard, wanted: set[int]) -> dict[int, str]:
+    """The ids of some documents of the corpus, by their row."""
+    found: dict[int, str] = {}
+    with open_checked(Path(shard.path).with_name(DOCUMENTS)) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            here = [row for row in wanted if first <= row < first + rows]
+            if here:
+                ids = file.read_row_group(group, columns=["id"]).column("id")
+                found |= {row: ids[row - first].as_py() for row in here}
+            first += rows
+    return found
+
+
+def _windows(shard: Shard) -> Iterator[Any]:
+    """The blocks of a shard, some at once.  Windows are cut from the start of each row group of the corpus, so that they
+    are the same whatever the shards are; one that begins in a shard is its own to the end."""
+    import pyarrow.compute as pc
+
+    for group, start, stop in shard.pieces:
+        whole = dataclasses.replace(shard, pieces=((group, 0, 1 << 62),)).read(_COLUMNS)
+        first, size = 0, 0
+        for row, length in enumerate(pc.utf8_length(whole.column("text")).to_pylist(), start=1):
+            size += length
+            if size >= WINDOW or row == whole.num_rows:
+                if start <= first < stop:
+                    yield whole.slice(first, row - first)
+                first, size = row, 0
+
+
+def _sentences(window: Any) -> Iterator[Sentence]:
+    for document, start, number, text, spans in zip(*(window.column(n).to_pylist() for n in _COLUMNS), strict=True):
+        for place, span in enumerate(spans):
+            yield document, number + place, start + span["start"], text[span["start"] : span["end"]]
+
+
+def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    before = np.array([row[2] for row in sentences], "int64")
+    lengths = np.array([len(tree) for tree in trees], "int64")
+    columns = {
+        "document": [row[0] for row in sentences],
+        "sentence": [row[1] for row in sentences],
+        "status": [tree.status for tree in trees],
+    }
+    arrays = []
+    for field in schema:
+        if field.name in columns:
+            arrays.append(pa.array(columns[field.name], field.type))
+            continue
+        values = list(itertools.chain.from_iterable(getattr(tree, field.name) for tree in trees))
+        if field.name in ("start", "end"):  # of the sentence, until here
+            values = np.array(values, "int64") + np.repeat(before, lengths)
+        offsets = np.append(0, lengths.cumsum()).astype("int32")
+        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(values, field.type.value_type), type=field.type))
+    return pa.table(arrays, schema=schema)
+
+
+# the table from the partial files
+
+
+def _facts_of(path: Path) -> dict[str, str]:
+    with open(path, "rb") as raw:
+        metadata = open_parquet(raw).schema_arrow.metadata or {}
+    return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language")}
+
+
+class _Tally:
+    """What became of the sentences."""
+
+    def __init__(self) -> None:
+        self._status: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+        self._relations: Counter[str] = Counter()
+        self._words = self._roots = 0
+
+    def add(self, table: Any) -> None:
+        import pyarrow.compute as pc
+
+        for number, status in enumerate(table.column("status").to_pylist()):
+            reason = status.partition(":")[0]
+            self._status[reason] += 1
+            if reason not in self._first:
+                place = [table.column(name)[number].as_py() for name in ("document", "sentence")]
+                self._first[reason] = f"document {place[0]}, sentence {place[1]}" + status[len(reason) :]
+        relations = pc.list_flatten(table.column("relation"))
+        self._words += len(relations)
+        for entry in pc.value_counts(relations).to_pylist():
+            self._relations[entry["values"]] += entry["counts"]
+
+    @property
+    def _missed(self) -> dict[str, int]:
+        return {reason: count for reason, count in sorted(self._status.items()) if reason != "ok"}
+
+    def counts(self) -> dict[str, Any]:
+        """``parsed`` are the sentences that have words."""
+        parsed = self._status["ok"]
+        return {
+            "sentences": parsed + sum(self._missed.values()),
+            "parsed": parsed,
+            "words": self._words,
+            "without": self._missed,
+        }
+
+    def check(self) -> None:
+        """Raises InputError when there are sentences and none has a tree."""
+        if self._status["ok"] == 0 and self._missed:
+            reason = max(self._missed, key=self._missed.__getitem__)
+            raise InputError(
+                f"not one of {sum(self._missed.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
+                hint={
+                    "not found": "are the trees those of this corpus? It can be built from them: guide build-corpus x.conllu",
+                    "too long": "a larger --max-words, or a corpus with other --sentences",
+                }.get(reason),
+            )
+
+    def warnings(self, scheme: str) -> list[str]:
+        from guidance.patterns.features import relation_id
+
+        lines = [
+            f"{count:,} sentences without words: {reason}, first {self._first[reason]}"
+            for reason, count in self._missed.items()
+        ]
+        unknown = {label: count for label, count in self._relations.items() if relation_id(label) < 0}
+        if unknown:
+            most = ", ".join(repr(label) for label in sorted(unknown, key=lambda label: (-unknown[label], label))[:5])
+            lines.append(
+                f"{sum(unknown.values()):,} of {self._words:,} words have a relation that no pattern knows: {most}"
+            )
+        if scheme == "other":
+            lines.append("the parser's labels are neither Universal Dependencies' nor spaCy's English ones")
+        return lines

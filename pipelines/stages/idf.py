@@ -1,0 +1,281 @@
+"""Stage ``build-idf``: in how many documents, or sentences, of the training text each word is, and how rare that makes it.
+
+Writes ``idf.parquet``, one row for each word that occurs, sorted by it.  ``counts`` has N as ``documents``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import executor
+from pipelines.engine.progress import Progress
+from pipelines.engine.shards import (
+    Shard,
+    evenly,
+    map_shards,
+    merge_tree,
+    parquet_file,
+    row_groups,
+    run_sharded,
+    shards_of,
+)
+from pipelines.engine.stage import Options, Result, Run, Stage, knob
+from pipelines.storage.columns import column
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import PLACES, check_pairs, training_blocks
+
+__all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
+
+TABLE = "idf.parquet"
+
+ROWS = 1 << 16
+"""Rows of a row group, in the table and in partial files."""
+
+FEW = 100
+"""Of fewer documents a warning is due: almost every word has one of a handful of values."""
+
+
+class Config(executor.Config):
+    """What is counted, and the formula."""
+
+    unit: Literal["document", "sentence"] = Field(
+        "document", description="What counts a word once: for text of few long documents take the sentence."
+    )
+    formula: Literal["smooth", "plain", "textbook", "max"] = Field(
+        "smooth", description="ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
+    )
+    min_df: int = Field(1, ge=1, description="Leave out what is in fewer units; N stays.")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+    )
+    shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
+
+
+def idf_schema() -> Any:
+    """Columns of ``idf.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("token", pa.string(), "a word in small letters, or a tokenizer's token"),
+            column("df", pa.int64(), "documents (or sentences) that hold it"),
+            column("idf", pa.float64(), "nats"),
+        ]
+    )
+
+
+def run(
+    corpus: str, tokenizer: str | None, config: Config, *, store: Store, **options: Unpack[Options]
+) -> Result | None:
+    """Count the words of a corpus, or the tokens of a tokenizer; with ``--shard`` a share of them, which gives None.
+
+    Raises:
+        InputError: no such artifact, or no training text.
+    """
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
+        if config.column != "both":
+            check_pairs(text)
+        inputs: dict[str, Any] = {"corpus": text}
+        if tokenizer is not None:
+            from pipelines.text.tokenizer_files import open_tokenizer
+
+            inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
+        share = functools.partial(_count, inputs, config)
+        return run_sharded(STAGE, config, inputs, share, store=store, **options)
+
+
+def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
+    settings: dict[str, Any] = {"unit": config.unit, "block": PLACES.get(config.column)}
+    if "tokenizer" in inputs:
+        from pipelines.text.tokens import tokenizer_folder
+
+        settings["tokenizer"] = tokenizer_folder(inputs["tokenizer"])
+    return map_shards(count, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    paths = _count(run.inputs, config, run.partial, run.progress)
+    with run.progress.task("Merge"):
+        merged = merge_tree(merge, paths, {}, config)
+    _publish(merged, run)
+
+
+def _publish(merged: Path, run: Run) -> None:
+    import pyarrow as pa
+
+    from guidance.statistics.idf import inverse_document_frequency
+
+    config: Config = run.config
+    units = _units(merged)
+    most = max((int(table["df"].to_numpy().max(initial=1)) for table in row_groups(merged)), default=1)
+    if not units:
+        raise InputError(f"{run.inputs['corpus'].reference} has no training text to count")
+
+    def rows() -> Iterator[Any]:
+        for table in row_groups(merged):
+            table = table.filter(pa.array(table["df"].to_numpy() >= config.min_df))
+            df = table["df"].to_numpy()
+            idf = inverse_document_frequency(df, units, formula=config.formula, most=most)
+            yield pa.table([table["token"], table["df"], pa.array(idf)], schema=idf_schema())
+
+    tokens = 0
+    with run.out.parquet(TABLE, idf_schema()) as file:
+        for table in evenly(rows(), ROWS):
+            file.write_table(table)
+            tokens += table.num_rows
+    run.out.counts |= {
+        "documents": units,
+        "tokens": tokens,
+        "unit": config.unit,
+        "of": "tokens" if "tokenizer" in run.inputs else "words",
+    }
+    if config.unit == "document" and units < FEW:
+        run.warn(f"only {units} documents, so that idf has few values: perhaps --unit sentence")
+    if not tokens:
+        run.warn("nothing was counted: the training text has no words, or --min-df is too large")
+
+
+# one shard, and many
+
+
+def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """Document frequencies of a shard, as a partial file: tokens in order, N in the metadata."""
+    import pyarrow as pa
+
+    from guidance.statistics.idf import document_frequencies
+
+    blocks = _Blocks(shard, settings["unit"], settings["block"])
+    folder = settings.get("tokenizer")
+    frequencies: Any = document_frequencies(_tokens(folder, blocks) if folder else _words(blocks))
+    if folder:
+        from pipelines.text.tokens import load
+
+        name = load(folder).id_to_token
+        frequencies = {name(id_): number for id_, number in frequencies.items()}
+    tokens = sorted(frequencies)
+    table = pa.table([tokens, [frequencies[token] for token in tokens]], schema=_partial_schema(blocks.units))
+    with parquet_file(path, table.schema) as file:
+        file.write_table(table, row_group_size=ROWS)
+
+
+class _Blocks:
+    """The training blocks of a shard, in tables: those of whole documents, where these are the units.
+
+    Args:
+        block: which one of each document, where it is not all.
+
+    Attributes:
+        units: how many units there were, once all have been given; also those without any word.
+    """
+
+    def __init__(self, shard: Shard, unit: str, block: int | None) -> None:
+        self._shard, self._block, self.unit, self.units = shard, block, unit, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        import pyarrow.compute as pc
+
+        columns = ("document", "block", "split", "start", "first_sentence", "text", "sentences")
+        last = -1
+        for blocks in self._shard.documents(columns) if self.unit == "document" else self._shard.tables(columns):
+            table = training_blocks(blocks, self._block)
+            if not table.num_rows:
+                continue
+            if self.unit == "document":
+                documents = table["document"].to_numpy()
+                self.units += int(documents[0] != last) + int((documents[1:] != documents[:-1]).sum())
+                last = int(documents[-1])
+            else:
+                self.units += pc.sum(pc.list_value_length(table["sentences"])).as_py()
+            yield table
+
+
+def _words(blocks: _Blocks) -> Iterator[tuple[object, list[str]]]:
+    """The words of each unit, or of a part of it, and a number of the unit."""
+    from guidance.statistics.idf import counted_words
+
+    number = 0
+    for table in blocks:
+        texts = table["text"].to_pylist()
+        if blocks.unit == "document":
+            yield from zip(table["document"].to_pylist(), map(counted_words, texts), strict=True)
+            continue
+        spans = table["sentences"].combine_chunks()
+        starts, ends = (spans.flatten().field(name).to_pylist() for name in ("start", "end"))
+        sentences = zip(starts, ends, strict=True)
+        for text, length in zip(texts, spans.value_lengths().to_pylist(), strict=True):
+            for start, end in itertools.islice(sentences, length):
+                number += 1
+                yield number, counted_words(text[start:end])
+
+
+def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
+    """The ids of each unit, or of a part of it, and what names the unit."""
+    import numpy as np
+
+    from pipelines.text.tokens import tokens_of
+
+    for tokens in tokens_of(folder, blocks):
+        unit = np.stack([tokens.document, tokens.sentence if blocks.unit == "sentence" else 0 * tokens.document])
+        bounds = [0, *((unit[:, 1:] != unit[:, :-1]).any(0).nonzero()[0] + 1).tolist(), len(tokens.id)]
+        ids = tokens.id.tolist()
+        for start, end in itertools.pairwise(bounds):
+            if start < end:
+                yield tuple(unit[:, start].tolist()), ids[start:end]
+
+
+def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
+    """Add partial files, which are sorted: memory is that of some row groups."""
+    schema = _partial_schema(sum(map(_units, paths)))
+    with parquet_file(path, schema) as file:
+        for table in evenly(_added([row_groups(path) for path in paths]), ROWS):
+            file.write_table(table.cast(schema))
+
+
+def _added(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
+    """Tables with rising tokens, each once, from several streams of them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    heads = [(table, stream) for stream in streams for table in itertools.islice(stream, 1)]
+    while True:
+        heads = [
+            (table, stream)
+            for head, stream in heads
+            for table in ([head] if head.num_rows else [*itertools.islice(stream, 1)])
+        ]
+        if not heads:
+            return
+        # all that are smaller than what has not been read yet
+        bound = min(table["token"][-1].as_py() for table, _ in heads)
+        counts = [pc.sum(pc.less_equal(table["token"], bound)).as_py() for table, _ in heads]
+        ready = pa.concat_tables(table.slice(0, count) for (table, _), count in zip(heads, counts, strict=True))
+        heads = [(table.slice(count), stream) for (table, stream), count in zip(heads, counts, strict=True)]
+        added = ready.group_by("token").aggregate([("df", "sum")]).sort_by("token")
+        yield pa.table([added["token"], added["df_sum"]], names=["token", "df"])
+
+
+def _units(path: Path) -> int:
+    with open(path, "rb") as raw:
+        return int(open_parquet(raw).schema_arrow.metadata[b"units"])
+
+
+def _partial_schema(units: int) -> Any:
+    import pyarrow as pa
+
+    fields = [pa.field("token", pa.string(), False), pa.field("df", pa.int64(), False)]
+    return pa.schema(fields, metadata={"units": str(units)})
+
+
+STAGE = Stage("build-idf", "idf", 1, Config, build)

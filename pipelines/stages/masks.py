@@ -1,0 +1,296 @@
+"""Stage ``build-masks``: what is known about words, for every token of some sequences.
+
+Reads sequences, the corpus that they are of, and where given ``idf`` and ``deps`` of the same corpus.  Writes one file for
+each split of the sequences, row by row in their order, with list columns as long as ``id`` (`mask_schema`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from guidance.errors import InputError
+from pipelines.engine import executor
+from pipelines.engine.progress import Progress
+from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
+from pipelines.engine.stage import Options, Result, Run, Stage, internal, knob, require
+from pipelines.statistics.role_tables import RoleTables, pieces_of
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import list_column
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import SPLITS
+
+__all__ = ["STAGE", "Config", "mask_schema", "run"]
+
+GROUP_TOKENS = 1 << 18
+"""Tokens of a row group of the result, about: it ends with the first sequence that reaches them."""
+
+_CODES = b"codes"
+_TREE = ("head", "relation", "pos", "negation")
+_TOLD: Mapping[str, Callable[[Any], Any]] = {
+    "idf": lambda idf: idf > 0,
+    **dict.fromkeys(("head", "relation", "pos"), lambda number: number >= 0),
+}
+"""Of which tokens a column says anything."""
+
+_SOURCES = {
+    "idf": ("idf", "no --idf was given: guide build-idf"),
+    **dict.fromkeys(_TREE, ("deps", "no --deps was given: guide build-deps")),
+    "stop_word": ("stop_words", "no --deps of a parser was given for whose language spaCy has stop words"),
+}
+"""Columns that need more than text: the setting that gives them, and why they are missing without it."""
+
+
+class Config(executor.Config):
+    """What is joined to the sequences, and where."""
+
+    idf: str = knob("", "How rare words are: what `guide build-idf` has made of the same corpus; rare words need it.")
+    deps: str = knob("", "Trees: what `guide build-deps` has made of the same corpus; syntactic roles need it.")
+    stop_words: str = internal("Digest of the language's stop words.")
+
+
+def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+    """Join sequences with what is known about their words; None where ``--shard`` asked for a share only.
+
+    Raises:
+        ArtifactMismatch: ``idf`` or ``deps`` are of another corpus.
+        ArtifactMissing: the corpus of the sequences is no longer there.
+    """
+    with contextlib.ExitStack() as stack:
+        verify = not config.shard
+        data = stack.enter_context(store.load(sequences, kind="sequences", verify=verify))
+        text = stack.enter_context(origin(data, "corpus", store, verify=verify))
+        inputs: dict[str, Any] = {"sequences": data, "corpus": text}
+        for role in ("idf", "deps"):
+            if reference := getattr(config, role):
+                inputs[role] = stack.enter_context(store.load(reference, kind=role, verify=verify))
+                _check_corpus(inputs[role], inputs["corpus"], data)
+        if "idf" in inputs:
+            _check_words(inputs["idf"])
+        words = stop_words(inputs["deps"]) if "deps" in inputs else None
+        if words is not None:
+            config = config.model_copy(update={"stop_words": digest(words)})
+        share = functools.partial(_partials, inputs, config, words)
+        stage = dataclasses.replace(STAGE, build=functools.partial(build, stop_words=words))
+        return run_sharded(stage, config, inputs, share, store=store, **options)
+
+
+def origin(artifact: Artifact, role: str, store: Store, *, verify: bool = True) -> Artifact:
+    """An input of an artifact, as it was when the artifact was made.
+
+    Raises:
+        ArtifactMissing: it is gone, or has another content by now.
+    """
+    known = artifact.manifest.get("inputs", {}).get(role, {})
+    reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
+    try:
+        found = store.load(reference, verify=verify)
+    except ArtifactMissing as error:
+        raise ArtifactMissing(
+            f"the {role} of {artifact.reference}, {reference}, is not in {store.root}",
+            hint="build it again from the same text: it gets the same id",
+        ) from error
+    if found.content != known.get("content"):
+        raise ArtifactMissing(
+            f"{found.reference} has been built again with another content since {artifact.reference} was made of it",
+            hint=f"build {artifact.kind} again",
+        )
+    return found
+
+
+def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
+    known = table.manifest.get("inputs", {}).get("corpus", {})
+    if known.get("content") != corpus.content:
+        raise ArtifactMismatch(
+            f"{table.reference} is of the corpus {known.get('kind')}/{str(known.get('recipe'))[:16]} "
+            f"({str(known.get('content'))[:12]}), the sequences {data.reference} are of {corpus.reference} "
+            f"({corpus.content[:12]})",
+            hint=f"guide build-{table.kind} {corpus.reference}",
+        )
+
+
+def _check_words(table: Artifact) -> None:
+    if "tokenizer" in table.manifest.get("inputs", {}):
+        raise ArtifactMismatch(
+            f"{table.reference} says how rare tokens are; rare are words",
+            hint="guide build-idf CORPUS, without a tokenizer",
+        )
+
+
+def stop_words(deps: Artifact) -> list[str] | None:
+    """spaCy's stop words for the language of the parser; None where it has none or the parser told no language."""
+    try:
+        language = require("spacy", "spacy").util.get_lang_class(str(deps.counts.get("language") or "xx"))
+    except ImportError:  # a language that this spaCy does not have
+        return None
+    return sorted(language.Defaults.stop_words) or None
+
+
+def mask_schema(columns: Sequence[str]) -> Any:
+    """Columns of a file of masks: lists of one length, one entry for each token of a sequence.  What the numbers of a
+    column stand for is in the metadata of its field, as ``codes``, a list in JSON."""
+    import pyarrow as pa
+
+    from guidance.patterns.features import CODES, FEATURES
+    from guidance.statistics.roles import NOTHING
+
+    fields = [
+        list_column(name, pa.from_numpy_dtype(kind), FEATURES[name].summary)
+        for name, (_, kind) in NOTHING.items()
+        if name in columns
+    ]
+    told = [{_CODES: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
+    return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, told, strict=True)])
+
+
+def check_codes(masks: Artifact) -> None:
+    """Raises ArtifactMismatch where numbers of relations or parts of speech stand for others than they do now."""
+    from guidance.patterns.features import CODES
+
+    for name in (name for name in masks.files if name.endswith(".parquet")):
+        with masks.open(name) as file:
+            schema = open_parquet(file).schema_arrow
+        for field in (schema.field(column) for column in CODES if column in schema.names):
+            if (codes := (field.metadata or {}).get(_CODES)) and json.loads(codes) != list(CODES[field.name]):
+                raise ArtifactMismatch(
+                    f"{masks.reference}: its column {field.name} was written by a guide that numbers them in another way",
+                    hint="guide build-masks again, with --force",
+                )
+
+
+# the stage
+
+
+def _settings(inputs: Mapping[str, Artifact], words: list[str] | None) -> dict[str, Any]:
+    folders = {role: str(inputs[role].path.absolute()) for role in ("corpus", "idf", "deps") if role in inputs}
+    return {**folders, "stop_words": words}
+
+
+def _partials(
+    inputs: Mapping[str, Artifact], config: Config, words: list[str] | None, folder: Path, progress: Progress
+) -> dict[str, list[Path]]:
+    """The partial files of every split."""
+    data, found, is_share = inputs["sequences"], {}, False
+    for split in SPLITS:
+        name = f"{split}.parquet"
+        if data.files.get(name, {}).get("rows"):
+            shards = _shards(data, name, config.shard_size)
+            try:
+                found[split] = map_shards(_work, shards, _settings(inputs, words), folder / split, config, progress)
+            except ShareDone:
+                is_share = True
+    if is_share:
+        raise ShareDone
+    return found
+
+
+def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
+    """The rows of a file of sequences in shards of about ``size`` characters, four for each token."""
+    with data.open(name) as file:
+        metadata = open_parquet(file).metadata
+    shards = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        parts = max(1, min(group.num_rows, round(4 * group.column(0).num_values / size)))
+        bounds = [group.num_rows * part // parts for part in range(parts + 1)]
+        pairs = itertools.pairwise(bounds)
+        shards += [Shard(str(data.path.absolute() / name), ((number, start, stop),)) for start, stop in pairs]
+    return shards
+
+
+def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """One partial file: the columns, and the counts in the metadata of its schema."""
+    tables = RoleTables(**settings)
+    rows = shard.read(["document", "sentence", "start", "end"]).combine_chunks()
+    pieces = pieces_of(rows)
+    roles = tables.roles(pieces)
+    schema = mask_schema(list(roles.columns))
+    counts = {"sequences": rows.num_rows, "tokens": len(pieces.document), **roles.counts}
+    counts |= {
+        f"with_{name}": int(told(roles.columns[name]).sum()) for name, told in _TOLD.items() if name in roles.columns
+    }
+    with parquet_file(path, schema.with_metadata({"counts": json.dumps(counts)})) as writer:
+        writer.write_table(_table(roles.columns, pieces.bounds, schema))
+
+
+def _table(columns: Mapping[str, Any], bounds: Any, schema: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    offsets = pa.array(bounds.astype(np.int32))
+    arrays = [pa.ListArray.from_arrays(offsets, pa.array(columns[f.name]), type=f.type) for f in schema]
+    return pa.table(arrays, schema=schema)
+
+
+def build(run: Run, stop_words: list[str] | None = None) -> None:
+    """The stage itself; see `run`."""
+    partials = _partials(run.inputs, run.config, stop_words, run.partial, run.progress)
+    if not partials:
+        raise InputError(f"{run.inputs['sequences'].reference} has no sequences")
+    totals: dict[str, dict[str, int]] = {}
+    names: list[str] = []
+    for split, paths in partials.items():
+        counts: Counter[str] = Counter()
+        names = _merge(paths, run, f"{split}.parquet", counts)
+        totals[split] = dict(counts)
+    missing = {name: why for name, (_, why) in _SOURCES.items() if name not in names}
+    run.out.counts |= {"columns": names, "missing": missing, "splits": totals}
+    _warn(run, totals, missing)
+
+
+def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> list[str]:
+    """Partial files to one, and their counts to one; gives the columns."""
+    with open(paths[0], "rb") as raw:
+        schema = mask_schema(open_parquet(raw).schema_arrow.names)
+    with run.out.parquet(name, schema) as writer:
+        for table in _groups(paths, counts):
+            writer.write_table(table.cast(schema))
+    return list(schema.names)
+
+
+def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
+    """The rows of partial files in groups that depend on the sequences alone."""
+    import pyarrow as pa
+
+    held, size = [], 0
+    for path in paths:
+        with open(path, "rb") as raw:
+            file = open_parquet(raw)
+            counts.update(json.loads(file.schema_arrow.metadata[b"counts"]))
+            for batch in file.iter_batches(batch_size=1024):
+                table, start = pa.Table.from_batches([batch]), 0
+                for row, tokens in enumerate(batch.column(0).value_lengths().to_pylist(), start=1):
+                    size += tokens
+                    if size >= GROUP_TOKENS:
+                        held.append(table.slice(start, row - start))
+                        yield pa.concat_tables(held).combine_chunks()
+                        held, size, start = [], 0, row
+                held.append(table.slice(start))
+    if size:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[str, str]) -> None:
+    for why in dict.fromkeys(missing.values()):
+        run.warn(f"no {', '.join(name for name in missing if missing[name] == why)}: {why}")
+    for split, counts in totals.items():
+        if counts.get("cut_arcs"):
+            run.warn(
+                f"{split}: {counts['cut_arcs']:,} of {counts['arcs']:,} arcs lead out of a sequence and were dropped"
+            )
+        if silent := [name for name in _TOLD if counts.get(f"with_{name}") == 0]:
+            run.warn(f"{split}: of no token is the {' or the '.join(silent)} known")
+        if counts.get("silent_words"):
+            run.warn(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
+
+
+STAGE = Stage("build-masks", "masks", 3, Config, build)

@@ -1,0 +1,152 @@
+"""Quickstart: everything at once, on a text that every Python carries or on the user's own.
+
+Corpus, tokenizer, sequences, then the same small RoBERTa twice, with and without guided heads, same seed, same steps.
+Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from pydantic import Field
+
+from pipelines.engine import stage
+from pipelines.engine.progress import log
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.stages import corpus, pretrain, sequences, tokenizer
+from pipelines.storage.store import Store
+from pipelines.training.models import read_tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BUILTIN = "builtin:python-docs"
+PLAN = "preset:ag"
+SHOWN_TOKENS = 24
+"""How much of a sentence the attention picture shows."""
+
+
+class Config(stage.Config):
+    """Settings of the two runs; the defaults take a few minutes on two cores."""
+
+    steps: int = Field(450, ge=4, description="Optimizer steps of each run.")
+    layers: int = Field(8, ge=1, description="Layers of the model.")
+    hidden: int = Field(128, ge=8, description="Width of the model.")
+    heads: int = Field(4, ge=2, description="Attention heads per layer; half of them are guided.")
+    max_length: int = Field(64, ge=8, description="Tokens per sequence.")
+    vocab_size: int = Field(4000, ge=300, description="Size of the byte-level BPE vocabulary.")
+    learning_rate: float = Field(1e-3, gt=0, description="Constant learning rate of AdamW.")
+    seed: int = Field(0, ge=0, description="Seed of both runs.")
+
+
+def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Run all stages and report; stages whose artifacts are there are skipped.
+
+    Args:
+        sources: the user's text, as `corpus.run` takes it; none for the documentation of Python.
+    """
+    for_models: Options = {**options, "name": None}
+    for_data: Options = {**for_models, "force": False}  # nobody wants the same text to be read again
+    log.info("1/5 corpus")
+    text = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data).reference
+    log.info("2/5 tokenizer")
+    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=config.vocab_size), store=store, **for_data).reference
+    log.info("3/5 sequences")
+    packing = sequences.Config(max_length=config.max_length)
+    packed = sequences.run(text, bpe, packing, store=store, **for_data).reference
+    models = {}
+    for number, (label, plan) in enumerate((("plain", ""), ("guided", PLAN)), 4):
+        log.info("%d/5 pre-training, %s", number, label)
+        result = pretrain.run(packed, training(config, plan), store=store, **for_models)
+        assert result is not None, "only processes of torchrun get none"
+        models[label] = result.artifact
+    inputs = {**models, "sequences": store.load(packed, kind="sequences")}
+    return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def training(config: Config, plan: str) -> pretrain.Config:
+    """The settings of one of the two runs."""
+    return pretrain.Config(
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        ffn=4 * config.hidden,
+        attention_dropout=0.0,
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        schedule="constant",
+        seed=config.seed,
+        plan=plan,
+        evaluate_every=-(-config.steps // 4),
+        valid_sequences=256,
+        snapshots=moments(config.steps),
+    )
+
+
+def moments(steps: int) -> list[int]:
+    """The steps at which attention is shown: 0 %, 1 % and 100 % of training."""
+    return [0, max(1, steps // 100), steps]
+
+
+def build(run: Run) -> None:
+    """Compare the two runs and draw them."""
+    from pipelines.views.comparison import Group, compare
+    from pipelines.views.comparison_tables import as_json, as_text
+    from pipelines.views.curves import Curve
+    from pipelines.views.drawing import attention_grid, learning_curves
+
+    curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
+    comparison = compare([Group(curve.label, (curve,)) for curve in curves])
+    run.out.write_json("comparison.json", as_json(comparison))
+    run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
+    title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
+    run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title))
+    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], moments(run.config.steps))
+    run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
+
+
+def guided_attention(
+    model: Any, data: Any, steps: Sequence[int]
+) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
+    """The attention of guided heads in the first, middle and last layer on one sequence, at some steps of training.
+
+    Returns:
+        By moment, by head, a (Q, K) array; and the tokens.
+    """
+    import torch
+    from transformers import AutoModelForMaskedLM
+
+    from guidance.checkpoint import load_model
+    from guidance.installation import install
+    from guidance.plan import Plan
+    from pipelines.training.batches import Examples
+
+    wrapped = read_tokenizer(data)
+    split = next(s for s in ("valid", "train") if f"{s}.parquet" in data.files)
+    ids = torch.tensor(_readable(Examples.read(data, split, len(wrapped)), wrapped))[None]
+    maps: dict[str, dict[str, np.ndarray]] = {}
+    for step in steps:
+        loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
+        handle = install(loaded, Plan.load(PLAN), wrapped)
+        found = handle.probabilities(ids)
+        layers = sorted({0, handle.num_layers // 2, handle.num_layers - 1})
+        maps[f"step {step}"] = {
+            f"layer {site.layer + 1}, head {heads[0] + 1}\n({handle.plan.labels[number]})": found[site][0, heads[0]][
+                :SHOWN_TOKENS, :SHOWN_TOKENS
+            ].numpy()
+            for site, work in handle.work.items()
+            if site.layer in layers
+            for number, heads in work.shares()
+        }
+    tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
+    return maps, tokens
+
+
+def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
+    """Among the first sequences, the one whose beginning has the most words, for a picture that can be read."""
+    candidates = [examples[i] for i in range(min(50, len(examples)))]
+    return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
+
+
+STAGE = Stage("quickstart", "report", 2, Config, build)

@@ -1,0 +1,159 @@
+"""Stage ``build-sequences``: text as token ids, whole sentences packed to a length, each token with its place in the text.
+
+Writes ``train.parquet``, ``valid.parquet``, ``test.parquet`` (those that have text) with one row per sequence, and the
+tokenizer's files under ``tokenizer/``, so that later stages need the sequences alone.  With ``--packing pairs`` a row is an
+example of two texts; see `pipelines.text.pair_sequences`.
+
+Source: Liu et al. 2019 (RoBERTa), section 4.2, FULL-SENTENCES: sequences may cross documents, with one separator between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import SPLITS, read_blocks
+from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, batches_of
+from pipelines.text.packing import Packed, Packer, Tokens
+from pipelines.text.sequence_files import SequenceFile, sequence_schema, warn
+from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+
+__all__ = ["STAGE", "Config", "run"]
+
+
+class Config(stage.Config):
+    """How text becomes sequences."""
+
+    max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, special ones among them")
+    packing: Literal["full-sentences", "document", "pairs"] = Field(
+        "full-sentences",
+        description="whether a sequence may go on in the next document, or stops at its end; or, for translation, "
+        "whether it is the first text of an example, with the second one as its target",
+    )
+
+
+def run(
+    corpus: str,
+    tokenizer: str,
+    config: Config,
+    *,
+    target_tokenizer: str | None = None,
+    store: Store,
+    **options: Unpack[Options],
+) -> Result:
+    """Pack the corpus with a tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
+
+    Of a folder only ``tokenizer.json`` and the texts of the special tokens are read.
+
+    Args:
+        target_tokenizer: for the second text of each pair, likewise; by default the same one.
+
+    Raises:
+        InputError: no such artifact; or the tokenizer is damaged, or has no tokens to begin and end a sequence.
+    """
+    if target_tokenizer and config.packing != "pairs":
+        raise InputError("--target-tokenizer is for texts with a pair", hint="--packing pairs")
+    with contextlib.ExitStack() as stack:
+        inputs: dict[str, stage.Input] = {"corpus": stack.enter_context(store.load(corpus, kind="corpus"))}
+        for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
+            if reference:
+                inputs[role] = open_tokenizer(reference, store, stack)
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    if run.config.packing == "pairs":
+        from pipelines.text import pair_sequences
+
+        pair_sequences.build(run)
+        return
+    config: Config = run.config
+    corpus: Artifact = run.inputs["corpus"]
+    files = tokenizer_files(run.inputs["tokenizer"])
+    tokenizer = load_tokenizer(files)
+    special = special_ids(files, tokenizer)
+    writers: dict[str, _SplitWriter] = {}
+    total = int(corpus.counts.get("characters", 0)) or None
+    with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="chars") as bar:
+        encoder = Encoder(tokenizer, special)
+        for blocks, encodings in _encoded_ahead(tokenizer, _batches(corpus)):
+            tokens, split_of_token = encoder(blocks, encodings)
+            del encodings
+            for split in SPLITS:
+                chosen = split_of_token == SPLITS.index(split)
+                if not chosen.any():
+                    continue
+                if split not in writers:
+                    writers[split] = _SplitWriter(split, config, special, run, stack)
+                writers[split].add(tokens if chosen.all() else Tokens(*(column[chosen] for column in tokens)))
+            bar.advance(sum(map(len, blocks["text"])))
+        for writer in writers.values():
+            writer.flush()
+    if not writers:
+        raise InputError(f"{corpus.reference} gives no tokens at all with this tokenizer")
+    for name, data in plain_tokenizer(files, tokenizer).items():
+        run.out.write(f"tokenizer/{name}", data)
+    run.out.counts |= {
+        "max_length": config.max_length,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "special_tokens": special,
+        "splits": {split: writers[split].counts() for split in SPLITS if split in writers},
+    }
+    warn(run, encoder.disarmed)
+
+
+def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
+    for batch in read_blocks(corpus, BLOCK_COLUMNS, batch=4096):
+        yield from batches_of(batch)
+
+
+def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Each batch with its encodings; the next one is encoded, outside the interpreter's lock, while this one is used."""
+
+    def encode() -> tuple[dict[str, Any], list[Any]] | None:
+        blocks = next(batches, None)
+        return None if blocks is None else (blocks, tokenizer.encode_batch(blocks["text"], add_special_tokens=False))
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting = pool.submit(encode)
+        while (ready := waiting.result()) is not None:
+            waiting = pool.submit(encode)
+            yield ready
+            del ready
+
+
+class _SplitWriter:
+    """Packs and writes one split."""
+
+    def __init__(self, split: str, config: Config, special: Mapping[str, int | None], run: Run, stack: Any) -> None:
+        begin, separator = special["cls"], special["sep"]
+        assert begin is not None and separator is not None
+        self._packer = Packer(config.max_length, begin, separator, config.packing == "full-sentences")
+        self._file = SequenceFile(split, sequence_schema(), special["unk"], run, stack)
+
+    def add(self, tokens: Tokens) -> None:
+        self._write(self._packer.add(tokens))
+
+    def flush(self) -> None:
+        self._write(self._packer.flush())
+
+    def _write(self, packed: Packed | None) -> None:
+        if packed is not None:
+            self._file.write(packed)
+
+    def counts(self) -> dict[str, int]:
+        """``tokens`` are all of them, special ones too; ``unknown_tokens`` and ``cut_sentences`` are text."""
+        return {**self._file.counts, "cut_sentences": self._packer.cut}
+
+
+STAGE = Stage("build-sequences", "sequences", 2, Config, build)

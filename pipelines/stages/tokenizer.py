@@ -1,0 +1,207 @@
+"""Stage ``build-tokenizer``: a tokenizer trained on the training text of a corpus, as a Hugging Face folder.
+
+Training WordPiece and Unigram does not give the same bytes each time (the library's hash maps have no fixed order); later
+stages therefore build on the digest of the files, not on the recipe.  The other three are reproducible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.text.corpus_writer import PLACES, check_pairs, read_blocks
+
+__all__ = ["STAGE", "Config", "run", "training_texts"]
+
+ROBERTA_TOKENS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+BYTES = 256
+
+
+class Config(stage.Config):
+    """What kind of tokenizer, and how large."""
+
+    kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word"] = Field(
+        "byte-bpe", description="byte-level BPE (RoBERTa), BPE, WordPiece (BERT), Unigram, or whole words"
+    )
+    vocab_size: int = Field(
+        8000, description="entries of the vocabulary, special tokens among them; at most 10,000,000", le=10_000_000
+    )
+    min_frequency: int = Field(2, ge=1, description="how often a pair or word must occur to get an entry (not Unigram)")
+    lowercase: bool = Field(False, description="make letters small before anything else")
+    model_max_length: int = Field(512, ge=8, description="longest input, in tokens, noted for later users")
+    column: Literal["both", "text", "pair"] = Field(
+        "both", description="of examples with two texts, which one to learn from"
+    )
+
+
+def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Train a tokenizer on the training split of the corpus that the reference ``corpus`` names.
+
+    Raises:
+        InputError: the vocabulary is too small for the special tokens (and the 256 bytes of ``byte-bpe``), or the text
+            has fewer than two distinct letters.
+    """
+    check_size(config)
+    with store.load(corpus, kind="corpus") as artifact:
+        return run_stage(STAGE, config, {"corpus": artifact}, store=store, **options)
+
+
+def special_tokens(kind: str) -> dict[str, str]:
+    """Role and text of the special tokens, in the order of their ids from 0."""
+    return BERT_TOKENS if kind in ("wordpiece", "word") else ROBERTA_TOKENS
+
+
+def check_size(config: Config) -> None:
+    """Raises InputError when the vocabulary has no room for a single entry of its own."""
+    least = len(special_tokens(config.kind)) + (BYTES if config.kind == "byte-bpe" else 0)
+    if config.vocab_size <= least:
+        what = "5 special tokens and 256 bytes" if config.kind == "byte-bpe" else "5 special tokens"
+        raise InputError(
+            f"a vocabulary of {config.vocab_size} has no room beside {what}", hint=f"--vocab-size {least + 1} or more"
+        )
+
+
+def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]]:
+    """The texts of the training blocks, in batches; of examples the first text (``text``), the second (``pair``) or both."""
+    place = PLACES.get(column)
+    for batch in read_blocks(corpus, ["block", "split", "text"]):
+        rows = zip(*(batch.column(name).to_pylist() for name in ("block", "split", "text")), strict=True)
+        yield [text for block, split, text in rows if split == "train" and place in (None, block)]
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    config: Config = run.config
+    corpus: Artifact = run.inputs["corpus"]
+    blocks = int(corpus.counts.get("blocks", 0)) or None
+    if config.column != "both":
+        check_pairs(corpus)
+
+    def texts() -> Iterator[list[str]]:
+        with run.progress.task("tokenizer", total=blocks, unit="blocks") as bar:
+            for batch in training_texts(corpus, config.column):
+                yield batch
+                bar.advance(len(batch))
+
+    letters: set[str] = set()
+    # checked before training, which takes any text and gives an empty vocabulary
+    for batch in training_texts(corpus, config.column):
+        for text in batch:
+            letters.update(letter for letter in set(text) if not letter.isspace())
+        if len(letters) > 1:
+            break
+    if not letters:
+        raise InputError(f"{corpus.reference} has no training text", hint="lower --valid and --test of build-corpus")
+    if len(letters) < 2:
+        raise InputError(f"{corpus.reference} has one distinct letter only: nothing to train a tokenizer on")
+    tokenizer = train(texts(), config)
+    size = tokenizer.get_vocab_size()
+    run.out.counts |= {"vocab_size": size, "special": len(special_tokens(config.kind))}
+    if size < config.vocab_size:
+        run.warn(f"the text gave {size:,} entries, not {config.vocab_size:,}")
+    for file, data in folder_files(tokenizer, config).items():
+        run.out.write(file, data)
+
+
+def train(batches: Iterator[list[str]], config: Config) -> Any:
+    """A ``tokenizers.Tokenizer`` with normaliser, splitter, decoder and templates for one text and for pairs."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    kind, special = config.kind, special_tokens(config.kind)
+    tokens = list(special.values())
+    common: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": tokens, "show_progress": False}
+    # punctuation apart from letters: no merge can then spell a special token such as <s>
+    spaced = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
+    trainer: Any
+    if kind == "byte-bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, initial_alphabet=alphabet, **common)
+    elif kind == "bpe":
+        tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(spaced)
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, limit_alphabet=1000, **common)
+    elif kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(spaced)
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token=special["unk"], **common)
+    elif kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(min_frequency=config.min_frequency, limit_alphabet=1000, **common)
+    else:
+        tokenizer = Tokenizer(models.WordLevel(unk_token=special["unk"]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer = trainers.WordLevelTrainer(min_frequency=config.min_frequency, **common)
+    if config.lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    elif kind == "wordpiece":
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=True, strip_accents=False, lowercase=False
+        )
+    tokenizer.train_from_iterator(batches, trainer=trainer)
+    for index, token in enumerate(tokens):
+        if tokenizer.token_to_id(token) != index:
+            raise RuntimeError(f"special token {token} has id {tokenizer.token_to_id(token)}, not {index}")
+    template = processors.TemplateProcessing
+    post: Any
+    if kind in ("wordpiece", "word"):
+        post = template(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(token, tokens.index(token)) for token in ("[CLS]", "[SEP]")],
+        )
+    else:
+        post = template(
+            single="<s> $A </s>",
+            pair="<s> $A </s> </s> $B </s>",
+            special_tokens=[(token, tokens.index(token)) for token in ("<s>", "</s>")],
+        )
+        if kind == "byte-bpe":
+            # also leaves the space in front of a word out of its offsets
+            post = processors.Sequence([processors.ByteLevel(trim_offsets=True), post])
+    tokenizer.post_processor = post
+    return tokenizer
+
+
+def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:
+    """The files that ``AutoTokenizer.from_pretrained`` opens, by name."""
+    special = dict(special_tokens(config.kind))
+    # both pairs of names, since models ask for either
+    begin, end = special.get("bos") or special["cls"], special.get("eos") or special["sep"]
+    roles = special | {"cls": begin, "sep": end}
+    names = {f"{role}_token": token for role, token in sorted(roles.items())}
+    pair_types = config.kind in ("wordpiece", "word")
+    inputs = ["input_ids", *(["token_type_ids"] if pair_types else []), "attention_mask"]
+    settings = names | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.model_max_length,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+    }
+
+    def as_json(value: Any) -> bytes:
+        return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
+
+    return {
+        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
+        "tokenizer_config.json": as_json(settings),
+        "special_tokens_map.json": as_json(names),
+    }
+
+
+STAGE = Stage("build-tokenizer", "tokenizer", 1, Config, build)

@@ -1,0 +1,86 @@
+"""What others read of an artifact of co-occurrence: its pairs, its vocabulary and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines.stages.cooccurrence import COUNTS, VOCABULARY
+from pipelines.statistics.pair_files import arrays_of
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactMismatch
+
+if TYPE_CHECKING:
+    from guidance.patterns.features import Cooccurrence
+
+__all__ = ["Counts", "check_tokenizer", "load_table", "read_vocabulary"]
+
+
+class Counts:
+    """The pairs of an artifact, in parts, as often as one likes: arrays i, j and count."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, Any]]:
+        with self._artifact.open(COUNTS) as raw:
+            yield from map(arrays_of, open_parquet(raw).iter_batches(batch_size=1 << 18))
+
+
+def load_table(
+    artifact: Artifact,
+    *,
+    tokenizer: Artifact | None = None,
+    totals: Literal["pairs", "tokens"] = "pairs",
+    half: bool = False,
+) -> Cooccurrence:
+    """The scores of an artifact, for ``install(..., tables={"cooccurrence": load_table(artifact)})``.
+
+    Args:
+        tokenizer: an artifact that has the tokenizer with which the table will be used: a tokenizer, sequences, a model.
+        totals: what equation 9 divides by: the pairs of a token, or its occurrences in the text.
+        half: scores in float16, half as large.
+
+    Raises:
+        ArtifactMismatch: the table is not of kind ``cooccur``, or was counted with another tokenizer.
+    """
+    import numpy as np
+    import torch
+
+    from guidance.statistics.cooccurrence import cooccurrence_table
+
+    if artifact.kind != "cooccur":
+        raise ArtifactMismatch(f"{artifact.reference} is a {artifact.kind} artifact; needed is a cooccur")
+    if tokenizer is not None:
+        check_tokenizer(artifact, tokenizer)
+    vocabulary = read_vocabulary(artifact)
+    return cooccurrence_table(
+        vocabulary["id"].to_numpy(),
+        int(artifact.counts["of"]),
+        Counts(artifact),
+        totals=vocabulary["count"].to_numpy().astype(np.int64) if totals == "tokens" else None,
+        dtype=torch.float16 if half else torch.float32,
+    )
+
+
+def read_vocabulary(artifact: Artifact) -> Any:
+    """The table of the tokens that were counted."""
+    with artifact.open(VOCABULARY) as raw:
+        return open_parquet(raw).read()
+
+
+def check_tokenizer(artifact: Artifact, other: Artifact) -> None:
+    """Raises ArtifactMismatch when two artifacts do not have the same ``tokenizer.json``."""
+    ours, theirs = (_tokenizer_digest(one) for one in (artifact, other))
+    if ours != theirs:
+        what = "another tokenizer" if theirs else "no tokenizer"
+        raise ArtifactMismatch(
+            f"{artifact.reference} was counted with one tokenizer, {other.reference} has {what}",
+            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences",
+        )
+
+
+def _tokenizer_digest(artifact: Artifact) -> str | None:
+    names = [name for name in ("tokenizer/tokenizer.json", "tokenizer.json") if name in artifact.files]
+    return str(artifact.files[names[0]]["sha256"]) if names else None

@@ -1,0 +1,201 @@
+"""What workers of ``build-cooccur`` do, from file to file: text to ids, ids to pairs, and the sums of both."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pipelines.engine.shards import Shard, parquet_file, row_groups
+from pipelines.storage.columns import column
+from pipelines.storage.files import DigestWriter, open_parquet
+from pipelines.text.corpus_writer import training_blocks
+from pipelines.text.encoding import BLOCK_COLUMNS
+from pipelines.text.tokens import tokens_of
+
+__all__ = [
+    "Piece",
+    "arrays_of",
+    "count",
+    "count_schema",
+    "encode",
+    "encoded_schema",
+    "merge_frequencies",
+    "merge_pairs",
+    "sum_of_frequencies",
+]
+
+BAND = 1 << 23
+"""Cells of the table that are merged at once, at 8 bytes."""
+
+
+# the first map: text to ids
+
+
+def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
+    """The training text of a shard as ids: one row a batch, with the ids in their order, the length of each unit that a
+    window may not leave, and how often each id is there."""
+    import numpy as np
+    import pyarrow as pa
+
+    schema = encoded_schema()
+    with parquet_file(path, schema) as file:
+        for blocks in shard.tables((*BLOCK_COLUMNS, "block")):
+            blocks = training_blocks(blocks, settings["block"])
+            for tokens in tokens_of(settings["tokenizer"], [blocks]):
+                units = (tokens.document.astype(np.int64) << 32) + tokens.sentence
+                if settings["cross"]:  # its block, whose first sentence is the last one that is not behind it
+                    firsts = (blocks["document"].to_numpy() << 32) + blocks["first_sentence"].to_numpy()
+                    units = firsts.searchsorted(units, side="right")
+                bounds = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
+                ids, counts = np.unique(tokens.id, return_counts=True)
+                row = [tokens.id, np.diff(bounds), ids, counts]
+                arrays = [pa.array([column], field.type) for column, field in zip(row, schema, strict=True)]
+                file.write_table(pa.table(arrays, schema=schema))
+
+
+def encoded_schema() -> Any:
+    """Columns of a partial file of the first map."""
+    import pyarrow as pa
+
+    kinds = {"token": pa.int32(), "length": pa.int32(), "id": pa.int32(), "count": pa.int64()}
+    return pa.schema(
+        [pa.field(name, pa.list_(pa.field("element", kind, False)), False) for name, kind in kinds.items()]
+    )
+
+
+def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
+    """Add up how often each id is there."""
+    import numpy as np
+    import pyarrow as pa
+
+    counts = sum_of_frequencies(paths, np.zeros(settings["size"], np.int64))
+    ids = np.flatnonzero(counts)
+    schema = pa.schema([field for field in encoded_schema() if field.name in ("id", "count")])
+    with parquet_file(path, schema) as file:
+        arrays = [pa.array([column], field.type) for column, field in zip((ids, counts[ids]), schema, strict=True)]
+        file.write_table(pa.table(arrays, schema=schema))
+
+
+def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
+    """How often each id is there, added to ``counts``, which has a place for each."""
+    for path in paths:
+        for table in row_groups(path, ["id", "count"]):
+            ids, found = (table[name].combine_chunks().flatten().to_numpy() for name in ("id", "count"))
+            counts[ids] += found  # one row, so each id is there once
+    return counts
+
+
+# the second map: ids to pairs
+
+
+def count_schema() -> Any:
+    """Columns of ``counts.parquet``: the pairs that occur, sorted."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("i", pa.int32(), "row in vocabulary.parquet"),
+            column("j", pa.int32(), "row in vocabulary.parquet, not below i"),
+            column("count", pa.int64(), "pairs of places; two places with the same token count twice, once from each"),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some files of the first map whose pairs are counted together."""
+
+    paths: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The same for the same files: their names hold their digests."""
+        names = "\n".join(Path(path).name for path in self.paths)
+        return "pairs-" + hashlib.sha256(names.encode()).hexdigest()[:32]
+
+
+def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
+    """The pairs of a piece of text, as a partial file like ``counts.parquet``."""
+    import pyarrow as pa
+
+    from pipelines.statistics.pair_counting import count_pairs
+
+    ids, how = settings["ids"], {"window": settings["window"], "presence": settings["presence"]}
+    with _count_file(path) as file:
+        # the rows have no name here, so that they can go once there is something smaller
+        for arrays in count_pairs(*_rows_of(piece, ids), len(ids), **how):
+            file.write_table(pa.table(list(arrays), schema=count_schema()))
+
+
+def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
+    """The row of each token of a piece, one above the last for those that are not counted; and where units begin."""
+    import numpy as np
+
+    row_of = np.full(max(ids) + 2, len(ids), np.uint16)
+    row_of[list(ids)] = np.arange(len(ids), dtype=np.uint16)
+    rows, lengths = [np.empty(0, np.uint16)], [np.zeros(1, np.int64)]
+    for source in piece.paths:
+        for table in row_groups(Path(source), ["token", "length"]):
+            tokens, unit_lengths = (table[name].combine_chunks().flatten().to_numpy() for name in ("token", "length"))
+            rows.append(row_of[np.minimum(tokens, len(row_of) - 1)])
+            lengths.append(unit_lengths)
+    return np.concatenate(rows), np.concatenate(lengths).cumsum()
+
+
+def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
+    """Add up partial files, some rows at a time: memory is that of a band of the table and a batch of each file."""
+    import numpy as np
+    import pyarrow as pa
+
+    size = settings["rows"]
+    band = max(1, BAND // size)
+    with contextlib.ExitStack() as stack, _count_file(path) as out:
+        files = [open_parquet(stack.enter_context(open(path, "rb"))) for path in paths]
+        streams = [_Bands(map(arrays_of, file.iter_batches(batch_size=1 << 16))) for file in files]
+        for first in range(0, size, band):
+            counts = np.zeros((min(band, size - first), size), np.int64)
+            for stream in streams:
+                for i, j, number in stream.below(first + band):
+                    counts[i - first, j] += number
+            i, j = counts.nonzero()
+            columns = [(i + first).astype(np.int32), j.astype(np.int32), counts[i, j]]
+            if len(i):
+                out.write_table(pa.table(columns, schema=count_schema()))
+
+
+class _Bands:
+    """Sorted pairs that are taken in order, up to a row."""
+
+    def __init__(self, batches: Iterator[tuple[Any, Any, Any]]) -> None:
+        self._batches = batches
+        self._held: tuple[Any, Any, Any] | None = next(batches, None)
+
+    def below(self, row: int) -> Iterator[tuple[Any, Any, Any]]:
+        while self._held is not None:
+            here = int(self._held[0].searchsorted(row))
+            yield cast("tuple[Any, Any, Any]", tuple(column[:here] for column in self._held))
+            if here < len(self._held[0]):
+                self._held = cast("tuple[Any, Any, Any]", tuple(column[here:] for column in self._held))
+                return
+            self._held = next(self._batches, None)
+
+
+def arrays_of(batch: Any) -> tuple[Any, Any, Any]:
+    """Rows, columns and counts of some pairs."""
+    i, j, number = (batch.column(name).to_numpy() for name in ("i", "j", "count"))
+    return i, j, number
+
+
+@contextlib.contextmanager
+def _count_file(path: Path) -> Iterator[Any]:
+    """A partial file of counts: differences of sorted numbers take half the time and room of dictionaries."""
+    import pyarrow.parquet as pq
+
+    differences = dict.fromkeys(count_schema().names, "DELTA_BINARY_PACKED")
+    options = {"compression": "zstd", "use_dictionary": False, "column_encoding": differences}
+    with DigestWriter(path) as file, pq.ParquetWriter(file, count_schema(), **options) as writer:
+        yield writer

@@ -1,0 +1,367 @@
+"""What is known about the words of any stretch of a corpus: its text, its trees and how rare its words are, read in part.
+
+Nothing is held but where everything is in the files (`pipelines.engine.shards.footer`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import NumericalError
+from pipelines.engine.shards import footer, open_checked, remembered
+from pipelines.stages.dependencies import TABLE as DEPS
+from pipelines.stages.idf import TABLE as IDF
+from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.text.blocks import BLOCK_LIMIT
+from pipelines.text.corpus_writer import BLOCKS
+
+if TYPE_CHECKING:
+    from guidance.statistics.roles import Pieces, Rarity, Roles, Words
+
+__all__ = ["RoleTables", "pieces_of"]
+
+_FAR = 1 << 62
+
+
+class RoleTables:
+    """Corpus, idf and trees, from which it gives the words of any stretch of text; nothing is held but an index.
+
+    Args:
+        corpus: folder of the corpus.
+        idf, deps: folders of these artifacts, or None.
+        stop_words: the language's, or None.
+    """
+
+    def __init__(
+        self, corpus: str, idf: str | None = None, deps: str | None = None, stop_words: Sequence[str] | None = None
+    ) -> None:
+        self.corpus, self.idf, self.deps = Path(corpus), idf, deps
+        self._stop_words = frozenset(stop_words) if stop_words is not None else None
+
+    def roles(self, pieces: Pieces) -> Roles:
+        """The columns for some sequences; see `guidance.statistics.roles.role_columns`."""
+        from guidance.statistics.roles import role_columns
+
+        return role_columns(pieces, self.words(pieces))
+
+    def of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Roles:
+        """The columns for examples of a task, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+
+        Args:
+            documents: their rows in the corpus that ``build-dataset`` made, rising.
+            encodings: what a tokenizer of Hugging Face gives for text and pair (``BatchEncoding.encodings``, or
+                ``tokenizers.Tokenizer.encode_batch``): the first block of the document, and its second one if there is a
+                pair.  They may be cut short by the tokenizer's own truncation.
+
+        Returns:
+            Columns over all tokens of all encodings, one after the other.
+        """
+        return self.roles(self._pieces_of_examples(documents, encodings))
+
+    def _pieces_of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Pieces:
+        import numpy as np
+
+        from guidance.statistics.roles import Pieces
+
+        if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
+            raise ValueError("the documents of examples must rise")
+        wanted = _Range(np.array(documents, np.int64), (0, _FAR), (0, _FAR)) if len(documents) else _Range.empty()
+        blocks: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
+        for table in _rows(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
+            for row in table.drop_columns(["text"]).to_pylist():
+                starts = [span["start"] for span in row["sentences"]]
+                blocks[row["document"], row["block"]] = (row["start"], row["first_sentence"], starts)
+        bounds, rows = [0], []
+        for document, encoding in zip(documents, encodings, strict=True):
+            known = (encoding.sequence_ids, encoding.special_tokens_mask, encoding.offsets)
+            for part, is_special, (start, end) in zip(*known, strict=True):
+                if is_special and part is not None:
+                    raise ValueError(
+                        "this encoding has lost what is text and what is pair: let the tokenizer cut it short"
+                    )
+                if part is None:
+                    rows.append((-1, -1, -1, -1))
+                    continue
+                first, sentence, starts = blocks[document, part]
+                within = max(0, bisect.bisect_right(starts, max(start, end - 1)) - 1)
+                rows.append((document, sentence + within, first + start, first + end))
+            bounds.append(len(rows))
+        return Pieces(np.array(bounds, np.int64), *np.array(rows, np.int64).reshape(-1, 4).T)
+
+    def letters(self, pieces: Pieces) -> list[str]:
+        """The text of each piece; "" for special tokens."""
+        import numpy as np
+
+        ordinary = np.flatnonzero(pieces.document >= 0)
+        if not len(ordinary):
+            return [""] * len(pieces.document)
+        wanted = _Range.of(pieces, ordinary)
+        found: dict[int, list[tuple[int, str]]] = {}
+        for table in _rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
+            for row in _block_rows([table]):
+                found.setdefault(row["document"], []).append((row["start"], row["text"]))
+        letters = []
+        for document, start, end in zip(
+            pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True
+        ):
+            rows = found.get(document, [])
+            place = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
+            letters.append(rows[place][1][start - rows[place][0] : end - rows[place][0]] if place >= 0 else "")
+        return letters
+
+    def words(self, pieces: Pieces) -> Words:
+        """All words of the documents and sentences that pieces are of, and perhaps more, in the order of the text."""
+        import numpy as np
+
+        ordinary = np.flatnonzero(pieces.document >= 0)
+        if not len(ordinary):
+            return self._join([], None, _Range.empty())
+        wanted = _Range.of(pieces, ordinary)
+        blocks = list(_rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
+        trees = None
+        if self.deps:
+            trees = list(_rows(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
+        return self._join(blocks, trees, wanted)
+
+    def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: _Range) -> Words:
+        import numpy as np
+
+        from guidance.statistics.roles import NOTHING, Words, parts_of_speech, relations
+
+        parts = [] if trees is None else [_parsed(table) for table in trees]
+        done = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
+        split = _split(blocks, None if trees is None else done, wanted)
+        keys = ("document", "start", "end", "head")
+        columns = {key: np.concatenate([*(part[key] for part in parts), split[key]]) for key in keys}
+        before = np.cumsum([0, *(len(part["document"]) for part in parts)])
+        for part, first in zip(parts, before, strict=False):
+            place = slice(first, first + len(part["document"]))
+            columns["head"][place] += np.where(part["head"] >= 0, first, 0)
+        forms = [form for part in (*parts, split) for form in part["form"]]
+        order = np.lexsort((columns["end"], columns["start"], columns["document"]))
+        place_of = np.empty(len(order), np.int64)
+        place_of[order] = np.arange(len(order))
+        head = columns["head"]
+        head = np.where(head >= 0, place_of[head], -1)[order] if len(head) else head
+        features: dict[str, Any] = {}
+        if trees is not None:
+            count = len(split["document"])
+            both = (zip(part["lemma"], part["form"], strict=True) for part in parts)
+            lemmas = [lemma or form for one in both for lemma, form in one]  # some parsers give no lemmas
+            numbers, negation = relations([label for part in parts for label in part["relation"]], lemmas)
+            tags = parts_of_speech([tag for part in parts for tag in part["upos"]])
+            for name, values in (("relation", numbers), ("pos", tags), ("negation", negation)):
+                nothing, kind = NOTHING[name]
+                features[name] = np.concatenate([values, np.full(count, nothing, kind)])[order]
+        if self._stop_words is not None:
+            stops = self._stop_words
+            features["stop_word"] = np.fromiter((form in stops for form in forms), bool, len(forms))[order]
+        document, start, end = (columns[key][order] for key in keys[:3])
+        if self.idf:
+            rarity = _rarity(str(Path(self.idf) / IDF))
+            features["idf"] = np.fromiter(map(rarity.__getitem__, forms), np.float32, len(forms))[order]
+        return Words(document, start, end, head if trees is not None else None, features)
+
+
+class _Range:
+    """What pieces touch: their documents, and how far it goes in the first and in the last of them."""
+
+    def __init__(self, documents: Any, places: tuple[int, int], sentences: tuple[int, int]) -> None:
+        self.documents, self.places, self.sentences = documents, places, sentences
+
+    @classmethod
+    def of(cls, pieces: Pieces, ordinary: Any) -> _Range:
+        import numpy as np
+
+        documents = np.unique(pieces.document[ordinary])
+        first = ordinary[pieces.document[ordinary] == documents[0]]
+        last = ordinary[pieces.document[ordinary] == documents[-1]]
+        return cls(
+            documents,
+            (int(pieces.start[first].min()), int(pieces.end[last].max())),
+            (int(pieces.sentence[first].min()), int(pieces.sentence[last].max())),
+        )
+
+    @classmethod
+    def empty(cls) -> _Range:
+        import numpy as np
+
+        return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
+
+    def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
+        """Which rows lie in it, at least in part, by their documents, their places there and their lengths."""
+        import numpy as np
+
+        first, last = self.documents[0], self.documents[-1]
+        after = (document > first) | (place + length >= bounds[0])
+        before = (document < last) | (place <= bounds[1])
+        return np.isin(document, self.documents) & after & before
+
+
+_BLOCK_COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
+_TREE_COLUMNS = ("document", "sentence", "start", "end", "form", "lemma", "upos", "head", "relation")
+
+
+def _rows(
+    path: Path, columns: Sequence[str], wanted: _Range, place: str, bounds: tuple[int, int], reach: int
+) -> Iterator[Any]:
+    """The rows of a table in the order of the text that lie in a range, one ``pyarrow.Table`` for each row group.
+
+    Args:
+        place: the column that says where in its document a row begins.
+        reach: how far a row can reach beyond its place.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not len(wanted.documents):
+        return
+    low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])
+    with open_checked(path) as file:
+        for number, (first, last) in enumerate(_extents(str(path), place)):
+            if first <= high and last >= low:
+                table = file.read_row_group(number, columns=list(columns))
+                numbers, places = (table.column(name).to_numpy() for name in ("document", place))
+                lengths = pc.utf8_length(table["text"]).to_numpy() if "text" in columns else 0
+                inside = wanted.holds(numbers, places, bounds, lengths)
+                if inside.any():
+                    yield table.filter(pa.array(inside)).combine_chunks()
+
+
+@remembered
+def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """For each row group where it begins and ends, as (document, place); within a document where there is but one."""
+    metadata = footer(path)
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        documents, places = (group.column(names.index(name)).statistics for name in ("document", place))
+        if documents is None or places is None or not documents.has_min_max or not places.has_min_max:
+            found.append(((0, 0), (_FAR, _FAR)))
+        elif documents.min == documents.max:
+            found.append(((documents.min, places.min), (documents.max, places.max)))
+        else:
+            found.append(((documents.min, 0), (documents.max, _FAR)))
+    return found
+
+
+def _parsed(table: Any) -> dict[str, Any]:
+    """The words of some sentences with trees; ``sentences`` has the (document, sentence) of those that have words.
+
+    Raises:
+        ArtifactDamaged: lists of different lengths, or a head outside its sentence.
+    """
+    import numpy as np
+
+    lists = {name: table.column(name).combine_chunks() for name in _TREE_COLUMNS[2:]}
+    sizes = lists["start"].value_lengths().to_numpy()
+    document, sentence = (table.column(name).to_numpy().astype(np.int64) for name in ("document", "sentence"))
+    flat = {name: column.flatten() for name, column in lists.items()}
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    head = flat["head"].to_numpy().astype(np.int64)
+    if any(not np.array_equal(column.value_lengths().to_numpy(), sizes) for column in lists.values()):
+        raise ArtifactDamaged("deps.parquet: the columns of a sentence have different lengths")
+    if len(head) and (head.min() < -1 or (head >= np.repeat(sizes, sizes)).any()):
+        raise ArtifactDamaged("deps.parquet: a head lies outside its sentence")
+    has_words = sizes > 0
+    return {
+        "sentences": np.stack([document[has_words], sentence[has_words]], axis=1),
+        "document": np.repeat(document, sizes),
+        "start": flat["start"].to_numpy().astype(np.int64),
+        "end": flat["end"].to_numpy().astype(np.int64),
+        "head": np.where(head >= 0, head + first, -1),
+        "form": [form.lower() for form in flat["form"].to_pylist()],
+        **{name: flat[name].to_pylist() for name in ("lemma", "upos", "relation")},
+    }
+
+
+def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
+    for table in blocks:
+        texts = table.column("text").to_pylist()
+        for document, start, text in zip(
+            *(table.column(c).to_pylist() for c in ("document", "start")), texts, strict=True
+        ):
+            yield {"document": document, "start": start, "text": text}
+
+
+def _split(blocks: list[Any], parsed: Any, wanted: _Range) -> dict[str, Any]:
+    """The words of text without trees: of all blocks, or only of the sentences that are not among the parsed ones."""
+    import numpy as np
+
+    from guidance.statistics.words import word_spans
+
+    document: list[int] = []
+    spans: list[tuple[int, int]] = []
+    forms: list[str] = []
+
+    def add(number: int, place: int, text: str) -> None:
+        found = word_spans(text)
+        document.extend([number] * len(found))
+        spans.extend((place + first, place + last) for first, last in found)
+        forms.extend(text[first:last].lower() for first, last in found)
+
+    if parsed is None:
+        for row in _block_rows(blocks):
+            add(row["document"], row["start"], row["text"])
+    else:
+        known = {*map(tuple, parsed.tolist())}
+        for table in blocks:
+            numbers, starts, firsts = (table.column(c).to_numpy() for c in ("document", "start", "first_sentence"))
+            column = table.column("sentences").combine_chunks()
+            sizes = column.value_lengths().to_numpy()
+            row_of = np.repeat(np.arange(len(sizes)), sizes)
+            sentence = np.arange(len(row_of)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + firsts[row_of]
+            first, last = (column.flatten().field(name).to_numpy() for name in ("start", "end"))
+            inside = wanted.holds(numbers[row_of], sentence, wanted.sentences, 0)
+            texts = table.column("text")
+            for place in np.flatnonzero(inside).tolist():
+                row = row_of[place]
+                if (int(numbers[row]), int(sentence[place])) not in known:
+                    text = texts[int(row)].as_py()[first[place] : last[place]]
+                    add(int(numbers[row]), int(starts[row]) + int(first[place]), text)
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    return {
+        "document": np.array(document, np.int64),
+        "start": places[:, 0],
+        "end": places[:, 1],
+        "head": np.full(len(document), -1, np.int64),
+        "form": forms,
+    }
+
+
+@remembered
+def _rarity(path: str) -> Rarity:
+    """The table of an ``idf`` artifact.
+
+    Raises:
+        NumericalError: a value that is no number from 0.
+    """
+    import numpy as np
+
+    from guidance.statistics.roles import Rarity
+
+    with open_checked(path) as file:
+        table = file.read(["token", "idf"])
+        values, tokens = table.column("idf").to_numpy(), table.column("token").to_pylist()
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise NumericalError(f"{path}: an idf that is no number from 0")
+    return Rarity(zip(tokens, values.tolist(), strict=True))
+
+
+def pieces_of(rows: Any) -> Pieces:
+    """The tokens of a table of sequences."""
+    import numpy as np
+
+    from guidance.statistics.roles import Pieces
+
+    lists = [rows.column(name).combine_chunks() for name in ("document", "sentence", "start", "end")]
+    sizes = lists[0].value_lengths().to_numpy()
+    if any(not np.array_equal(column.value_lengths().to_numpy(), sizes) for column in lists):
+        raise ArtifactDamaged("a file of sequences has columns of different lengths")
+    flat = (column.flatten().to_numpy().astype(np.int64) for column in lists)
+    return Pieces(np.concatenate([[0], np.cumsum(sizes)]), *flat)

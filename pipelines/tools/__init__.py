@@ -1,0 +1,1 @@
+"""What is no stage: checks of the machine, conversion of pickled weights."""

@@ -1,0 +1,181 @@
+"""From pickled weights to safetensors: the one place where a pickle is opened, by a process that does nothing else.
+
+A pickle can hold code.  ``torch.load(weights_only=True)`` reads tensors and containers, and refuses the rest; what it
+refuses stays refused.  The process that reads has no way back but the file of safetensors that it writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, MachineError
+from pipelines import ROOT
+from pipelines.engine.stage import check_working_folder
+from pipelines.storage.files import machine_errors, publish_directory, remove_tree, write_file
+
+WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+COPIED = (
+    *("config.json", "generation_config.json", "README.md", "LICENSE", "LICENSE.txt"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    *("source.spm", "target.spm"),
+)
+"""What is taken along: configuration, tokenizer, card and licence; never code."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted model folder: where it is, and how many tensors and numbers it holds."""
+
+    path: Path
+    tensors: int
+    numbers: int
+
+
+def convert(folder: Path, out: Path) -> Converted:
+    """Write a copy of a model folder whose weights are safetensors.
+
+    Raises:
+        InputError: no pickled weights of PyTorch, weights that hold more than tensors, or ``out`` is there already.
+        MachineError: ``out`` cannot be written.
+    """
+    check_working_folder()
+    from guidance.checkpoint import read_config
+
+    weights = _weight_files(folder)
+    try:
+        read_config((folder / "config.json").read_bytes(), str(folder / "config.json"))
+    except OSError as error:
+        raise InputError(f"{folder}: not a model folder (no readable config.json)") from error
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already", hint="name a folder that is new")
+    with machine_errors(f"cannot write to {out.parent}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        found = _in_a_process_of_its_own(weights, temporary / "model.safetensors")
+        for name in COPIED:
+            if (folder / name).is_file():
+                write_file(temporary / name, (folder / name).read_bytes())
+        temporary.chmod(0o777 & ~_umask())
+        publish_directory(temporary, out, trash=None)
+    finally:
+        remove_tree(temporary)
+    return Converted(out, found["tensors"], found["numbers"])
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The pickled files of a model folder.
+
+    Raises:
+        InputError: there are none, or the index names something elsewhere.
+    """
+    if any(folder.glob("*.safetensors")):
+        raise InputError(f"{folder}: has safetensors already", hint="nothing has to be converted")
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise InputError(
+            f"{folder}: no {WEIGHTS}", hint="weights of TensorFlow or Flax are converted by transformers 4"
+        )
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{folder / INDEX}: not an index of weights") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise InputError(f"{folder / INDEX}: names {name!r}, which is no file of this folder")
+    return [folder / name for name in names]
+
+
+def _in_a_process_of_its_own(weights: list[Path], out: Path) -> dict[str, int]:
+    """Have the weights read and written by a child; what it says last on stdout is the answer."""
+    # variables that make torch read more than weights stay out
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_")}
+    command = [sys.executable, "-P", "-m", "pipelines.tools.convert", str(out), *map(str, weights)]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *_python_path()]))
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise MachineError(f"the process that reads {weights[0].name} failed: {last}") from error
+    if "refused" in answer:
+        raise InputError(
+            answer["refused"], hint="ask whoever made the file for safetensors; it is not opened otherwise"
+        )
+    return answer
+
+
+def _python_path() -> list[str]:
+    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The tensors of one pickled file, by name.
+
+    Raises:
+        InputError: it holds anything else, or cannot be read.
+    """
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
+        reason = " ".join(str(error).split())
+        # torch's own message goes on to explain how to open it all the same
+        reason = reason.split("WeightsUnpickler error:")[-1].split(". Please")[0].strip() or type(error).__name__
+        raise InputError(f"{path}: holds more than weights, or is damaged ({reason[:200]})") from error
+    if not isinstance(found, Mapping):
+        raise InputError(f"{path}: holds a {type(found).__name__}, not tensors by name")
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise InputError(f"{path}: {str(name)[:80]!r} is a {type(tensor).__name__}, not a plain tensor")
+    return found
+
+
+def take_over(out: Path, weights: list[Path]) -> dict[str, Any]:
+    """What the process does: write all tensors to one file of safetensors; gives their numbers, or why it refused."""
+    import safetensors.torch
+
+    try:
+        tensors: dict[str, Any] = {}
+        for path in weights:
+            tensors |= _read(path)
+        if not tensors:
+            raise InputError(f"{weights[0]}: holds no tensors")
+        # tied weights share their memory in a pickle; safetensors wants each on its own
+        apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(apart, out, metadata={"format": "pt"})
+    except InputError as error:
+        return {"refused": error.message}
+    with out.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"tensors": len(apart), "numbers": sum(tensor.numel() for tensor in apart.values())}
+
+
+if __name__ == "__main__":
+    answer = take_over(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
+    sys.stdout.write(json.dumps(answer) + "\n")

@@ -1,0 +1,165 @@
+"""What this machine has: versions, extras, language models, devices, the store, and packages that shadow ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from guidance.errors import GuideError
+from pipelines import ROOT
+from pipelines.storage.store import Store
+
+FLOORS = {
+    "torch": "2.10",
+    "transformers": "5.17",
+    "pyarrow": "14.0.1",
+    "safetensors": "0.8",
+}
+"""Older versions have known holes in how they read files, or lack what guide builds on."""
+
+CEILINGS = {"transformers": "6"}
+OTHERS = ("attention-guide", "tokenizers", "accelerate", "numpy", "spacy", "stanza", "pydantic", "typer", "rich")
+EXTRAS = {"dask": ("dask", "distributed")}
+OURS = ("guidance", "pipelines", "cli")
+
+State = Literal["ok", "absent", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; ``bad`` means that guide will not work as it should."""
+
+    topic: str
+    name: str
+    state: State
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(store: Store) -> list[Finding]:
+    """All findings, in the order in which to read them."""
+    return [
+        Finding("python", platform.python_implementation(), "ok", platform.python_version()),
+        *packages(),
+        *extras(),
+        *language_models(),
+        *devices(),
+        *storage(store),
+        *shadows(),
+    ]
+
+
+def packages() -> list[Finding]:
+    """The versions that are installed, against the ones that are needed."""
+    findings = []
+    for name in (*FLOORS, *OTHERS):
+        version = _installed(name)
+        if version is None:
+            findings.append(Finding("package", name, "bad" if name in FLOORS else "absent", "not installed"))
+        elif name in FLOORS and version_key(version) < version_key(FLOORS[name]):
+            findings.append(Finding("package", name, "bad", f"{version}; needed is {FLOORS[name]} or newer"))
+        elif name in CEILINGS and version_key(version) >= version_key(CEILINGS[name]):
+            findings.append(Finding("package", name, "bad", f"{version}; needed is one before {CEILINGS[name]}"))
+        else:
+            findings.append(Finding("package", name, "ok", version))
+    return findings
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """The numbers of a version, for comparison: ``2.13.0+cpu`` is (2, 13, 0), and 2.10 equals 2.10.0."""
+    numbers = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def extras() -> list[Finding]:
+    findings = []
+    for extra, names in EXTRAS.items():
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        detail = (
+            f"pip install 'attention-guide[{extra}]'"
+            if missing
+            else ", ".join(f"{n} {_installed(n) or ''}".strip() for n in names)
+        )
+        findings.append(Finding("extra", extra, "absent" if missing else "ok", detail))
+    return findings
+
+
+def language_models() -> list[Finding]:
+    """The spaCy models that are installed as packages, found without importing spaCy."""
+    found = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="spacy_models") if entry.dist}
+    if not found:
+        return [
+            Finding("language model", "spacy", "absent", "none; `python -m spacy download en_core_web_sm` gets one")
+        ]
+    return [Finding("language model", name, "ok", version) for name, version in sorted(found.items())]
+
+
+def devices() -> list[Finding]:
+    try:
+        import torch
+    except Exception as error:  # a broken installation fails in many ways
+        return [Finding("device", "torch", "bad", f"cannot be imported: {error}")]
+    findings = [Finding("device", "cpu", "ok", f"{torch.get_num_threads()} threads")]
+    if not torch.cuda.is_available():
+        return [*findings, Finding("device", "cuda", "absent", "not available")]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        detail = f"{properties.name}, {properties.total_memory / 1e9:.0f} GB, {bf16}"
+        findings.append(Finding("device", f"cuda:{index}", "ok", detail))
+    return findings
+
+
+def storage(store: Store) -> list[Finding]:
+    try:
+        store.check_writable()
+        lock = store.lock("doctor", "0" * 16)
+        try:
+            lock.acquire(wait=False)
+        finally:
+            lock.release()
+    except GuideError as error:
+        return [Finding("store", str(store.root), "bad", error.message)]
+    free = shutil.disk_usage(store.root).free
+    return [Finding("store", str(store.root), "ok", f"writable, locks work, {free / 1e9:.1f} GB free")]
+
+
+def shadows() -> list[Finding]:
+    """Whether the packages that Python finds under our names are ours."""
+    findings = []
+    for name in OURS:
+        spec = importlib.util.find_spec(name)
+        where = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if where == ROOT / name:
+            others = [d for d in metadata.packages_distributions().get(name, []) if d != "attention-guide"]
+            state: State = "bad" if others else "ok"
+            detail = f"also installed by {', '.join(others)}" if others else str(where)
+            findings.append(Finding("import", name, state, detail))
+        else:
+            findings.append(
+                Finding("import", name, "bad", f"{where} shadows {ROOT / name}; use an environment of its own")
+            )
+    return findings
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,101 @@
+"""Checkpoints of unfinished training: each a sealed directory, absent or complete, verified before it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from pipelines.engine.progress import log
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.files import machine_errors, publish_directory, remove_tree
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing, digest
+
+
+class Checkpoints:
+    """The checkpoints of one run, ordered by the step in their names; whoever uses this holds the lock of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> None:
+        """Make the folder and remove what a crash left half-written."""
+        with machine_errors(f"cannot write to {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob("new.*"):
+            remove_tree(leftover)
+
+    def save(self, name: str, step: int, write: Callable[[Builder], None], *, keep: int | None) -> None:
+        """Write a checkpoint; only when it is durable are older ones of that name let go, all but ``keep``."""
+        final = self.folder / f"{name}-{step:08d}"
+        if final.exists():
+            return
+        temporary = self.folder / f"new.{final.name}"
+        remove_tree(temporary)
+        try:
+            with machine_errors(f"cannot write to {self.folder}"):
+                temporary.mkdir()
+            builder = Builder(temporary)
+            write(builder)
+            builder.counts["step"] = step
+            builder.finish({"kind": name, "recipe": digest([self.folder.name, name, step]), "stage": "training"})
+            publish_directory(temporary, final, trash=self.folder)
+        except BaseException:
+            remove_tree(temporary)
+            raise
+        for old in self._all(name)[:-keep] if keep else []:
+            remove_tree(old)
+
+    def newest(self, name: str) -> Artifact | None:
+        """The newest checkpoint that verifies; a damaged one is passed over with a warning that names both.
+
+        Raises:
+            ArtifactDamaged: there are checkpoints, but none verifies.
+        """
+        damaged: list[str] = []
+        for path in reversed(self._all(name)):
+            try:
+                artifact = Artifact(path)
+                artifact.verify()
+            except (ArtifactDamaged, ArtifactMissing) as error:
+                damaged.append(error.message)
+                continue
+            for message in damaged:
+                log.warning("%s; going back to %s", message, path.name)
+            return artifact
+        if damaged:
+            raise ArtifactDamaged(
+                f"no checkpoint in {self.folder} is whole: {damaged[0]}",
+                hint="--force starts again from the beginning",
+            )
+        return None
+
+    def steps(self, name: str) -> list[int]:
+        """The steps of all checkpoints of a name, in order."""
+        return [_step(path) for path in self._all(name)]
+
+    def forget_after(self, name: str, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        self.retain(name, {found for found in self.steps(name) if found <= step})
+
+    def retain(self, name: str, steps: Collection[int]) -> None:
+        """Remove the checkpoints of all other steps."""
+        for path in self._all(name):
+            if _step(path) not in steps:
+                remove_tree(path)
+
+    def all(self, name: str) -> list[Artifact]:
+        """Every checkpoint of a name, oldest first, verified."""
+        found = [Artifact(path) for path in self._all(name)]
+        for artifact in found:
+            artifact.verify()
+        return found
+
+    def _all(self, name: str) -> list[Path]:
+        pattern = re.compile(rf"{re.escape(name)}-(\d+)")
+        found = [p for p in self.folder.glob(f"{name}-*") if pattern.fullmatch(p.name)]
+        return sorted(found, key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

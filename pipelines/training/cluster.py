@@ -1,0 +1,119 @@
+"""The processes of a run, and the wish that it end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor
+
+from guidance.errors import MachineError
+from pipelines.engine.progress import log
+
+
+class Cluster:
+    """The processes of a run, one or many, and the device of this one."""
+
+    def __init__(self, device: str, precision: str) -> None:
+        """Raises MachineError when the device that was asked for is not there."""
+        if device == "cuda" and not torch.cuda.is_available():
+            raise MachineError("no CUDA device is available", hint="--device cpu, or auto")
+        on_cpu = device == "cpu" or not torch.cuda.is_available()
+        if precision == "auto":
+            precision = "bf16" if not on_cpu and torch.cuda.is_bf16_supported() else "fp32"
+        if precision == "bf16" and not on_cpu and not torch.cuda.is_bf16_supported():
+            raise MachineError("this device has no bfloat16", hint="--precision fp32")
+        # one process may train several models in turn, each on its device
+        AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+        self.accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
+        self.precision = precision
+        self.device: torch.device = self.accelerator.device
+        self.world: int = self.accelerator.num_processes
+        self.rank: int = self.accelerator.process_index
+
+    @property
+    def leads(self) -> bool:
+        """True for the one process that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Add up numbers by name over all processes."""
+        if self.world == 1:
+            return dict(values)
+        packed = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+        return dict(zip(values, self.sum_tensor(packed).tolist(), strict=True))
+
+    def sum_tensor(self, values: Tensor) -> Tensor:
+        """Add up a tensor on this process's device over all processes, in place."""
+        if self.world > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def broadcast(self, value: float) -> float:
+        """The leader's value, in every process."""
+        packed = torch.tensor([value], dtype=torch.float64, device=self.device)
+        torch.distributed.broadcast(packed, 0)
+        return float(packed.item())
+
+    @contextmanager
+    def only_leader(self) -> Iterator[bool]:
+        """Work that the leading process does alone: True for it.  Everybody fails when it does, so nobody waits for ever."""
+        failure: Exception | None = None
+        try:
+            yield self.leads
+        except Exception as error:
+            failure = error
+        failed = self.sum({"failed": float(failure is not None)})["failed"]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise MachineError("the leading process failed; see its message")
+
+
+class StopRequest:
+    """Remembers that the user, the scheduler or the clock wants the run to end after the current step."""
+
+    def __init__(self, max_minutes: float | None, *, speaks: bool = True) -> None:
+        self.signal_number = 0
+        self._speaks = speaks
+        self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+
+    @property
+    def time_is_up(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    @property
+    def code(self) -> int:
+        """0 to go on; else the signal that asks for the end, SIGINT when time is up."""
+        return self.signal_number or (int(signal.SIGINT) if self.time_is_up else 0)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn Ctrl-C and termination into a request; a second Ctrl-C is not held back."""
+
+        def ask(number: int, frame: Any) -> None:
+            if self.signal_number == number == signal.SIGINT:
+                os._exit(130)
+            if not self.signal_number and self._speaks:
+                log.info("finishing the step and saving (Ctrl-C again leaves at once)")
+            self.signal_number = number
+
+        previous = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    previous[number] = signal.signal(number, ask)
+        except ValueError:  # not the main thread: whoever owns it decides
+            pass
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)

@@ -1,0 +1,249 @@
+"""Models to train: a new one of a configured size, or one to start from, checked against the sequences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.engine.stage import Files
+    from pipelines.training.batches import Examples
+
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
+"""Model types that count positions from their padding id on."""
+
+Architecture = Literal["auto", "roberta", "bert", "electra", "modernbert", "marian"]
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "mlm": ("roberta", "bert", "electra", "modernbert"),
+    "mlm+nsp": ("bert",),
+    "electra": ("electra",),
+    "translation": ("marian",),
+}
+"""The families that an objective can train from nothing; the first one is meant by ``auto``."""
+
+SIZES: Mapping[str, tuple[int, int, int, int]] = {
+    "tiny": (2, 128, 2, 512),
+    "mini": (4, 256, 4, 1024),
+    "small": (4, 512, 8, 2048),
+    "base": (12, 768, 12, 3072),
+}
+"""Layers, width, heads and feed-forward width of each size (Turc et al. 2019, table 1)."""
+
+
+class ModelConfig(stage.Config):
+    """The shape of a model that starts from nothing."""
+
+    architecture: Architecture = Field(
+        "auto", description="Family of a model that starts from nothing; auto is roberta for mlm, else the only one."
+    )
+    size: Literal["tiny", "mini", "small", "base"] = Field(
+        "mini",
+        description="Preset of layers × width, heads: "
+        + "; ".join(f"{name} {layers} × {hidden}, {heads}" for name, (layers, hidden, heads, _) in SIZES.items())
+        + ".",
+    )
+    layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
+    hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
+    heads: int | None = Field(None, ge=1, description="Attention heads per layer, instead of the preset's.")
+    ffn: int | None = Field(None, ge=1, description="Width of the feed-forward layers, instead of the preset's.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
+
+
+def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
+    """Layers, width, heads and feed-forward width: the preset's, unless given one by one."""
+    given = (config.layers, config.hidden, config.heads, config.ffn)
+    layers, hidden, heads, ffn = (g or preset for g, preset in zip(given, SIZES[config.size], strict=True))
+    return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
+
+
+def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True) -> Any:
+    """The tokenizer that made a sequences artifact; that of its targets is in ``target-tokenizer``.
+
+    Its ``cls_token`` and ``sep_token`` are what begins and ends the sequences: `plain_tokenizer` wrote them down.
+
+    Args:
+        masked: whether the task masks words.
+
+    Raises:
+        InputError: it has no padding token, or none to mask words with.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, named_tokens
+
+    # transformers 5 writes no special_tokens_map.json
+    files = {
+        name: sequences.read(f"{folder}/{name}") for name in TOKENIZER_FILES if f"{folder}/{name}" in sequences.files
+    }
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(files), **named_tokens(files))
+    if wrapped.pad_token_id is None:
+        raise InputError(f"the tokenizer of {sequences.reference} has no padding token")
+    if masked and wrapped.mask_token_id is None:
+        raise InputError(f"the tokenizer of {sequences.reference} has no mask token, which masked words need")
+    return wrapped
+
+
+def family_of(config: ModelConfig, objective: str) -> str:
+    """The family of a model that starts from nothing.
+
+    Raises:
+        InputError: the objective cannot train the one that was asked for.
+    """
+    known = FAMILIES[objective]
+    if config.architecture == "auto":
+        return known[0]
+    if config.architecture not in known:
+        raise InputError(
+            f"--objective {objective} trains {' or '.join(known)}, not {config.architecture}",
+            hint=f"--architecture {known[0]}, or leave it out",
+        )
+    return config.architecture
+
+
+def build_model(
+    config: ModelConfig,
+    tokenizer: Any,
+    max_length: int,
+    init: Any,
+    *,
+    seed: int,
+    auto_class: Any = None,
+    objective: str = "mlm",
+    plan: Plan | None = None,
+) -> Any:
+    """A new model of the configured size, or the one to start from, able to hold the sequences.
+
+    Args:
+        auto_class: a class of transformers that makes models of a kind; ``AutoModelForMaskedLM`` by default.
+        plan: what will guide it.
+
+    Raises:
+        InputError: the model to start from cannot be opened, or has another vocabulary.
+    """
+    import torch
+    from transformers import AutoModelForMaskedLM
+    from transformers.utils import logging as transformers_logging
+
+    from guidance.checkpoint import load_model
+
+    auto_class = auto_class or AutoModelForMaskedLM
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(seed)  # for a new model, and for heads and adversaries that are added to an old one
+    if init is not None:
+        folder = folder_of(init)
+        model = load_model(folder, auto_class, plan)
+        _check_init(model, folder, tokenizer)
+        if isinstance(init, Artifact) and not init.in_place():
+            raise InputError(f"{folder} was built again while it was read", hint="run again")
+        return model
+    family = family_of(config, objective)
+    return auto_class.from_config(configuration(config, family, tokenizer, max_length, dimensions(config)))
+
+
+def folder_of(init: Artifact | Files) -> Path:
+    """Where the model to start from lies."""
+    return init.path if isinstance(init, Artifact) else init.paths[0].parent
+
+
+def configuration(
+    config: ModelConfig,
+    family: str,
+    tokenizer: Any,
+    max_length: int,
+    sizes: tuple[int, int, int, int],
+    **more: Any,
+) -> Any:
+    """The configuration of a new encoder that holds ``max_length`` tokens.
+
+    Args:
+        sizes: layers, width, heads and feed-forward width.
+        more: further settings of the family.
+    """
+    from transformers import AutoConfig
+
+    layers, hidden, heads, ffn = sizes
+    given = {
+        "vocab_size": len(tokenizer),
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "max_position_embeddings": max_length + (tokenizer.pad_token_id + 1 if family in OFFSET_POSITIONS else 0),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id,
+    }
+    if family == "modernbert":
+        given |= {
+            "attention_dropout": config.attention_dropout,
+            "embedding_dropout": config.dropout,
+            "mlp_dropout": config.dropout,
+            "cls_token_id": tokenizer.cls_token_id,
+            "sep_token_id": tokenizer.sep_token_id,
+        }
+    else:
+        given |= {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
+    if family == "electra":
+        given["embedding_size"] = hidden
+    return AutoConfig.for_model(family, **given | more)
+
+
+def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
+    """Raises InputError when a sequence has more tokens than the model has positions for."""
+    room = getattr(found, "max_position_embeddings", None)
+    if room is None:
+        return
+    if found.model_type in OFFSET_POSITIONS:
+        room -= found.pad_token_id + 1
+    import numpy as np
+
+    lengths = np.concatenate([split.lengths for split in splits.values()])
+    if (longer := int((lengths > room).sum())) > 0:
+        raise InputError(
+            f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
+            hint=f"guide build-sequences ... --max-length {room}",
+        )
+
+
+def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
+    found = model.config
+    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
+        raise InputError(
+            f"{folder}: its padding has id {found.pad_token_id}, that of the sequences {tokenizer.pad_token_id}"
+        )
+    if found.vocab_size < len(tokenizer):
+        raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+    check_same_tokenizer(folder, tokenizer)
+
+
+def check_same_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Raises InputError when a model's folder has a tokenizer, and it is not the one that made the sequences."""
+    own = folder / "tokenizer.json"
+    theirs, ours = own.exists() and _vocabulary(own), json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    if theirs and theirs != ours:
+        raise InputError(
+            f"{folder}: its tokenizer ({digest(theirs)[:12]}) is not the one that made the sequences ({digest(ours)[:12]})",
+            hint=f"guide build-sequences CORPUS {folder}",
+        )
+
+
+def _vocabulary(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: not a plain file")
+    try:
+        return json.loads(path.read_bytes())["model"]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged or of an unknown kind") from error

@@ -1,0 +1,121 @@
+"""How weights are updated: the learning rate of each step, AdamW and its state, and which gradients share a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from guidance.mechanisms.adversary import AdversaryWeights
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Schedule = Literal["linear", "cosine", "constant", "inverse-sqrt"]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What an update needs to know; see `pipelines.stages.pretrain.Config` for meanings and units."""
+
+    steps: int
+    learning_rate: float
+    schedule: Schedule
+    warmup_steps: int
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip: float
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the update that follows ``step`` finished ones.
+
+        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3, with its peak, at the last step of warm-up, given
+        instead of following from the width: theirs is (width * warm-up steps) ** -0.5, 9.9e-4 for 256 and 4000.
+        """
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        if self.schedule == "inverse-sqrt":
+            return self.learning_rate * math.sqrt(self.warmup_steps / (step + 1))
+        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
+
+
+class Optimizer:
+    """AdamW over all weights of a model that learn; biases and norms do not decay."""
+
+    def __init__(self, model: nn.Module, given: Hyperparameters) -> None:
+        self.given = given
+        self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._clipped = clipped_together(model)
+        weights = self._weights.values()
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": [p for p in weights if p.ndim > 1], "weight_decay": given.weight_decay},
+                {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms
+            ],
+            lr=given.learning_rate,
+            betas=(given.beta1, given.beta2),
+            eps=given.epsilon,
+        )
+
+    def __len__(self) -> int:
+        """How many weights were updated so far; others, of parts that took no part, have no moments."""
+        return len(self._adamw.state)
+
+    def clip(self) -> dict[str, Tensor]:
+        """Clip the gradients; gives the norms that they had, by name."""
+        most = self.given.clip or math.inf
+        return {name: nn.utils.clip_grad_norm_(group, most) for name, group in self._clipped.items()}
+
+    def update(self, rate: float) -> None:
+        """Change the weights at this rate, and forget the gradients."""
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+
+    def moments(self) -> dict[str, Tensor]:
+        """What it remembers of the gradients of each weight."""
+        return {
+            f"{key}/{name}": self._adamw.state[p][key].detach().cpu()
+            for name, p in self._weights.items()
+            if p in self._adamw.state
+            for key in MOMENTS
+        }
+
+    def take_back(self, moments: Mapping[str, Tensor], step: int) -> None:
+        """Go on with these moments after ``step`` updates.
+
+        Raises:
+            KeyError: a moment is missing, or is of a weight that there is not.
+        """
+        for name in {key.partition("/")[2] for key in moments}:
+            weight = self._weights[name]
+            state = {key: moments[f"{key}/{name}"].to(weight.device) for key in MOMENTS}
+            self._adamw.state[weight] = {"step": torch.tensor(float(step)), **state}
+
+
+def clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters by the norm of their gradients.  Adversaries have one of their own: their penalty, a sum over all pairs
+    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all).  So has a
+    generator that shares nothing with the model, and would otherwise change how fast it learns."""
+    attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
+    beside: set[int] = set()
+    generator = getattr(model, "generator", None)  # of a `pipelines.training.objectives.generator.Pair`
+    if isinstance(generator, nn.Module):
+        beside = {id(p) for p in generator.parameters()}
+        if not beside.isdisjoint(id(p) for p in model.get_submodule("model").parameters()):
+            beside = set()
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        at = id(parameter)
+        name = "/adversary" if at in attackers else "/generator" if at in beside else ""
+        groups.setdefault(f"gradient_norm{name}", []).append(parameter)
+    return groups

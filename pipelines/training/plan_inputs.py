@@ -1,0 +1,138 @@
+"""What plans read beside sequences: token features, tables and the model to start from, by the references that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from guidance.errors import InputError, PlanError
+from pipelines.engine.stage import Files
+from pipelines.stages.masks import check_codes
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
+from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+
+
+def roles(name: str, number: int) -> list[str]:
+    """What inputs of which there may be several are called, in their order: ``sequences``, ``sequences-2``, …"""
+    return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
+
+
+def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The inputs of that name, in their order; see `roles`."""
+    return tuple(given for role, given in inputs.items() if role == name or role.startswith(f"{name}-"))
+
+
+def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
+    """The inputs that ``--masks`` and ``--scores`` name, checked against the sequences.
+
+    Raises:
+        ArtifactMismatch: masks of other sequences.
+        InputError: masks of some of the sequences only.
+    """
+    found: dict[str, Any] = {}
+    references = [config.masks] if isinstance(config.masks, str) and config.masks else list(config.masks)
+    if references and len(references) != len(corpora):
+        raise InputError(
+            f"{len(references)} masks for {len(corpora)} sequences", hint="one --masks for each, in their order"
+        )
+    for role, reference, data in zip(roles("masks", len(references)), references, corpora, strict=False):
+        found[role] = masks = store.load(reference, kind="masks")
+        check_codes(masks)
+        made_of = masks.manifest["inputs"]["sequences"]
+        if made_of["content"] != data.content:
+            raise ArtifactMismatch(
+                f"{masks.reference} is of sequences/{made_of['recipe'][:16]} ({made_of['content'][:12]}), not of "
+                f"{data.reference} ({data.content[:12]})",
+                hint=f"guide build-masks {data.reference}",
+            )
+    if config.scores:
+        path = Path(config.scores)
+        found["scores"] = Files.of([path], [path.name])
+    return found
+
+
+def model_input(reference: str, store: Store) -> Artifact | Files:
+    """A trained model, with its generator: an artifact, or any folder of a Hugging Face model."""
+    try:
+        return store.load(reference, kind="model")
+    except ArtifactMissing:
+        folder = Path(reference)
+        if not folder.is_dir():
+            raise
+        from guidance.checkpoint import TARGET_FOLDER  # not before: it imports torch
+        from pipelines.training.objectives.generator import FOLDER
+
+        found = sorted(
+            p for part in ("", FOLDER, TARGET_FOLDER) if (folder / part).is_dir() for p in (folder / part).iterdir()
+        )
+        paths = [p for p in found if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()]
+        if folder / "config.json" not in paths:
+            raise InputError(f"{reference}: not a model folder (no config.json)") from None
+        origin = {"source": f"weights of {folder.resolve().name}", "license": None}
+        return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
+
+
+def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:
+    """The token features that a plan reads and that data has to give; rarity is one of words in their sentence."""
+    from guidance.patterns.features import OF_OBJECTIVES, Vocabulary
+
+    needs = plan.needs(training=training)
+    more = ("segment",) if "idf" in needs else ()
+    known = (*Vocabulary.FEATURES, *OF_OBJECTIVES)
+    return tuple(dict.fromkeys((*(need for need in needs if need not in known), *more)))
+
+
+def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
+    """Raises PlanError when a plan reads features or tables that no input has; without training its losses read nothing."""
+    from guidance.patterns.features import FEATURES
+
+    for masks in inputs_of("masks", inputs) or (None,):
+        known = masks.counts["columns"] if masks else ("segment",)
+        missing = [need for need in features(plan, training=training) if need not in known]
+        if not missing:
+            continue
+        need, label = missing[0], plan.needs()[missing[0]]
+        told = masks.counts.get("missing", {}).get(need) if masks else None
+        if told and source == "preset:roles" and need in ("head", "relation"):
+            told += "; for a language without a parser preset:roles-unparsed"
+        raise PlanError(
+            f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
+            + (f", which {masks.reference} does not have" if masks else ""),
+            hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
+        )
+    if training and (given := inputs_of("masks", inputs)):
+        for need in features(plan):
+            if not any(masks.counts["splits"].get("train", {}).get(f"with_{need}", 1) for masks in given):
+                raise PlanError(
+                    f"{source}: guide {plan.needs()[need]!r} has no member in the training text: {given[0].reference} knows "
+                    f"the {need} of no token",
+                    hint="look at the warnings of build-masks and build-deps, or leave the guide out of the plan",
+                )
+    reader = plan.tables(training=training).get("cooccurrence")
+    if reader is not None and "cooccur" not in inputs:
+        raise PlanError(
+            f"{source}: guide {reader!r} needs the table cooccurrence",
+            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences; give it with --cooccur",
+        )
+
+
+def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
+    """What patterns and rules look up beside tokens, by name; for ``totals`` see `cooccurrence_table.load_table`."""
+    from guidance.mechanisms.adversary import PROPORTIONS
+    from pipelines.statistics.cooccurrence_table import load_table
+    from pipelines.statistics.head_scores import read_scores
+    from pipelines.training.masking import read_proportions
+
+    tables: dict[str, Any] = {}
+    if "cooccur" in inputs:
+        tables["cooccurrence"] = load_table(inputs["cooccur"], totals=totals)
+    if "masking" in inputs:
+        tables[PROPORTIONS] = read_proportions(inputs["masking"])
+    if "scores" in inputs:
+        tables["importance"] = read_scores(inputs["scores"].paths[0])
+    return tables

@@ -1,0 +1,128 @@
+"""Continuing a run: the same settings go on, others are refused or, where allowed, begin a run of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError, UnknownName
+from pipelines.engine.stage import Stage, is_knob, read_json, recipe_of
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import write_file
+from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.training.metrics_log import METRICS_LOG
+
+RUN_FILE = "run.json"
+"""What an unfinished run says of itself: see `note`."""
+
+_OPTIONAL = ("init", "masks", "cooccur", "masking", "scores")
+"""Inputs that a run may have had or may now have."""
+
+
+def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
+    """Write down what a run is that begins in this folder: settings without knobs, contents of the inputs by role."""
+    about = {"config": config.recipe(), "inputs": {role: given.content for role, given in inputs.items()}}
+    write_file(folder / RUN_FILE, json.dumps(about).encode())
+
+
+def resumed(
+    stage: Stage, reference: str, allowed: Sequence[str], config: Any, inputs: Mapping[str, Any], store: Store
+) -> tuple[Any, tuple[Artifact, Path] | None]:
+    """The configuration with which to continue another run; where it differs, also the checkpoint from which to.
+
+    Raises:
+        ArtifactMissing: there is no such run.
+        InputError: a setting or an input differs and is not allowed to; each is listed with both values.
+    """
+    known = {*config.recipe(), *inputs, *_OPTIONAL}
+    unknown = [name for name in allowed if re.sub(r"-\d+$", "", name) not in known]
+    if unknown:
+        raise UnknownName("setting", min(unknown), [*config.recipe(), "sequences", "plan", *_OPTIONAL])
+    folder, about = _begun(stage, reference, store)
+    was, now = about["config"], config.recipe()
+    own = {"continued_from"}
+    changed = {key: (was.get(key), now.get(key)) for key in {*was, *now} - own if was.get(key) != now.get(key)}
+    for role in {*about["inputs"], *inputs}:
+        before, here = about["inputs"].get(role), inputs[role].content if role in inputs else None
+        if before != here:
+            changed[role] = (before and before[:12], here and here[:12])
+    refused = {key: values for key, values in changed.items() if key not in allowed}
+    if refused:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(refused.items()))
+        raise InputError(
+            f"{reference} was begun with other settings: {listed}",
+            hint="take the old ones, start another run without --resume, or --allow-change "
+            + " --allow-change ".join(sorted(refused)),
+        )
+    if not changed:
+        same = config.model_copy(update={"continued_from": was.get("continued_from", "")})
+        if recipe_of(stage, same, inputs)[:ID_LENGTH] != folder.name:
+            raise InputError(f"{reference} was begun by another version of guide", hint="start another run")
+        return same, None
+    from pipelines.training.checkpoints import Checkpoints
+
+    newest = Checkpoints(folder).newest("checkpoint")
+    if newest is None:
+        raise ArtifactMissing(
+            f"{reference} has no checkpoint", hint="--init continues from the weights of a finished run"
+        )
+    if newest.counts["step"] >= config.steps and config.epochs is None:
+        raise InputError(f"{reference} is at step {newest.counts['step']} already", hint="--steps")
+    continued = config.model_copy(update={"continued_from": f"{folder.name}@{newest.counts['step']}"})
+    return continued, (newest, folder)
+
+
+def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
+    """The folder of an unfinished run, or the finished artifact; its configuration and the contents of its inputs."""
+    prefix = reference.removeprefix(f"{stage.kind}/")
+    if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+        raise InputError(f"--resume {reference!r}: a run is called {stage.kind}/ID, with 4 digits of its id at least")
+    unfinished = store.find_unfinished(stage.kind, reference)
+    if unfinished and (unfinished / RUN_FILE).exists():
+        return unfinished, read_json(unfinished / RUN_FILE)
+    found = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
+    if len(found) > 1:
+        raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.parent.name for p in found)}")
+    for path in found:
+        with Artifact(path.parent) as artifact:
+            return path.parent, begun_with(artifact, stage)
+    raise ArtifactMissing(
+        f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"
+    )
+
+
+def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
+    """What `note` has written of an unfinished run, for a finished one."""
+    fields, manifest = stage.config.model_fields, artifact.manifest
+    return {
+        "config": {k: v for k, v in manifest.get("config", {}).items() if k not in fields or not is_knob(fields[k])},
+        "inputs": {role: given.get("content") for role, given in manifest.get("inputs", {}).items()},
+    }
+
+
+def seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
+    """Give a continued run the checkpoint and the metrics it continues from, the checkpoint last."""
+    from pipelines.training.checkpoints import Checkpoints
+
+    checkpoints, step = Checkpoints(new), int(checkpoint.counts["step"])
+    if checkpoints.newest("checkpoint") is not None:
+        return
+    checkpoints.prepare()
+    write_file(new / METRICS_LOG, (old / METRICS_LOG).read_bytes())
+    for name in ("best", "snapshot"):
+        for artifact in Checkpoints(old).all(name):
+            if artifact.counts["step"] <= step:
+                _copy(artifact, checkpoints, name)
+    _copy(checkpoint, checkpoints, "checkpoint")
+
+
+def _copy(artifact: Artifact, target: Any, name: str) -> None:
+    def write(builder: Any) -> None:
+        for file in artifact.files:
+            builder.write(file, artifact.read(file))
+
+    target.save(name, int(artifact.counts["step"]), write, keep=None)

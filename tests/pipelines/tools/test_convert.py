@@ -1,0 +1,146 @@
+"""Pickled weights become safetensors in a process of their own, and nothing that a pickle says is ever done."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, PreTrainedModel
+
+from guidance.checkpoint import load_model, model_files
+from guidance.errors import InputError
+from guidance.plan import Plan
+from pipelines.tools.convert import convert, take_over
+from tests.guidance.models import batch, tiny_model
+
+
+class Evil:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.trace),)
+
+
+def pickled(folder: Path, model: PreTrainedModel, files: int = 1) -> Path:
+    """A model folder as transformers wrote it before safetensors."""
+    folder.mkdir()
+    (folder / "config.json").write_bytes(model_files(model, Plan())["config.json"])
+    (folder / "vocab.txt").write_text("a\nb\n")
+    (folder / "modeling_evil.py").write_text("raise SystemExit")
+    tensors = model.state_dict()
+    if files == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return folder
+    names = {name: f"pytorch_model-{number % files}.bin" for number, name in enumerate(tensors)}
+    for file in set(names.values()):
+        torch.save({name: tensors[name] for name in names if names[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    return folder
+
+
+@pytest.mark.parametrize(("family", "files"), [("bert", 1), ("roberta", 3)])
+def test_a_converted_model_computes_the_same(family: str, files: int, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    done = convert(pickled(tmp_path / "old", model, files), tmp_path / "new")
+    assert {path.name for path in done.path.iterdir()} == {"config.json", "vocab.txt", "model.safetensors"}
+    opened = load_model(done.path, AutoModelForMaskedLM)
+    assert torch.equal(opened.eval()(**batch()).logits, model(**batch()).logits)
+    assert done.tensors == len(model.state_dict())
+    assert done.numbers == sum(tensor.numel() for tensor in model.state_dict().values())
+    assert stat.S_IMODE(done.path.stat().st_mode) == stat.S_IMODE((tmp_path / "old").stat().st_mode)
+
+
+def test_the_refusal_of_a_pickle_names_the_command_that_converts_it(tmp_path: Path, guide: Callable[..., Any]) -> None:
+    folder = pickled(tmp_path / "old", tiny_model("bert"))
+    with pytest.raises(InputError, match=r"only pytorch_model\.bin, which could run code") as found:
+        load_model(folder, AutoModelForMaskedLM)
+    assert found.value.hint == f"guide convert {folder} old-safetensors"
+    answer = guide(*found.value.hint.split()[1:])
+    assert (answer.code, answer.out) == (0, "old-safetensors\n")
+    load_model(tmp_path / "old-safetensors", AutoModelForMaskedLM)
+    again = guide("convert", folder, "old-safetensors")
+    assert again.code == 2 and "is there already" in again.err
+    answer = guide("convert", folder, "third", "--json")
+    assert json.loads(answer.out)["path"] == "third" and json.loads(answer.out)["tensors"] > 10
+
+
+@pytest.mark.parametrize("how", ["plain", "among tensors", "zip"])
+def test_code_in_a_pickle_is_refused_and_never_run(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    folder, trace = pickled(tmp_path / "old", tiny_model("bert")), tmp_path / "owned"
+    path = folder / "pytorch_model.bin"
+    if how == "plain":
+        path.write_bytes(pickle.dumps(Evil(trace), protocol=2))
+    elif how == "among tensors":
+        path.write_bytes(pickle.dumps({"x": 1, "y": Evil(trace)}, protocol=2))
+    else:
+        torch.save({"x": torch.zeros(2), "y": Evil(trace)}, path)
+    with pytest.raises(InputError, match="holds more than weights"):
+        convert(folder, tmp_path / "new")
+    assert not trace.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([torch.zeros(2)], "holds a list, not tensors by name"),
+        ({"x": 3}, "'x' is a int, not a plain tensor"),
+        ({3: torch.zeros(2)}, "not a plain tensor"),
+        ({"x": {"y": torch.zeros(2)}}, "'x' is a dict"),
+        ({"x": torch.zeros(2, 2).to_sparse()}, "not a plain tensor"),
+        ({}, "holds no tensors"),
+    ],
+)
+def test_what_is_not_tensors_by_name_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    answer = take_over(tmp_path / "out", [tmp_path / "pytorch_model.bin"])
+    assert message in answer["refused"] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"PK\x03\x04" + bytes(100)])
+def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(data)
+    assert "or is damaged" in take_over(tmp_path / "out", [tmp_path / "pytorch_model.bin"])["refused"]
+
+
+def test_folders_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
+    folder = pickled(tmp_path / "old", tiny_model("bert"))
+
+    def refused(message: str, out: str = "new") -> None:
+        with pytest.raises(InputError, match=message):
+            convert(folder, tmp_path / out)
+
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    refused("is there already", "full")
+    (folder / "config.json").write_text('{"model_type": "bert", "auto_map": {"AutoModel": "modeling_evil.Evil"}}')
+    refused("its own code")
+    (folder / "config.json").unlink()
+    refused("not a model folder")
+    (folder / "pytorch_model.bin").unlink()
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "../elsewhere.bin"}}')
+    refused("no file of this folder")
+    (folder / "pytorch_model.bin.index.json").write_text("[]")
+    refused("not an index")
+    (folder / "pytorch_model.bin.index.json").unlink()
+    refused("no pytorch_model.bin")
+    (folder / "model.safetensors").touch()
+    refused("has safetensors already")
+
+
+def test_the_folder_where_we_stand_offers_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(f"import os; os.mkdir({str(tmp_path / 'owned')!r})")
+    monkeypatch.chdir(tmp_path)
+    convert(pickled(tmp_path / "old", tiny_model("bert")), Path("new"))
+    assert not (tmp_path / "owned").exists()

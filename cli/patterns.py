@@ -19,7 +19,7 @@ from guidance.errors import InputError
 def list_patterns(session: Session) -> None:
     """List every pattern: what it says, what it reads, its options and where it is from."""
     from guidance.options import declared
-    from guidance.patterns.catalogue import PATTERNS
+    from guidance.patterns import PATTERNS
     from guidance.plan import as_toml
 
     rows: list[dict[str, Any]] = [

@@ -67,7 +67,7 @@ def show_plan(
         if shape:
             cells["layers"], cells["heads"] = plans.heads_text(reach[row.number - 1])
             depth = sum((site.stack, site.attention) == (guide.stack, guide.attention) for site in shape.sites)
-            cells["weight"] = f"{guide.weight_for(depth):g}" if guide.acts.is_loss else "-"
+            cells["weight"] = f"{guide.weight_for(depth):g}" if guide.is_loss else "-"
         table.append([str(cell) for cell in cells.values()])
     say_table(titles, table)
     if added := plans.pal_keys(plan):

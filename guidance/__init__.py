@@ -1,36 +1,97 @@
-"""Guiding attention heads: which keys a query should look at, how that wish acts on a head, and on which heads."""
+"""Guide attention heads: which keys should a query look at, how does that act on a head, and on which heads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from guidance.attention.backends import register_backend
+    from guidance.batch import BatchGuidance
     from guidance.checkpoint import load, save
-    from guidance.errors import GuideError
-    from guidance.installation import install
+    from guidance.errors import (
+        GuidanceHadNoEffect,
+        GuideError,
+        InputError,
+        MachineError,
+        NumericalError,
+        PlanError,
+        UnknownName,
+        UnsupportedModel,
+    )
+    from guidance.installation import Handle, install
+    from guidance.measures import attention_loss, logit_loss, pattern
+    from guidance.mechanisms import register_mechanism
+    from guidance.mechanisms.base import Mechanism
+    from guidance.models.families import register_family
+    from guidance.patterns import register_pattern
+    from guidance.patterns.features import Cooccurrence, Tokens, register_feature
     from guidance.plan import Guide, Plan
     from guidance.trainer import GuidedTrainer
 
-__all__ = ["Guide", "GuideError", "GuidedTrainer", "Plan", "install", "load", "save"]
-
 _HOMES = {
-    "Guide": "plan",
-    "GuideError": "errors",
-    "GuidedTrainer": "trainer",
-    "Plan": "plan",
-    "install": "installation",
-    "load": "checkpoint",
-    "save": "checkpoint",
+    "attention.backends": ("register_backend",),
+    "batch": ("BatchGuidance",),
+    "checkpoint": ("load", "save"),
+    "errors": (
+        "GuidanceHadNoEffect",
+        "GuideError",
+        "InputError",
+        "MachineError",
+        "NumericalError",
+        "PlanError",
+        "UnknownName",
+        "UnsupportedModel",
+    ),
+    "installation": ("Handle", "install"),
+    "measures": ("attention_loss", "logit_loss", "pattern"),
+    "mechanisms": ("register_mechanism",),
+    "mechanisms.base": ("Mechanism",),
+    "models.families": ("register_family",),
+    "patterns": ("register_pattern",),
+    "patterns.features": ("Cooccurrence", "Tokens", "register_feature"),
+    "plan": ("Guide", "Plan"),
+    "trainer": ("GuidedTrainer",),
 }
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BatchGuidance",
+    "Cooccurrence",
+    "GuidanceHadNoEffect",
+    "Guide",
+    "GuideError",
+    "GuidedTrainer",
+    "Handle",
+    "InputError",
+    "MachineError",
+    "Mechanism",
+    "NumericalError",
+    "Plan",
+    "PlanError",
+    "Tokens",
+    "UnknownName",
+    "UnsupportedModel",
+    "attention_loss",
+    "install",
+    "load",
+    "logit_loss",
+    "pattern",
+    "register_backend",
+    "register_family",
+    "register_feature",
+    "register_mechanism",
+    "register_pattern",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported only when somebody asks for it, since it brings torch and transformers along."""
-    if name not in _HOMES:
+    """Import a public name when it is asked for: most of them bring torch and transformers along."""
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"guidance.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"guidance.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

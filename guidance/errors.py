@@ -44,10 +44,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class UnknownName(InputError):
-    """A name is in no table."""
+    """A name is in no table.
+
+    Attributes:
+        name: the name that was given.
+    """
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
+        self.name, known = name, sorted(known)
         guess = did_you_mean(name, known) or "."
         super().__init__(f"unknown {what} {name!r}{guess}", hint=f"known: {', '.join(known)}" if known else None)
 

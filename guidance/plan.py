@@ -7,8 +7,9 @@
     weight = 100.0
     schedule = "linear"
 
-A guide is one row: pattern, mechanism, sites, with a weight and a schedule.  Keys that are not named here are options of
-its pattern or of its mechanism; unknown ones are refused.  A table ``[pal]`` adds heads beside those of the model.
+A guide is one row: a pattern, a mechanism and the heads on which it acts, with a weight and a schedule.  Further keys are
+options of its pattern or of its mechanism; unknown ones are refused.  A table ``[pal]`` adds heads beside those of the
+model.  A table ``[packages]`` names the package that registers a pattern or mechanism that is not ours.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, PlanError, UnknownName
-from guidance.mechanisms import MECHANISMS, Mechanism
+from guidance.mechanisms import MECHANISMS
+from guidance.mechanisms.base import Mechanism
 from guidance.models.added_heads import Pal
 from guidance.options import read
-from guidance.patterns.catalogue import Pattern
-from guidance.patterns.combinations import read_pattern
+from guidance.patterns import PATTERNS, Pattern
+from guidance.patterns.combinations import pattern_names, read_pattern
+from guidance.registry import missing_package
 from guidance.sites import Selector
 
 SIZE_LIMIT = 1 << 20
@@ -56,45 +59,63 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], float]] = {
 """How a weight moves: from (step, total steps, steps to hold) to a factor."""
 
 
+def _key(default: Any, types: tuple[type, ...], help: str) -> Any:
+    """A key of a guide: its default, the types that a plan's file may give, and what it says."""
+    return field(default=default, metadata={"types": types, "help": help})
+
+
 @dataclass(frozen=True)
 class Guide:
-    """One row of a plan.
+    """One row of a plan.  The metadata of each field holds its description (``help``) and the types that TOML may give.
 
     Attributes:
-        pattern: a name in `PATTERNS`, or a combination, see `guidance.patterns.combinations.read_pattern`; empty for mechanisms that
-            take none.
-        mechanism: a name in `MECHANISMS`.
-        part, stack, attention: which model of several, which stack of it, self- or cross-attention.
-        layers, heads: selectors, see `guidance.sites.Selector`; ``pal:`` before one of heads means added heads.
-        weight: the factor of a loss; or pairs (from this many layers on, factor).
-        reference_length: the sequence length to which the weight belongs.  The default reduction of ``attention_loss``
-            is a mean over n x n entries and shrinks as 1/n; an example of n tokens therefore counts n / reference_length.
-        schedule, hold_steps: how the weight moves during training; see `SCHEDULES`.
-        optional: the row may select no head (small models have fewer, encoders have no decoder).
-        enabled: false leaves the row out, as a weight of 0 does.
-        name: how logs call it; the pattern's name by default.
+        layers, heads: selectors; see `guidance.sites.Selector`.
+        weight: the factor of a loss, or pairs (from this many layers on, factor).
+        reference_length: the default reduction of ``attention_loss`` is a mean over n x n entries and shrinks as 1/n.  With
+            a reference length, an example of n tokens counts n / reference_length.
+        schedule: see `SCHEDULES`.
         options: further keys, for the pattern and the mechanism.
     """
 
-    pattern: str | Mapping[str, Any] = ""
-    mechanism: str = ""
-    part: str = "model"
-    stack: str = "encoder"
-    attention: str = "self"
-    layers: tuple[Selector, ...] = ("all",)
-    heads: tuple[Selector, ...] = ("all",)
-    weight: float | tuple[tuple[int, float], ...] = 1.0
-    reference_length: int | None = None
-    schedule: str = "constant"
-    hold_steps: int = 0
-    optional: bool = False
-    enabled: bool = True
-    name: str = ""
+    pattern: str | Mapping[str, Any] = _key(
+        "",
+        (str, dict),
+        'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
+    )
+    mechanism: str = _key("", (str,), "how the pattern acts on a head")
+    part: str = _key("model", (str,), "model; or generator, discriminator, when two models are trained together")
+    stack: str = _key("encoder", (str,), "encoder or decoder")
+    attention: str = _key("self", (str,), "self or cross")
+    layers: tuple[Selector, ...] = _key(
+        ("all",),
+        (list, str, int),
+        'numbers and rules: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
+    )
+    heads: tuple[Selector, ...] = _key(
+        ("all",),
+        (list, str, int),
+        'the same; also "least important 3" by a table of scores, and "pal:0" for a head that [pal] adds',
+    )
+    weight: float | tuple[tuple[int, float], ...] = _key(
+        1.0,
+        (float, int, dict),
+        "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
+    )
+    reference_length: int | None = _key(
+        None,
+        (int,),
+        "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
+    )
+    schedule: str = _key("constant", (str,), "of a weight, over the run")
+    hold_steps: int = _key(0, (int,), "steps before a schedule starts to fall; 20000 in paper A's code")
+    optional: bool = _key(False, (bool,), "true: the row may select no head, as in models that have fewer")
+    enabled: bool = _key(True, (bool,), "false leaves the row out")
+    name: str = _key("", (str,), "what logs call the row; by default its pattern")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        MECHANISMS.find(self.mechanism)
         for value, known, what in (
-            (self.mechanism, MECHANISMS, "mechanism"),
             (self.schedule, SCHEDULES, "schedule"),
             (self.part, PARTS, "part"),
             (self.stack, STACKS, "stack"),
@@ -110,59 +131,70 @@ class Guide:
             raise PlanError("an empty list of heads or layers", hint="leave the key out to mean all of them")
 
     def _check_pattern(self) -> None:
-        """Raises PlanError when pattern, mechanism and options do not fit each other."""
-        takes = self.acts.wants_pattern
-        if takes and not self.pattern:
+        """Raises PlanError if pattern, mechanism and options do not fit each other."""
+        kind = MECHANISMS[self.mechanism]
+        if kind.takes_pattern and not self.pattern:
             raise PlanError(f"{self.mechanism} acts through a pattern; the row has none")
-        if self.pattern and not takes:
+        if self.pattern and not kind.takes_pattern:
             raise PlanError(f"{self.mechanism} takes no pattern", hint="leave the pattern out")
-        known = (*(self._pattern_options if takes else ()), *self.acts.option_names)
+        known = (*(self._pattern_options if kind.takes_pattern else ()), *kind.option_names())
         for key in self.options:
             if key not in known:
-                raise UnknownName("key", key, [*_TYPES, *known])
-        pattern, mechanism = self.wish, self.how
-        if pattern and pattern.weighted and self.acts.place == "mask":
+                raise UnknownName("key", key, [*KEYS, *known])
+        pattern, mechanism = self.bound_pattern, self.bound_mechanism
+        if pattern and pattern.weighted and not kind.takes_weights:
             raise PlanError(
-                f"{pattern.name} has weights, and a mask is yes or no", hint='mechanism = "bias" takes weights'
+                f"{pattern.name} has weights, and a {self.mechanism} is yes or no",
+                hint='mechanism = "bias" takes weights',
             )
-        if self.attention == "cross" and self.acts.place in ("attack", "scores"):
+        if self.attention == "cross" and any(c.one_sequence for c in kind.contributions()):
             raise PlanError(f"{self.mechanism} needs queries and keys of one sequence; cross-attention has two")
-        if self.reference_length is not None and self.acts.place != "probabilities":
-            raise PlanError(f"reference_length belongs to attention_loss, not to {self.mechanism}")
-        if self.reference_length is not None and mechanism.reduction == "frobenius":
-            raise PlanError("reference_length undoes the 1/n of a mean; frobenius is a sum and has none to undo")
+        if self.reference_length is not None and (reason := mechanism.refuses_reference_length()):
+            raise PlanError(reason.format(mechanism=self.mechanism))
 
     def _check_weight(self) -> None:
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
         if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
             raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
-        if not self.acts.is_loss and (self.weight != 1.0 or self.schedule != "constant"):
+        if not self.is_loss and (self.weight != 1.0 or self.schedule != "constant"):
             raise PlanError(
                 f"weights and schedules belong to losses, and {self.mechanism} is none",
                 hint="enabled = false leaves a row out",
             )
 
-    @property
-    def acts(self) -> Mechanism:
-        """The row of its mechanism in `MECHANISMS`."""
-        return MECHANISMS[self.mechanism]
+    @cached_property
+    def bound_pattern(self) -> Pattern | None:
+        """Its pattern with its options; None for mechanisms that take none."""
+        mine = {key: value for key, value in self.options.items() if key not in self._mechanism_options}
+        return read_pattern(self.pattern, mine) if self.pattern else None
 
     @cached_property
-    def wish(self) -> Pattern | None:
-        """Its pattern with its options; None for mechanisms that take none."""
-        own = {key: value for key, value in self.options.items() if key not in self.acts.option_names}
-        return read_pattern(self.pattern, own) if self.pattern else None
+    def bound_mechanism(self) -> Mechanism:
+        """Its mechanism with its options."""
+        mine = {key: value for key, value in self.options.items() if key in self._mechanism_options}
+        kind = MECHANISMS[self.mechanism]
+        return kind(**read(kind, mine, self.mechanism))
+
+    @property
+    def is_loss(self) -> bool:
+        """It adds a term to the objective and does nothing at inference."""
+        return MECHANISMS[self.mechanism].is_loss()
+
+    def makes(self, contribution: str) -> bool:
+        """Whether its mechanism makes a contribution of that name; see `guidance.mechanisms.base.CONTRIBUTIONS`."""
+        return contribution in MECHANISMS[self.mechanism].contributes
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """What it looks up beside tokens, by the names of `guidance.patterns.features.TABLES`, but for scores that choose heads."""
-        return (*(self.wish.tables if self.wish else ()), *getattr(self.how, "tables", ()))
+        """The tables that its pattern and its mechanism look up, by the names of `guidance.patterns.features.TABLES`.
 
-    @cached_property
-    def how(self) -> Any:
-        """Its mechanism with its options."""
-        own = {key: value for key, value in self.options.items() if key in self.acts.option_names}
-        return self.acts.options(**read(self.acts.options, own, self.mechanism))
+        Scores that select heads are not among them.
+        """
+        return (*(self.bound_pattern.tables if self.bound_pattern else ()), *self.bound_mechanism.tables)
+
+    @property
+    def _mechanism_options(self) -> tuple[str, ...]:
+        return MECHANISMS[self.mechanism].option_names()
 
     @property
     def _pattern_options(self) -> tuple[str, ...]:
@@ -171,14 +203,14 @@ class Guide:
 
     @property
     def label(self) -> str:
-        """How it is called: its name, else its pattern's, else its mechanism's."""
-        return self.name or (self.wish.name if self.wish else self.mechanism)
+        """Its name; without one its pattern's, and without a pattern its mechanism's."""
+        return self.name or (self.bound_pattern.name if self.bound_pattern else self.mechanism)
 
     def weight_for(self, num_layers: int) -> float:
         """The weight in a model of that many layers.
 
         Raises:
-            PlanError: the weight is given by depth, and only for deeper models.
+            PlanError: the weight is given by depth, and all depths given are larger.
         """
         if not isinstance(self.weight, tuple):
             return self.weight
@@ -188,7 +220,7 @@ class Guide:
         raise PlanError(f"no weight for {num_layers} layers: the smallest depth given is {min(self.weight)[0]}")
 
     def factor(self, step: int, total: int) -> float:
-        """Where the schedule is after ``step`` of ``total`` optimizer steps."""
+        """The factor that the schedule gives after ``step`` of ``total`` optimizer steps."""
         return SCHEDULES[self.schedule](step, total, self.hold_steps)
 
 
@@ -212,28 +244,42 @@ class Plan:
 
     @property
     def shapes_outputs(self) -> bool:
-        """It matters at inference: a model that was trained with it is another one without it."""
-        return self.pal is not None or any(g.enabled and not g.acts.is_loss for g in self.guides)
+        """It matters at inference: without the plan, the model computes something else than it was trained to."""
+        return self.pal is not None or any(g.enabled and not g.is_loss for g in self.guides)
+
+    def for_part(self, *parts: str) -> Plan:
+        """The guides of some parts, as a plan for one model; ``[pal]`` goes with the part ``model``."""
+        guides = tuple(replace(guide, part="model") for guide in self.guides if guide.part in parts)
+        return Plan(guides, self.pal if "model" in parts else None)
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """By name, the packages that register its patterns and mechanisms; ours are left out."""
+        names = [guide.mechanism for guide in self.guides]
+        for guide in self.guides:
+            names += pattern_names(guide.pattern) if guide.pattern else ()
+        owners = {**MECHANISMS.packages, **PATTERNS.packages}
+        return {name: owners[name] for name in sorted(set(names)) if name in owners}
 
     def needs(self, *, training: bool = True) -> dict[str, str]:
-        """The features that its guides read besides ids and padding, each with the label of a guide that does.
+        """The features that its guides read besides ids and padding, each with the label of a guide that reads it.
 
         Args:
-            training: guides that only add a loss count, too.
+            training: whether guides that only add a loss count.
         """
         found: dict[str, str] = {}
         for label, guide in zip(self.labels, self.guides, strict=True):
-            if guide.acts.is_loss and not training:
+            if guide.is_loss and not training:
                 continue
-            for need in guide.wish.needs if guide.wish and guide.enabled else ():
+            for need in guide.bound_pattern.needs if guide.bound_pattern and guide.enabled else ():
                 found.setdefault(need, label)
         return found
 
     def tables(self, *, training: bool = True) -> dict[str, str]:
-        """The tables that its guides look up, likewise; see `Guide.tables`."""
+        """The tables that its guides look up, each with the label of a guide; see `Guide.tables`."""
         found: dict[str, str] = {}
         for label, guide in zip(self.labels, self.guides, strict=True):
-            if guide.enabled and (training or not guide.acts.is_loss):
+            if guide.enabled and (training or not guide.is_loss):
                 found |= {table: label for table in guide.tables if table not in found}
         return found
 
@@ -248,9 +294,12 @@ class Plan:
             data = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise PlanError(f"{source}: not a plan ({error})") from error
-        if set(data) - {"guide", "pal"} or not isinstance(data.get("guide", []), list):
-            unknown = ", ".join(sorted(set(data) - {"guide", "pal"})) or "guide"
+        if set(data) - _TABLES or not isinstance(data.get("guide", []), list):
+            unknown = ", ".join(sorted(set(data) - _TABLES)) or "guide"
             raise PlanError(f"{source}: unknown table {unknown}", hint="rows are [[guide]]; added heads are [pal]")
+        packages = data.get("packages", {})
+        if not isinstance(packages, dict) or not all(isinstance(package, str) for package in packages.values()):
+            raise PlanError(f"{source}, [packages]: names of packages by the names that they register")
         pal = None
         if "pal" in data:
             try:
@@ -262,7 +311,9 @@ class Plan:
             try:
                 guides.append(_guide(row))
             except InputError as error:
-                raise PlanError(f"{source}, guide {number}: {error.message}", hint=error.hint) from error
+                name = error.name if isinstance(error, UnknownName) else ""
+                hint = missing_package(packages, name) or error.hint
+                raise PlanError(f"{source}, guide {number}: {error.message}", hint=hint) from error
         return cls(tuple(guides), pal)
 
     @classmethod
@@ -295,8 +346,10 @@ class Plan:
 
     def dumps(self) -> str:
         """The plan as TOML; `parse` gives it back exactly."""
+        lines = [f"{name} = {as_toml(package)}" for name, package in self.packages.items()]
+        packages = ["\n".join(["[packages]", *lines]) + "\n"] if lines else []
         added = [_pal_text(self.pal)] if self.pal else []
-        return "\n".join([*added, *(_row_text(guide) for guide in self.guides)])
+        return "\n".join([*packages, *added, *(_row_text(guide) for guide in self.guides)])
 
 
 def presets() -> dict[str, str]:
@@ -309,14 +362,10 @@ def presets() -> dict[str, str]:
     }
 
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "pattern": (str, dict),
-    **dict.fromkeys(("mechanism", "part", "stack", "attention", "schedule", "name"), (str,)),
-    **dict.fromkeys(("hold_steps", "reference_length"), (int,)),
-    **dict.fromkeys(("layers", "heads"), (list, str, int)),
-    "weight": (float, int, dict),
-    **dict.fromkeys(("optional", "enabled"), (bool,)),
-}
+_TABLES = {"guide", "pal", "packages"}
+
+KEYS: Mapping[str, Mapping[str, Any]] = {item.name: item.metadata for item in fields(Guide) if item.metadata}
+"""The keys of a row, in their order: the types that a file may give, and what each says."""
 
 
 def _guide(row: Any) -> Guide:
@@ -326,11 +375,12 @@ def _guide(row: Any) -> Guide:
         raise PlanError("it has no mechanism")
     given: dict[str, Any] = {}
     for key, value in row.items():
-        if key not in _TYPES:
+        if key not in KEYS:
             given.setdefault("options", {})[key] = value
             continue
-        if not isinstance(value, _TYPES[key]) or (isinstance(value, bool) and _TYPES[key] != (bool,)):
-            raise PlanError(f"{key} = {value!r} is not a {' or '.join(t.__name__ for t in _TYPES[key])}")
+        types = KEYS[key]["types"]
+        if not isinstance(value, types) or (isinstance(value, bool) and types != (bool,)):
+            raise PlanError(f"{key} = {value!r} is not a {' or '.join(t.__name__ for t in types)}")
         given[key] = value
     for key in ("layers", "heads"):
         if key in given:
@@ -344,7 +394,7 @@ def _guide(row: Any) -> Guide:
         else:
             given["weight"] = float(weight)
     except (TypeError, ValueError, OverflowError) as error:
-        raise PlanError("weight wants a number, or {from so many layers on = number, ...}") from error
+        raise PlanError("weight is no number, nor { from so many layers on = number, ... }") from error
     return Guide(**given)
 
 

@@ -2,9 +2,12 @@
 
     GuidedTrainer(model=model, args=args, plan="preset:ag", tokenizer=tokenizer, train_dataset=dataset).train()
 
-Every loss is divided once, by what it is a mean over in the whole step: the task's by the labels, a guide's by the
-examples of all micro-batches and processes.  The model is therefore never told ``num_items_in_batch``, which some heads
-divide by and others ignore, and a step does not depend on how it was cut up.
+Every loss is divided once, by its denominator in the whole step: the task's by the number of labels, a guide's by the
+number of examples (or of mis-predictions) in all micro-batches and processes.  The model is therefore never told
+``num_items_in_batch``, by which some heads divide and others do not, and a step does not depend on how it is cut up.
+
+A plan that attacks makes a second forward pass over each micro-batch.  Its outputs are compared with the first pass's: as
+distributions over classes, over the tokens that have labels, or as numbers in regression.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from guidance.batch import BatchGuidance
 from guidance.checkpoint import model_files, restore, tokenizer_files, write_folder
-from guidance.errors import InputError, NumericalError, PlanError
-from guidance.forward import Guidance
+from guidance.errors import InputError, NumericalError
 from guidance.installation import install
+from guidance.mechanisms.attacks import Form, divergence
 from guidance.patterns.features import FEATURES, Vocabulary
 from guidance.plan import Plan
 
@@ -36,8 +40,9 @@ TASK = "loss/task"
 class GuidedTrainer(Trainer):
     """A ``Trainer`` whose model follows a plan.
 
-    Its log has the parts of the loss beside ``loss``: ``loss/task``, and ``guidance/<label>`` for each guide before its
-    weight.  Evaluation measures the task alone.  Checkpoints and saved models are folders that `guidance.load` opens.
+    Its log has the parts of the loss beside ``loss``: ``loss/task``; ``guidance/<label>`` for each guide, before its weight;
+    and for attacks ``adversary/divergence``, before its weight, and ``adversary/penalty``.  Evaluation measures the task
+    alone.  Checkpoints and saved models are folders that `guidance.load` opens.
 
     Attributes:
         handle: the installed plan, see `guidance.installation.Handle`.
@@ -62,8 +67,7 @@ class GuidedTrainer(Trainer):
             options: further arguments of ``Trainer``: datasets, collator, metrics, callbacks.
 
         Raises:
-            InputError: the plan does not fit the model, needs two passes, or the arguments ask for a set-up in which
-                guides would be lost.
+            InputError: the plan does not fit the model, or the arguments ask for a set-up in which guides would be lost.
         """
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         _check(plan, args, options)
@@ -88,8 +92,10 @@ class GuidedTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
 
     def _columns_of_the_data(self) -> set[str]:
-        """The features that patterns of the plan need and that do not follow from the ids."""
-        return set(self.handle.plan.needs()) - set(Vocabulary.FEATURES)
+        """The features that the plan needs and that do not follow from the ids."""
+        mechanisms = (guide.bound_mechanism for guide in self.handle.guides.values() if guide.enabled)
+        needed = {*self.handle.plan.needs(), *(need for mechanism in mechanisms for need in mechanism.needs)}
+        return needed - set(Vocabulary.FEATURES)
 
     # one step
 
@@ -98,9 +104,10 @@ class GuidedTrainer(Trainer):
         samples, number = super().get_batch_samples(*args, **kwargs)
         if not self._parts:
             self._parts_since = self.state.global_step
-        counts = [_counts(sample) for sample in samples]
-        names = ("labels", "examples")
-        totals = torch.stack([sum((c[name] for c in counts), torch.zeros(())) for name in names]).to(self.args.device)
+        counts = [self._counts(sample) for sample in samples]
+        names = tuple(counts[0]) if counts else ()
+        totals = torch.stack([torch.stack([c[name].float().cpu() for c in counts]).sum() for name in names])
+        totals = totals.to(self.args.device)
         if self.args.world_size > 1:
             totals = self.accelerator.reduce(totals, reduction="sum")
         self._totals = dict(zip(names, totals, strict=True))
@@ -117,7 +124,7 @@ class GuidedTrainer(Trainer):
         """The task's loss, while training with the plan's: this micro-batch's share of the step's."""
         inputs = dict(inputs)
         guidance = inputs["guidance"] = replace(self._guidance(inputs), measuring=model.training)
-        counts = _counts(inputs) if model.training else {}
+        counts = _task_counts(inputs) if model.training else {}
         num_items = num_items_in_batch if model.training and self.compute_loss_func is not None else None
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
         if not model.training:
@@ -129,13 +136,50 @@ class GuidedTrainer(Trainer):
         self._note(TASK, loss)
         alphas = self.handle.alphas(self.state.global_step, self.state.max_steps)
         for label, loss_B in guidance.per_example().items():
-            part = (guidance.weights_B(label) * loss_B).sum() / self._totals["examples"].clamp(min=1)
-            part = part * self.args.world_size
+            denominator = self._totals.get(label, self._totals["examples"])
+            part = self._share((guidance.weights_B(label) * loss_B).sum(), denominator)
             self._note(f"guidance/{label}", part)
             loss = loss + alphas[label] * part
+        if self.handle.attacks:
+            loss = loss + self._second_pass(model, inputs, guidance, outputs["logits"])
         return (loss, outputs) if return_outputs else loss
 
-    def _guidance(self, inputs: dict[str, Any]) -> Guidance:
+    def _share(self, total: Tensor, denominator: Tensor) -> Tensor:
+        """This process's part of a mean over the whole step; gradients are averaged over processes."""
+        return total / denominator.to(total.device).clamp(min=1) * self.args.world_size
+
+    def _second_pass(self, model: Any, inputs: dict[str, Any], guidance: BatchGuidance, clean: Tensor) -> Tensor:
+        """The divergence under attack and the adversary's penalty, of this micro-batch."""
+        attack = guidance.attack()
+        seen = {key: value for key, value in inputs.items() if key != "labels"}
+        attacked = model(**{**seen, "guidance": attack})["logits"]
+        labels = inputs.get("labels")
+        examples = self._totals["examples"]
+        if clean.dim() == 3 and labels is not None and labels.dim() == 2:
+            selected = labels != -100
+            moved = divergence(clean, attacked, "token", selected) * selected.sum()
+            divergence_part = self._share(moved, self._totals["labels"])
+        else:
+            is_number = clean.dim() == 1 or clean.shape[-1] == 1 or (labels is not None and labels.is_floating_point())
+            form: Form = "regression" if is_number else "classification"
+            divergence_part = self._share(divergence(clean, attacked, form) * len(clean), examples)
+        penalty = self._share(attack.penalties_B().sum(), examples)
+        self._note("adversary/divergence", divergence_part)
+        self._note("adversary/penalty", penalty)
+        alpha = self.handle.attack_alpha(self.state.global_step, self.state.max_steps)
+        return alpha * divergence_part + penalty
+
+    def _counts(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The denominators of a micro-batch: of the task, and of losses on mis-predictions."""
+        found = _task_counts(sample)
+        plan = self.handle.plan
+        rows = [label for label, guide in zip(plan.labels, plan.guides, strict=True) if guide.makes("row_losses")]
+        if rows:
+            denominators = self._guidance(dict(sample)).denominators()
+            found |= {label: denominators[label] for label in rows if label in denominators}
+        return found
+
+    def _guidance(self, inputs: dict[str, Any]) -> BatchGuidance:
         """The guidance of a batch, out of which the features that only patterns read are taken."""
         columns = {name: inputs.pop(name) for name in list(inputs) if name.removeprefix("decoder_") in FEATURES}
         model: Any = self.handle.model
@@ -203,13 +247,6 @@ class GuidedTrainer(Trainer):
         restore(self.handle.model, Path(str(self.state.best_model_checkpoint)), self.handle.plan)
 
 
-_NOT_IN_ONE_PASS = {
-    "attack": "needs a second pass",
-    "scores": "needs to know first where predictions are wrong",
-}
-"""Places where mechanisms act for which a step of a Trainer is not enough, and why."""
-
-
 def _forbid_reentrance(args: TrainingArguments) -> None:
     """Checkpoint activations, if at all, in the form that keeps the gradients of guides."""
     for name in ("gradient_checkpointing", "activation_checkpointing"):  # the old name and the new one
@@ -222,20 +259,14 @@ def _forbid_reentrance(args: TrainingArguments) -> None:
 
 def _check(plan: Plan, args: TrainingArguments, options: Mapping[str, Any]) -> None:
     """Raises InputError for what would train without the plan, or with half of it."""
-    for guide in plan.guides:
-        if guide.enabled and guide.acts.place in _NOT_IN_ONE_PASS:
-            raise PlanError(
-                f"{guide.mechanism} {_NOT_IN_ONE_PASS[guide.acts.place]}, and a Trainer makes one pass over a batch",
-                hint="write a loop of your own, as in examples/own_loop.py",
-            )
     if options.get("model_init") is not None:
         raise InputError("a plan is installed in one model; model_init makes many", hint="give model=")
     if args.deepspeed or args.fsdp:
         raise InputError("guides are not carried through DeepSpeed or FSDP", hint="torchrun without them uses DDP")
 
 
-def _counts(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What the losses of a batch are means over: the labels that count, and the examples that are not all padding."""
+def _task_counts(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The denominators of a batch: its labels that count, and its examples that are not only padding."""
     mask = inputs.get("attention_mask")
     examples = torch.tensor(float(len(inputs["input_ids"]))) if mask is None else mask.bool().any(-1).sum().float()
     labels = inputs.get("labels")

@@ -1,4 +1,4 @@
-"""Attention guidance: a loss that pulls the probabilities of chosen heads to a pattern.
+"""``attention_loss``: a loss that pulls the probabilities of chosen heads to a pattern.
 
 Source: Deshpande & Narasimhan 2020, *Guiding Attention for Self-Supervised Learning with Transformers*, equations 2 to 4,
 with the reduction of their published code, to which their weights are tuned.
@@ -20,7 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from guidance.patterns.catalogue import Pattern, Predicate
+from guidance.mechanisms.base import Mechanism, PatternInputs
+from guidance.mechanisms.results import Target
+from guidance.patterns.pattern import Pattern
+from guidance.patterns.predicates import Predicate
 
 Reduction = Literal["group_mean", "head_mean", "frobenius"]
 Boundary = Literal["uniform", "zero"]
@@ -29,8 +32,8 @@ EmptyRows = Literal["uniform", "zero", "skip"]
 
 
 @dataclass(frozen=True)
-class AttentionLoss:
-    """Where paper and published code differ.  The defaults are the ones to which the published weights belong.
+class AttentionLoss(Mechanism):
+    """Where paper and published code differ.  The published weights belong to the defaults.
 
     Attributes:
         reduction: ``group_mean``: mean over the n x n entries and over the heads of the group, sum over layers and
@@ -46,50 +49,53 @@ class AttentionLoss:
     token_rows: TokenRows = "normalised"
     empty_rows: EmptyRows = "uniform"
 
+    summary = "pulls the probabilities of heads to the pattern"
+    source = "Deshpande & Narasimhan 2020, eq. 2-4"
 
-@dataclass(frozen=True)
-class Target:
-    """What a guide wants of every row of a batch, in closed form.
+    def refuses_reference_length(self) -> str:
+        if self.reduction == "frobenius":
+            return "reference_length undoes the 1/n of a mean; frobenius is a sum and has none to undo"
+        return ""
 
-    Attributes:
-        predicate: the keys that each row is pointed at, with their weights.
-        value_BQ: the probability wanted per unit of weight.
-        constant_BQ: the part of the squared distance that does not depend on the probabilities.
-        rows_BQ: 1 for the rows that enter the loss.
-        entries_B: the number of entries of the matrix, valid queries times valid keys.
+    def prepare(self, inputs: PatternInputs) -> Target:
+        assert inputs.pattern is not None and inputs.predicate is not None
+        return target_of(inputs.pattern, inputs.predicate, self, inputs.row_sizes_BQ, inputs.queries.valid_BT)
+
+    def target(self, prepared: Any) -> Target:
+        found: Target = prepared
+        return found
+
+    def reduce(self, distances_BhQ: Tensor, target: Target) -> Tensor:
+        """One loss for each example, (B,); examples of padding alone give 0."""
+        per_head_Bh = (distances_BhQ * target.rows_BQ[:, None]).sum(-1)
+        if self.reduction != "frobenius":
+            per_head_Bh = per_head_Bh / target.entries_B.clamp(min=1)[:, None]
+        return per_head_Bh.mean(1) if self.reduction == "group_mean" else per_head_Bh.sum(1)
+
+
+def target_of(
+    pattern: Pattern,
+    predicate: Predicate,
+    options: AttentionLoss,
+    row_sizes_BQ: Tensor,
+    queries_BQ: Tensor | None = None,
+) -> Target:
+    """The target of a pattern.
+
+    Args:
+        row_sizes_BQ: the number of keys that each row may attend to at all.
+        queries_BQ: the valid queries, if they are not the keys.
     """
-
-    predicate: Predicate
-    value_BQ: Tensor
-    constant_BQ: Tensor
-    rows_BQ: Tensor
-    entries_B: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        pattern: Pattern,
-        predicate: Predicate,
-        options: AttentionLoss,
-        row_sizes_BQ: Tensor,
-        queries_BQ: Tensor | None = None,
-    ) -> Target:
-        """The target of a pattern.
-
-        Args:
-            row_sizes_BQ: how many keys each row may attend to at all.
-            queries_BQ: the valid queries, where they are not the keys.
-        """
-        queries_BQ = predicate.valid_BT if queries_BQ is None else queries_BQ
-        weight_BQ = predicate.counts()
-        found_BQ = weight_BQ > 0
-        indicator = options.token_rows == "indicator" and not pattern.positional
-        value_BQ = found_BQ.float() if indicator else torch.where(found_BQ, 1 / weight_BQ, 0.0)
-        fallback = options.boundary if pattern.positional else options.empty_rows
-        uniform_BQ = -1 / row_sizes_BQ.clamp(min=1) if fallback == "uniform" else torch.zeros_like(weight_BQ)
-        constant_BQ = torch.where(found_BQ, value_BQ.square() * predicate.squares(), uniform_BQ)
-        rows_BQ = queries_BQ.float() * found_BQ if fallback == "skip" else queries_BQ.float()
-        return cls(predicate, value_BQ, constant_BQ, rows_BQ, queries_BQ.sum(-1) * predicate.valid_BT.sum(-1))
+    queries_BQ = predicate.valid_BT if queries_BQ is None else queries_BQ
+    weight_BQ = predicate.counts()
+    found_BQ = weight_BQ > 0
+    indicator = options.token_rows == "indicator" and not pattern.positional
+    value_BQ = found_BQ.float() if indicator else torch.where(found_BQ, 1 / weight_BQ, 0.0)
+    fallback = options.boundary if pattern.positional else options.empty_rows
+    uniform_BQ = -1 / row_sizes_BQ.clamp(min=1) if fallback == "uniform" else torch.zeros_like(weight_BQ)
+    constant_BQ = torch.where(found_BQ, value_BQ.square() * predicate.squares(), uniform_BQ)
+    rows_BQ = queries_BQ.float() * found_BQ if fallback == "skip" else queries_BQ.float()
+    return Target(predicate, value_BQ, constant_BQ, rows_BQ, queries_BQ.sum(-1) * predicate.valid_BT.sum(-1))
 
 
 class GuidedSoftmax(torch.autograd.Function):
@@ -146,11 +152,3 @@ class GuidedSoftmax(torch.autograd.Function):
 
 def _split(values_BhQ: Tensor, runs: tuple[slice, ...]) -> list[tuple[slice, Tensor]]:
     return list(zip(runs, values_BhQ.split([run.stop - run.start for run in runs], dim=1), strict=True))
-
-
-def reduce_distances(distances_BhQ: Tensor, target: Target, options: AttentionLoss) -> Tensor:
-    """One loss per example, (B,): the squared distances of one layer's heads, reduced.  All-padding examples give 0."""
-    per_head_Bh = (distances_BhQ * target.rows_BQ[:, None]).sum(-1)
-    if options.reduction != "frobenius":
-        per_head_Bh = per_head_Bh / target.entries_B.clamp(min=1)[:, None]
-    return per_head_Bh.mean(1) if options.reduction == "group_mean" else per_head_Bh.sum(1)

@@ -1,14 +1,13 @@
-"""Heads whose attention is written down instead of computed: no queries, no keys, no softmax.
+"""Heads whose attention is given instead of computed: no queries, no keys, no softmax.
 
 ``fix`` puts a pattern in the place of a head's attention (Li et al. 2022, equation 6, as their published code means it:
-all weight on the pattern's keys); ``gaussian`` a bell curve around a neighbour (You et al. 2020, hard-coded Gaussian
-attention); ``off`` nothing at all, which is what ``head_mask`` was for.  Values and the output projection stay learned.
+all weight on the pattern's keys).  ``gaussian`` puts a bell curve around a neighbour there (You et al. 2020, hard-coded
+Gaussian attention), and ``off`` nothing at all, as ``head_mask`` did.  Values and the output projection stay learned.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,37 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from guidance.errors import PlanError
+from guidance.mechanisms.base import HeadInputs, Mechanism
 from guidance.options import Within
-from guidance.patterns.catalogue import Columns, Predicate, Shift
+from guidance.patterns.predicates import Columns, Shift
+from guidance.patterns.scope import AttentionScope
 
 
-@dataclass(frozen=True)
-class Room:
-    """What the queries of one call may see at all.
+class Replacement(Mechanism):
+    """A mechanism that replaces a head's attention by weights that it knows."""
 
-    Attributes:
-        allowed_BQK: bool: padding, causality and sliding window.
-        is_causal: later keys are among what is forbidden.
-        is_plain: nothing but padding is forbidden.
-    """
-
-    allowed_BQK: Tensor
-    is_causal: bool
-    is_plain: bool
-
-
-class Replacement(ABC):
-    """A mechanism that takes the place of a head's attention."""
-
-    uses_values = True
-
-    @abstractmethod
-    def attention(self, predicate: Predicate | None, room: Room, num_heads: int) -> Tensor:
-        """The weights written out: float32 (B, heads or 1, Q, K)."""
-
-    def output(self, predicate: Predicate | None, room: Room, value_BhKD: Tensor, dropout: float) -> Tensor:
-        """The output of the heads, (B, heads, Q, D); dropout takes single entries of the weights."""
-        weights = self.attention(predicate, room, value_BhKD.shape[1])
+    def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:
+        """The output of the heads, (B, h, Q, D).  Dropout zeroes single entries of the weights."""
+        weights = self.replaced_attention(inputs)
         if dropout:
             weights = nn.functional.dropout(weights.expand(-1, value_BhKD.shape[1], -1, -1), dropout)
         return weights.to(value_BhKD.dtype) @ value_BhKD
@@ -57,30 +37,39 @@ class Fix(Replacement):
     """All weight on the keys of the pattern, shared evenly, or as a weighted pattern says.
 
     Attributes:
-        boundary: what a query without such a key gets: all that it may see, evenly (``uniform``), itself (``self``), or
-            all positions evenly, padding included (``all``), as the published code does.
+        boundary: what a query without such a key looks at: all that it may see, evenly (``uniform``), itself (``self``),
+            or all positions evenly, padding included (``all``), as the published code does.
     """
 
     boundary: Literal["uniform", "self", "all"] = "uniform"
 
-    def attention(self, predicate: Predicate | None, room: Room, num_heads: int) -> Tensor:
+    summary = "puts the pattern in the place of the head's attention"
+    source = "Li et al. 2022, eq. 6"
+
+    @property
+    def one_sequence_because(self) -> str:
+        return 'boundary = "self"' if self.boundary == "self" else ""
+
+    def replaced_attention(self, inputs: HeadInputs) -> Tensor:
+        predicate, scope = inputs.pattern.predicate, inputs.scope
         assert predicate is not None
-        wanted = predicate.dense().float() * room.allowed_BQK
-        rows = torch.where(wanted.any(-1, keepdim=True), wanted, self._boundary_rows(room))
+        wanted = predicate.dense().float() * scope.allowed_BQK
+        rows = torch.where(wanted.any(-1, keepdim=True), wanted, self._boundary_rows(scope))
         return (rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny))[:, None]
 
-    def _boundary_rows(self, room: Room) -> Tensor:
+    def _boundary_rows(self, scope: AttentionScope) -> Tensor:
         if self.boundary == "uniform":
-            return room.allowed_BQK.float()
-        everything = torch.ones_like(room.allowed_BQK, dtype=torch.float32)
+            return scope.allowed_BQK.float()
+        everything = torch.ones_like(scope.allowed_BQK, dtype=torch.float32)
         if self.boundary == "self":
             return everything.tril().triu()
-        return everything.tril() if room.is_causal else everything
+        return everything.tril() if scope.is_causal else everything
 
-    def output(self, predicate: Predicate | None, room: Room, value_BhKD: Tensor, dropout: float) -> Tensor:
-        """As above; of neighbours and of keys that all queries share the rows are read off, and dropout takes whole rows."""
-        if not (room.is_plain and isinstance(predicate, Shift | Columns)):
-            return super().output(predicate, room, value_BhKD, dropout)
+    def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:
+        """The output of the heads.  A `Shift` or `Columns` is read off the values, and dropout then zeroes whole rows."""
+        predicate = inputs.pattern.predicate
+        if not (inputs.scope.hides_padding_only and isinstance(predicate, Shift | Columns)):
+            return super().replace(value_BhKD, inputs, dropout)
         if isinstance(predicate, Shift):
             wanted = torch.roll(value_BhKD, -predicate.offset, dims=2)
         else:
@@ -110,34 +99,47 @@ class Gaussian(Replacement):
 
     Attributes:
         sigma: its width, in tokens.
-        offsets: the centres of successive heads relative to the query, in tokens; they repeat.  By default -1 and 1,
-            in decoders -1 and 0.
+        offsets: the centres of successive heads relative to the query, in tokens; they repeat.  By default -1 and 1, and
+            -1 and 0 in decoders.
     """
 
     sigma: Annotated[float, Within(1e-3, 1e3)] = 1.0
     offsets: tuple[int, ...] | None = None
 
+    summary = "puts a bell curve over neighbours in the place of the head's attention"
+    source = "You et al. 2020, hard-coded Gaussian attention"
+    takes_pattern = False
+
     def __post_init__(self) -> None:
         if self.offsets is not None and not self.offsets:
             raise PlanError("offsets is empty")
 
-    def attention(self, predicate: Predicate | None, room: Room, num_heads: int) -> Tensor:
-        offsets = self.offsets or ((-1, 0) if room.is_causal else (-1, 1))
-        centres_h = torch.tensor(offsets, device=room.allowed_BQK.device).repeat(num_heads)[:num_heads]
-        positions = torch.arange(room.allowed_BQK.shape[-1], device=room.allowed_BQK.device)
+    @property
+    def one_sequence_because(self) -> str:
+        return "gaussian"
+
+    def replaced_attention(self, inputs: HeadInputs) -> Tensor:
+        allowed_BQK, num_heads = inputs.scope.allowed_BQK, len(inputs.heads)
+        offsets = self.offsets or ((-1, 0) if inputs.scope.is_causal else (-1, 1))
+        centres_h = torch.tensor(offsets, device=allowed_BQK.device).repeat(num_heads)[:num_heads]
+        positions = torch.arange(allowed_BQK.shape[-1], device=allowed_BQK.device)
         distance_hQK = (positions[None, :] - positions[:, None])[None] - centres_h[:, None, None]
         density = torch.exp(-(distance_hQK / self.sigma).square() / 2) / (self.sigma * math.sqrt(2 * math.pi))
-        return density[None] * room.allowed_BQK[:, None]
+        return density[None] * allowed_BQK[:, None]
 
 
 @dataclass(frozen=True)
 class Off(Replacement):
-    """The head says nothing."""
+    """The head's output is zero; it has no options."""
 
-    uses_values = False
+    summary = "switches heads off, as head_mask did"
+    source = "Michel et al. 2019"
+    takes_pattern = False
+    reads_keys = False
 
-    def attention(self, predicate: Predicate | None, room: Room, num_heads: int) -> Tensor:
-        return torch.zeros_like(room.allowed_BQK, dtype=torch.float32)[:, None]
+    def replaced_attention(self, inputs: HeadInputs) -> Tensor:
+        return torch.zeros_like(inputs.scope.allowed_BQK, dtype=torch.float32)[:, None]
 
-    def output(self, predicate: Predicate | None, room: Room, value_BhKD: Tensor, dropout: float) -> Tensor:
-        return value_BhKD.new_zeros((*value_BhKD.shape[:2], room.allowed_BQK.shape[1], value_BhKD.shape[3]))
+    def replace(self, value_BhKD: Tensor, inputs: HeadInputs, dropout: float) -> Tensor:
+        queries = inputs.scope.allowed_BQK.shape[1]
+        return value_BhKD.new_zeros((*value_BhKD.shape[:2], queries, value_BhKD.shape[3]))

@@ -1,5 +1,6 @@
-"""Conflicts with mis-predictions (McMisP): where a prediction was wrong, attention to what usually stands beside the wrong
-token is pulled towards zero.
+"""``logit_loss``: conflicts with mis-predictions (McMisP).
+
+Where a prediction was wrong, attention to the tokens that usually stand beside the wrong token is pulled towards zero.
 
 Source: Xing et al. 2020, *Focusing More on Conflicts with Mis-Predictions Helps Language Pre-Training*, equations 11 to
 13.  For a mis-predicted position t with raw scores a (before softmax and mask) and weights S of its token with every key,
@@ -13,24 +14,25 @@ T5 add for positions is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from guidance.errors import InputError
-from guidance.patterns.catalogue import Predicate
+from guidance.mechanisms.base import HeadInputs, Mechanism, PatternInputs
 from guidance.patterns.features import Tokens
+from guidance.patterns.predicates import Predicate
 
 
 @dataclass(frozen=True)
-class LogitLoss:
-    """How rows, keys and heads add up; the paper leaves it open, and the scale of the loss depends on it.
+class LogitLoss(Mechanism):
+    """How rows, keys and heads add up.  The paper leaves it open, and the scale of the loss depends on it.
 
     Attributes:
-        rows: whose number N the loss is divided by: mis-predictions whose token has weights (``in_vocabulary``), or all.
-        key_reduction: the square of the vector, as written (``sum``), or its mean over valid keys.
+        rows: the loss is divided by their number N: the mis-predictions whose token has weights (``in_vocabulary``), or all.
+        key_reduction: the square of the vector, as the equation says (``sum``), or its mean over valid keys.
         head_reduction: mean over all guided heads of all layers, or their sum.
     """
 
@@ -38,14 +40,50 @@ class LogitLoss:
     key_reduction: Literal["sum", "mean"] = "sum"
     head_reduction: Literal["mean", "sum"] = "mean"
 
+    summary = "pulls raw scores towards zero where a prediction was wrong and the pattern has weight"
+    source = "Xing et al. 2020, eq. 11-13"
+    needs = ("mispredicted",)
+
+    def seen(self, tokens: Tokens) -> Tokens:
+        """The tokens as the generator filled them in; masks and biases must not know what is under a masked token."""
+        return replace(tokens, ids_BT=tokens.column("predicted")) if "predicted" in tokens.columns else tokens
+
+    def prepare(self, inputs: PatternInputs) -> tuple[Rows, Tensor]:
+        """The mis-predicted rows, and what the pattern gives to every key of theirs, (B, R, K)."""
+        assert inputs.predicate is not None
+        rows = Rows.of(inputs.queries)
+        return rows, rows.weights_BRK(inputs.predicate)
+
+    def num_matches(self, inputs: PatternInputs, prepared: Any) -> Tensor:
+        """Counted over mis-predicted rows, so that the pattern is not written out for all others."""
+        return (prepared[1] > 0).sum()
+
+    def denominator(self, inputs: Tokens, pattern: Predicate | None) -> Tensor:
+        """The number N of mis-predictions; see ``rows``."""
+        in_vocabulary, every = mispredictions(inputs, pattern)
+        return in_vocabulary if self.rows == "in_vocabulary" else every
+
+    def row_losses(self, query_BhQD: Tensor, key_BhKD: Tensor, scale: float, inputs: HeadInputs) -> Tensor:
+        rows, weights_BRK = inputs.prepared
+        keys_valid_BK = inputs.pattern.keys.valid_BT
+        loss_B = row_losses(query_BhQD, key_BhKD, scale, rows.places_BR, weights_BRK, self, keys_valid_BK)
+        return loss_B / (inputs.num_guided if self.head_reduction == "mean" else 1)
+
+
+def mispredictions(tokens: Tokens, pattern: Predicate | None) -> tuple[Tensor, Tensor]:
+    """The number of mis-predictions that a pattern says anything about, and of all of them."""
+    rows = Rows.of(tokens)
+    assert pattern is not None
+    return rows.in_vocabulary_BR(pattern).sum(), rows.real_BR.sum()
+
 
 @dataclass(frozen=True)
 class Rows:
-    """The mis-predictions of a batch, whatever a pattern says about them.
+    """The mis-predictions of a batch.
 
     Attributes:
-        places_BR: their positions, padded.
-        real_BR: which of these are no padding.
+        places_BR: their positions, padded to the same number in every example.
+        real_BR: False where ``places_BR`` is padding.
     """
 
     places_BR: Tensor
@@ -53,7 +91,7 @@ class Rows:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Rows:
-        """Raises InputError when a batch does not say where predictions were wrong."""
+        """Raises InputError if the batch has no feature ``mispredicted``, or one that is not bool."""
         wrong_BT = tokens.column("mispredicted")
         if wrong_BT.dtype != torch.bool:
             raise InputError(f"mispredicted is {wrong_BT.dtype}, not bool")
@@ -63,12 +101,12 @@ class Rows:
         return cls(places_BR, wrong_BT.gather(1, places_BR))
 
     def in_vocabulary_BR(self, predicate: Predicate) -> Tensor:
-        """Which of them a pattern says anything about."""
-        return self.real_BR & predicate.speaks_at(self.places_BR)
+        """Those that a pattern says anything about."""
+        return self.real_BR & predicate.covers(self.places_BR)
 
     def weights_BRK(self, predicate: Predicate) -> Tensor:
-        """S of each with every key; 0 in padded rows, and at padding."""
-        return predicate.at(self.places_BR) * self.real_BR.unsqueeze(-1)
+        """The weight S of each with every key; 0 in padded rows and at padding."""
+        return predicate.rows(self.places_BR) * self.real_BR.unsqueeze(-1)
 
 
 def row_losses(
@@ -80,10 +118,11 @@ def row_losses(
     options: LogitLoss,
     valid_BT: Tensor,
 ) -> Tensor:
-    """The loss of each example at one site, (B,), float32, summed over its rows and heads; N is not applied.
+    """The loss of each example at one site, (B,), float32: summed over its rows and heads, not divided by N.
 
     Args:
-        places_BR: the positions of the rows, and ``weights_BRK`` what they give to every key: see `Rows`.
+        places_BR: the positions of the rows.
+        weights_BRK: the weight of every key in these rows; see `Rows`.
     """
     index = places_BR[:, None, :, None].expand(-1, query_BhQD.shape[1], -1, query_BhQD.shape[3])
     with torch.autocast(query_BhQD.device.type, enabled=False):

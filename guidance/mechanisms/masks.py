@@ -1,66 +1,98 @@
-"""Masks and biases: a pattern decides which keys a head may look at, or how much more it looks at some of them.
+"""``mask`` and ``bias``: a pattern decides which keys a head may see, or how much more it looks at some of them.
 
 Sources: Wang et al. 2020, *Multi-Head Self-Attention with Role-Guided Masks*, equation 2; Li et al. 2022, *Human Guided
-Exploitation of Interpretable Attention Patterns*, equation 3.  Both write additive masks of 0 and minus infinity; here
-they stay booleans, are joined with the padding mask, and a query that would be left without any key keeps all of them.
+Exploitation of Interpretable Attention Patterns*, equation 3.  Both write additive masks of 0 and minus infinity.  Here
+masks stay boolean and are ANDed with the padding mask; a query that they would leave without any key sees all valid keys.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from guidance.errors import PlanError
+from guidance.mechanisms.base import HeadInputs, Mechanism, PatternInputs
 from guidance.options import Within
-from guidance.patterns.catalogue import Predicate
+from guidance.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(Mechanism):
     """A head sees only the keys of its pattern.
 
     Attributes:
-        scale: by which root the scores are divided: that of the head's width (``d_k``), or that of the model's
-            (``d_model``), as the published code of role-guided masks does in its guided model alone.  Where a model does not
-            divide by the first (T5), the second is what it does, over the root of the number of heads.
+        scale: what scores are divided by: the root of the head's width (``d_k``), or of the model's (``d_model``), which the
+            published code of role-guided masks does in its guided model only.  With ``d_model``, scores become those of the
+            model divided by the root of the number of heads, also in models that do not divide by ``d_k`` (T5).
     """
 
     scale: Literal["d_k", "d_model"] = "d_k"
 
+    summary = "lets heads see nothing but the pattern"
+    source = "Wang et al. 2020, eq. 2; Li et al. 2022, eq. 3"
+    takes_weights = False
+
+    def is_idle(self, pattern: Pattern | None) -> bool:
+        return pattern is not None and pattern.name == "all" and self.scale == "d_k"
+
+    def query_factor(self, num_heads: int) -> float:
+        return num_heads**-0.5 if self.scale == "d_model" else 1.0
+
+    def prepare(self, inputs: PatternInputs) -> Tensor:
+        assert inputs.predicate is not None
+        return inputs.predicate.dense()
+
+    def num_matches(self, inputs: PatternInputs, prepared: Any) -> Tensor:
+        keys: Tensor = prepared
+        return keys.sum()
+
+    def keys(self, prepared: Any) -> Tensor:
+        found: Tensor = prepared
+        return found
+
 
 @dataclass(frozen=True)
-class Bias:
+class Bias(Mechanism):
     """A soft mask: attention to a key is multiplied by a factor before it is normalised.
 
     Attributes:
-        inside, outside: the factors of keys that the pattern names, and of the others; a weighted pattern lies between,
-            where weights above 1 count as 1.
+        inside, outside: the factors of keys that the pattern names, and of the others.  A weight between 0 and 1 gives a
+            factor between them; weights above 1 count as 1.
     """
 
     inside: Annotated[float, Within(1e-30, 1e30)] = 1.0
     outside: Annotated[float, Within(1e-30, 1e30)] = 0.01
 
+    summary = "makes keys of the pattern count more, or the others less"
+    source = "Li et al. 2022, eq. 3, softened"
+
     def __post_init__(self) -> None:
         if self.inside == self.outside:
-            raise PlanError("inside and outside are equal, so that the bias changes nothing")
+            raise PlanError("inside and outside are equal, so the bias would change nothing")
 
-    def scores(self, predicate: Predicate) -> Tensor:
+    def prepare(self, inputs: PatternInputs) -> Tensor:
         """What is added to the scores: float32 (B, Q, K)."""
-        dense = predicate.dense()
+        assert inputs.predicate is not None
+        dense = inputs.predicate.dense()
         if dense.dtype == torch.bool:
             return torch.where(dense, math.log(self.inside), math.log(self.outside))
-        # exact at both ends, so that the smaller factor, however small, never becomes 0 and its logarithm infinite
+        # lerp is exact at both ends: the smaller factor never becomes 0, and its logarithm stays finite
         ends = dense.new_tensor([self.outside, self.inside])
         return torch.lerp(ends[0], ends[1], dense.clamp(max=1)).log()
 
+    def edit_scores(self, scores_BhQK: Tensor, inputs: HeadInputs) -> Tensor:
+        bias: Tensor = inputs.prepared
+        return scores_BhQK + bias[:, None]
 
-def joined(wishes_BQK: list[Tensor], allowed_BQK: Tensor) -> Tensor:
-    """Several masks on one head, joined with what its queries may see at all; a row that is left empty is given back."""
+
+def joined(masks_BQK: Iterable[Tensor], allowed_BQK: Tensor) -> Tensor:
+    """Several masks on one head, ANDed with the scope.  A row that is left empty falls back to the scope."""
     keep = allowed_BQK
-    for wish in wishes_BQK:
-        keep = keep & wish
+    for mask in masks_BQK:
+        keep = keep & mask
     return keep | (allowed_BQK & ~keep.any(-1, keepdim=True))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import UnsupportedModel
-from guidance.sites import SUPPORTED, Site
+from guidance.models.families import supported
+from guidance.sites import Site
 
 
 class Canary:
@@ -58,7 +59,7 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
             often = "once" if len(mine) == 1 else f"{len(mine)} times"
             raise UnsupportedModel(
                 f"{who}: {mine[0].name} called the attention function {calls.count(module)} times, not {often}",
-                hint=f"supported: {SUPPORTED}",
+                hint=f"supported: {supported()}",
             )
     if strangers := {type(module).__name__ for module in calls if module not in sites}:
         raise UnsupportedModel(f"{who}: {', '.join(sorted(strangers))} is not in the table of sites")

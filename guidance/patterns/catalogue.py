@@ -1,42 +1,31 @@
-"""Patterns: which keys should a query look at?
+"""The catalogue of patterns: which keys should a query look at?
 
-A pattern is a predicate over (query, key), computed from token features.  Row-normalised it is the target of a loss; as
-it stands it is a mask.  It says nothing about heads, and nothing about how strongly the wish is felt.
+A pattern is a function from the token features of a batch to a predicate over (query, key).  Row-normalised, the
+predicate is the target of a loss; as it stands, it is a mask.  It says nothing about heads, nor how strongly they are
+pulled.
 
-A new pattern is one function and one row in `PATTERNS`; its keyword parameters are its options.
+A new pattern is one function and one row in `PATTERNS`; the function's keyword parameters are its options.  Packages
+add theirs with `register_pattern`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from guidance import options as option
 from guidance.errors import PlanError, UnknownName
 from guidance.options import Count, Share
 from guidance.patterns.features import RELATIONS, UPOS, Tokens, relation_id
-from guidance.patterns.predicates import Columns, Conflict, Pairs, Predicate, Shift, Weights
+from guidance.patterns.pattern import OptionFacts, Pattern
+from guidance.patterns.predicates import Columns, Conflict, Pairs, Predicate, Rule, Shift, Weights
+from guidance.registry import Registry
 
-__all__ = [
-    "PATTERNS",
-    "Columns",
-    "Conflict",
-    "Pairs",
-    "Pattern",
-    "Predicate",
-    "Shift",
-    "Weights",
-    "find_pattern",
-]
-
-
-# places
+# positions
 
 
 def next_token(tokens: Tokens) -> Predicate:
@@ -60,7 +49,7 @@ def first_token(tokens: Tokens) -> Predicate:
 
 
 class Odd:
-    """A number that has a middle."""
+    """An odd number."""
 
     def check(self, name: str, value: int) -> None:
         """Raises PlanError for even numbers and those below 1."""
@@ -69,21 +58,23 @@ class Odd:
 
 
 def window(tokens: Tokens, *, size: Annotated[int, Odd()] = 3, words: bool = False) -> Predicate:
-    """Each token looks at the few tokens around it, itself among them.
+    """Each token looks at the few tokens around it, itself included.
 
     Args:
         size: how many, in tokens; the published code of paper B has 5.
-        words: count words instead.  Pieces of a word share its row, the first delimiter stands before the first word
-            and the last one after the last word; other tokens without a word look at themselves.
+        words: count words instead.  Pieces of a word share its row.  The first delimiter counts as the word before the
+            first word, the last one as the word after the last; other tokens without a word look at themselves.
     """
+    reach = size // 2
     if not words:
-        places_T = torch.arange(tokens.valid_BT.shape[1], device=tokens.valid_BT.device)
-        near_QK = (places_T[:, None] - places_T).abs() <= size // 2
-        return Pairs(near_QK.expand(len(tokens.valid_BT), -1, -1), tokens.valid_BT)
-    places_BT, has_place_BT = _word_places(tokens)
-    near_BQK = (places_BT[:, :, None] - places_BT[:, None, :]).abs() <= size // 2
-    near_BQK = near_BQK & has_place_BT[:, :, None] & has_place_BT[:, None, :]
-    return Pairs(near_BQK | _diagonal(tokens.valid_BT), tokens.valid_BT)
+        return Rule(lambda b, q, k: (q - k).abs() <= reach, tokens.valid_BT)
+    place_BT, has_place_BT = _word_places(tokens)
+
+    def near(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        both = has_place_BT[b, q] & has_place_BT[b, k]
+        return (both & ((place_BT[b, q] - place_BT[b, k]).abs() <= reach)) | (q == k)
+
+    return Rule(near, tokens.valid_BT)
 
 
 # tokens and what they look like
@@ -112,19 +103,21 @@ def separator(tokens: Tokens, *, marks: str = ",;.?!") -> Predicate:
 def matching_token(tokens: Tokens, *, include_self: bool = True, unique: Literal["all", "self"] = "all") -> Predicate:
     """Each token looks at the tokens that equal it; one that occurs once looks everywhere.
 
-    Tokens equal each other by the ids that the model sees, so that a masked token matches the other masked ones.
+    Tokens are compared by the ids that the model sees, so a masked token matches the other masked ones.
 
     Args:
         include_self: a repeated token looks at itself too (paper E, equation 4; its code for summaries: no).
         unique: where a token looks that occurs once: at all valid tokens, or at itself (its code for segmentation).
     """
-    valid_BT = tokens.valid_BT
-    same_BQK = (tokens.ids_BT[:, :, None] == tokens.ids_BT[:, None, :]) & valid_BT[:, None, :]
-    once_BQ1 = (same_BQK.sum(-1) == 1)[:, :, None]
-    diagonal = _diagonal(valid_BT)
-    repeated_BQK = same_BQK if include_self else same_BQK & ~diagonal
-    alone_BQK = torch.ones_like(same_BQK) if unique == "all" else diagonal
-    return Pairs(torch.where(once_BQ1, alone_BQK, repeated_BQK), valid_BT)
+    ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
+    once_BT = ((ids_BT[:, :, None] == ids_BT[:, None, :]) & valid_BT[:, None, :]).sum(-1) == 1
+
+    def equal(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same, alone = ids_BT[b, q] == ids_BT[b, k], once_BT[b, q]
+        repeated = same if include_self else same & (q != k)
+        return torch.where(alone, torch.ones_like(same) if unique == "all" else q == k, repeated)
+
+    return Rule(equal, valid_BT)
 
 
 def marked(tokens: Tokens) -> Predicate:
@@ -151,12 +144,15 @@ def same_segment(tokens: Tokens, *, free_first: bool = False) -> Predicate:
     Args:
         free_first: the first valid token looks everywhere (paper E, segmentation: the row of [CLS]).
     """
-    segment_BT, valid_BT = tokens.column("segment"), tokens.valid_BT
-    pairs_BQK = (segment_BT[:, :, None] == segment_BT[:, None, :]) & (segment_BT >= 0)[:, :, None]
-    pairs_BQK = pairs_BQK | _diagonal(valid_BT)
-    if free_first:
-        pairs_BQK = pairs_BQK | _first(valid_BT)[:, :, None]
-    return Pairs(pairs_BQK, valid_BT)
+    segment_BT = tokens.column("segment")
+    free_BT = _first(tokens.valid_BT) if free_first else None
+
+    def together(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        segment = segment_BT[b, q]
+        found = ((segment == segment_BT[b, k]) & (segment >= 0)) | (q == k)
+        return found if free_BT is None else found | free_BT[b, q]
+
+    return Rule(together, tokens.valid_BT)
 
 
 def rare(tokens: Tokens, *, fraction: Share = 0.1, least: Count = 2) -> Predicate:
@@ -197,16 +193,15 @@ def dependency(tokens: Tokens) -> Predicate:
 
     Pieces of one word share its row and see each other.
     """
-    word_BT = _words(tokens)
-    pairs_BQK = _same_word(word_BT) | _head_or_child(tokens, word_BT)
-    return Pairs(pairs_BQK | _diagonal(tokens.valid_BT), tokens.valid_BT)
+    related = _related(tokens)
+    return Rule(lambda b, q, k: related(b, q, k) | (q == k), tokens.valid_BT)
 
 
 class Relation:
     """A name of a dependency relation."""
 
     def check(self, name: str, value: str) -> None:
-        """Raises UnknownName where nobody calls a relation so."""
+        """Raises UnknownName for a label that is no relation."""
         if relation_id(value) < 0:
             raise UnknownName("relation", value, RELATIONS)
 
@@ -227,13 +222,13 @@ def major_relation(
     """
     word_BT = _words(tokens)
     found_BT = _is_any(tokens.column("relation"), map(relation_id, relations)) & (word_BT >= 0)
-    related_BQK = _same_word(word_BT) | _head_or_child(tokens, word_BT)
+    related_BQK = Rule(_related(tokens), tokens.valid_BT).dense()
     first_BT, last_BT = _ends(tokens)
     keys_BT = (related_BQK & found_BT[:, None, :]).any(-1) | first_BT | last_BT
     if square:
-        return Pairs(keys_BT[:, :, None] & keys_BT[:, None, :], tokens.valid_BT)
-    inner_BQ1 = (tokens.column("delimiter") & ~first_BT & ~last_BT)[:, :, None]
-    return Pairs(torch.where(inner_BQ1, _diagonal(tokens.valid_BT), keys_BT[:, None, :]), tokens.valid_BT)
+        return Rule(lambda b, q, k: keys_BT[b, q] & keys_BT[b, k], tokens.valid_BT)
+    inner_BT = tokens.column("delimiter") & ~first_BT & ~last_BT
+    return Rule(lambda b, q, k: torch.where(inner_BT[b, q], q == k, keys_BT[b, k]), tokens.valid_BT)
 
 
 def noun(tokens: Tokens, *, proper: bool = True, square: bool = False) -> Predicate:
@@ -277,11 +272,11 @@ def stop_word(tokens: Tokens) -> Predicate:
 def conflict(tokens: Tokens, *, truth: bool = False, constant: Share | None = None) -> Predicate:
     """Each token weighs the others by how strongly the corpus expects them beside it.
 
-    The weight of a key is the entry of the co-occurrence table in the row of the query's token; keys that are
-    delimiters or not in the table weigh 0, and so does every key of a query that is not in the table.
+    The weight of a key is the entry of the co-occurrence table in the row of the query's token.  Keys that are delimiters
+    or not in the table weigh 0, and so does every key of a query that is not in the table.
 
     Args:
-        truth: the row of the token that the text has at the query, whatever the model sees there.
+        truth: take the row of the token that the text has at the query, whatever the model sees there.
         constant: one weight for all keys in the table.
     """
     table = tokens.table("cooccurrence").to(tokens.ids_BT.device)
@@ -290,7 +285,20 @@ def conflict(tokens: Tokens, *, truth: bool = False, constant: Share | None = No
     return Conflict(queries_BT, keys_BT, table.scores_NN if constant is None else constant, tokens.valid_BT)
 
 
-# parts of them
+# matrices of the caller
+
+
+def matrix(tokens: Tokens) -> Predicate:
+    """Each token looks where the caller's matrix is True."""
+    return Pairs(tokens.column("matrix"), tokens.valid_BT)
+
+
+def weight_matrix(tokens: Tokens) -> Predicate:
+    """Each token weighs the others as the caller's matrix says."""
+    return Weights(tokens.column("weight_matrix"), tokens.valid_BT)
+
+
+# parts of these functions
 
 
 def _first(marked_BT: Tensor) -> Tensor:
@@ -302,11 +310,6 @@ def _ends(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """The first and the last delimiter of each example."""
     delimiter_BT = tokens.column("delimiter") & tokens.valid_BT
     return _first(delimiter_BT), _first(delimiter_BT.flip(-1)).flip(-1)
-
-
-def _diagonal(valid_BT: Tensor) -> Tensor:
-    """Each token itself, (1, T, T)."""
-    return torch.eye(valid_BT.shape[1], dtype=torch.bool, device=valid_BT.device)[None]
 
 
 def _is_any(values_BT: Tensor, wanted: Iterable[int]) -> Tensor:
@@ -322,15 +325,20 @@ def _same_word(word_BT: Tensor) -> Tensor:
     return (word_BT[:, :, None] == word_BT[:, None, :]) & (word_BT >= 0)[:, :, None]
 
 
-def _head_or_child(tokens: Tokens, word_BT: Tensor) -> Tensor:
-    """Whether the key's word is the head of the query's word, or the other way round."""
-    head_BT = tokens.column("head")
-    child_BQK = (head_BT[:, None, :] == word_BT[:, :, None]) & (word_BT >= 0)[:, :, None] & (word_BT >= 0)[:, None, :]
-    return child_BQK | child_BQK.transpose(1, 2)
+def _related(tokens: Tokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Whether query and key are pieces of one word, or of a word and its syntactic head."""
+    word_BT, head_BT = _words(tokens), tokens.column("head")
+
+    def related(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        query, key = word_BT[b, q], word_BT[b, k]
+        found = (query == key) | (head_BT[b, k] == query) | (head_BT[b, q] == key)
+        return found & (query >= 0) & (key >= 0)
+
+    return related
 
 
 def _word_places(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """The place of each token in its example's row of words, and which tokens have one."""
+    """The number of each token's word in its example, and which tokens have one."""
     word_BT = _words(tokens)
     is_word_BT = word_BT >= 0
     highest_B1 = word_BT.amax(-1, keepdim=True)
@@ -346,83 +354,30 @@ def _word_places(tokens: Tokens) -> tuple[Tensor, Tensor]:
 def _part_of_speech(tokens: Tokens, tags: Sequence[str], square: bool) -> Predicate:
     found_BT = _is_any(tokens.column("pos"), map(UPOS.index, tags))
     if square:
-        return Pairs(found_BT[:, :, None] & found_BT[:, None, :], tokens.valid_BT)
+        return Rule(lambda b, q, k: found_BT[b, q] & found_BT[b, k], tokens.valid_BT)
     return Columns(found_BT, tokens.valid_BT)
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """One row of `PATTERNS`, or what a plan makes of some.
+# how options change the facts of a row
 
-    Attributes:
-        build: from the features of a batch to the predicate.
-        source: paper, section, equation.
-        needs: the features it reads besides ids and padding.
-        tables: the tables it looks things up in.
-        positional: True where a missing target is a matter of the sequence's boundary, not of its tokens.
-        weighted: True where it weighs keys instead of naming them.
-        same_keys: True where the keys do not depend on the query, so that the query may be of another sequence.
-        looks_ahead: True where which earlier keys a query may see can depend on later tokens.
-        options: the options that a plan gave, by name.
-        needs_with: further features that an option needs when it is on, by option.
-    """
 
-    name: str
-    build: Callable[[Tokens], Predicate]
-    source: str
-    needs: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    positional: bool = False
-    weighted: bool = False
-    same_keys: bool = False
-    looks_ahead: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    needs_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+def _word_window(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    # which delimiter is the last one, and so counts as a word, is decided by later tokens
+    return {"needs": ("word", "delimiter"), "looks_ahead": True} if options.get("words") else {}
 
-    @property
-    def _function(self) -> Callable[..., Predicate]:
-        return self.build.func if isinstance(self.build, partial) else self.build
 
-    @property
-    def summary(self) -> str:
-        """What it says, in one line."""
-        return (self._function.__doc__ or "").strip().splitlines()[0]
+def _unique_match(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    # a token that sees itself in any case need not know whether it comes again
+    sees_itself = options.get("unique") == "self" and options.get("include_self", True)
+    return {"looks_ahead": not sees_itself}
 
-    @property
-    def option_names(self) -> tuple[str, ...]:
-        """The options that a plan may give."""
-        return tuple(option.declared(self._function))
 
-    def bound(self, given: Mapping[str, Any]) -> Pattern:
-        """The pattern with options.
+def _square(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"same_keys": False} if options.get("square") else {}
 
-        Raises:
-            UnknownName: an option that it does not have.
-            PlanError: a value of another type or out of range.
-        """
-        chosen = option.read(self._function, given, f"pattern {self.name!r}")
-        if not chosen:
-            return self
-        more = [need for name in self.needs_with if chosen.get(name) for need in self.needs_with[name]]
-        return replace(
-            self,
-            build=partial(self._function, **chosen),
-            needs=(*self.needs, *more),
-            same_keys=self.same_keys and not chosen.get("square"),
-            looks_ahead=self._looks_ahead(chosen),
-            options=chosen,
-        )
 
-    def _looks_ahead(self, chosen: Mapping[str, Any]) -> bool:
-        # only a token that sees itself, repeated or not, need not know whether it comes again
-        sees_itself = chosen.get("unique") == "self" and chosen.get("include_self", True)
-        # which delimiter is the last, and so stands for a word after all others, later ones tell
-        return (self.looks_ahead and not sees_itself) or bool(chosen.get("words"))
-
-    def __str__(self) -> str:
-        """Its name with the options that a plan gave."""
-        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.name}({options})" if options else self.name
+def _true_token(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"needs": ("delimiter", "original")} if options.get("truth") else {}
 
 
 _A = "Deshpande & Narasimhan 2020, section 3.1"
@@ -431,51 +386,103 @@ _C = "Xing et al. 2020, equations 9 to 12"
 _E = "Li et al. 2022"
 _OURS = "the trivial case"
 
+_CODE = "Wang et al. 2020, published code"
 _TREE = ("word", "head")
 
-PATTERNS: Mapping[str, Pattern] = {
-    pattern.name: pattern
-    for pattern in (
-        Pattern("next", next_token, _A, positional=True),
-        Pattern("previous", previous_token, _A, positional=True),
-        Pattern("first", first_token, _A, same_keys=True),
-        Pattern("self", self_token, "Deshpande & Narasimhan 2020, published code", positional=True),
-        Pattern("window", window, f"{_B}, RelPos", needs_with={"words": ("word", "delimiter")}),
-        Pattern("delimiter", delimiter, _A, needs=("delimiter",), same_keys=True),
-        Pattern("period", period, _A, needs=("character",), same_keys=True),
-        Pattern("separator", separator, f"{_B}, Seprat", needs=("delimiter", "character"), same_keys=True),
-        Pattern("matching_token", matching_token, f"{_E}, equation 4", looks_ahead=True),
-        Pattern("marked", marked, "soft masks at inference", needs=("marked",), same_keys=True),
-        Pattern("same_segment", same_segment, f"{_E}, equation 5", needs=("segment",)),
-        Pattern("rare", rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True, looks_ahead=True),
-        Pattern("dependency", dependency, f"{_B}, DepSyn", needs=_TREE, looks_ahead=True),
-        Pattern(
-            *("major_relation", major_relation, f"{_B}, MajRel", (*_TREE, "relation", "delimiter")),
-            looks_ahead=True,
-        ),
-        Pattern("noun", noun, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
-        Pattern("verb", verb, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
-        Pattern("adjective", adjective, "Wang et al. 2020, published code", needs=("pos",), same_keys=True),
-        Pattern("negation", negation, "Wang et al. 2020, published code", needs=("negation",), same_keys=True),
-        Pattern("stop_word", stop_word, "Wang et al. 2020, published code", needs=("stop_word",), same_keys=True),
-        Pattern(
-            *("conflict", conflict, _C, ("delimiter",), ("cooccurrence",)),
-            weighted=True,
-            needs_with={"truth": ("original",)},
-        ),
-        Pattern("all", all_tokens, _OURS, same_keys=True),
-        Pattern("none", no_token, _OURS, same_keys=True),
-    )
-}
+PATTERNS: Registry[Pattern] = Registry("pattern")
 """Every pattern by name."""
+
+
+def register_pattern(
+    name: str,
+    build: Callable[..., Predicate],
+    *,
+    source: str,
+    needs: Iterable[str] = (),
+    tables: Iterable[str] = (),
+    positional: bool = False,
+    weighted: bool = False,
+    same_keys: bool = False,
+    looks_ahead: bool = False,
+    option_facts: OptionFacts | None = None,
+    package: str = "",
+) -> Pattern:
+    """Add a pattern, so that plans can name it.
+
+    Args:
+        build: from `Tokens` to a `Predicate`.  The first line of its docstring is the summary that users read; its
+            annotated keyword parameters are the pattern's options.
+        source: where it comes from: paper, section, equation.
+        needs, tables, positional, weighted, same_keys, looks_ahead, option_facts: see `Pattern`.
+        package: the package that registers it, which plans then name; by default the one that defines ``build``.
+
+    Raises:
+        PlanError: the name is taken, or is no name.
+
+    Example:
+        >>> register_pattern("second", lambda tokens: Shift(2, tokens.valid_BT), source="an example", positional=True)
+    """
+    facts: dict[str, Any] = {"positional": positional, "weighted": weighted, "same_keys": same_keys}
+    facts |= {"looks_ahead": looks_ahead, "option_facts": option_facts}
+    pattern = Pattern(name, build, source, tuple(needs), tuple(tables), **facts)
+    return PATTERNS.add(name, pattern, package or build.__module__)
 
 
 def find_pattern(name: str) -> Pattern:
     """The pattern of that name.
 
     Raises:
-        UnknownName: there is none; near names are listed.
+        UnknownName: there is none; the message lists near names.
     """
-    if name not in PATTERNS:
-        raise UnknownName("pattern", name, PATTERNS)
-    return PATTERNS[name]
+    return PATTERNS.find(name)
+
+
+for _row in (
+    Pattern("next", next_token, _A, positional=True),
+    Pattern("previous", previous_token, _A, positional=True),
+    Pattern("first", first_token, _A, same_keys=True),
+    Pattern("self", self_token, "Deshpande & Narasimhan 2020, published code", positional=True),
+    Pattern("window", window, f"{_B}, RelPos", option_facts=_word_window),
+    Pattern("delimiter", delimiter, _A, needs=("delimiter",), same_keys=True),
+    Pattern("period", period, _A, needs=("character",), same_keys=True),
+    Pattern("separator", separator, f"{_B}, Seprat", needs=("delimiter", "character"), same_keys=True),
+    Pattern("matching_token", matching_token, f"{_E}, equation 4", looks_ahead=True, option_facts=_unique_match),
+    Pattern("marked", marked, "soft masks at inference", needs=("marked",), same_keys=True),
+    Pattern("same_segment", same_segment, f"{_E}, equation 5", needs=("segment",)),
+    Pattern("rare", rare, f"{_B}, RareW", needs=("word", "idf"), same_keys=True, looks_ahead=True),
+    Pattern("dependency", dependency, f"{_B}, DepSyn", needs=_TREE, looks_ahead=True),
+    Pattern(
+        "major_relation",
+        major_relation,
+        f"{_B}, MajRel",
+        needs=(*_TREE, "relation", "delimiter"),
+        looks_ahead=True,
+        option_facts=_square,
+    ),
+    Pattern("noun", noun, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
+    Pattern("verb", verb, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
+    Pattern("adjective", adjective, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
+    Pattern("negation", negation, _CODE, needs=("negation",), same_keys=True),
+    Pattern("stop_word", stop_word, _CODE, needs=("stop_word",), same_keys=True),
+    Pattern(
+        "conflict",
+        conflict,
+        _C,
+        needs=("delimiter",),
+        tables=("cooccurrence",),
+        weighted=True,
+        option_facts=_true_token,
+    ),
+    Pattern("matrix", matrix, "a mask of the caller's", needs=("matrix",), looks_ahead=True),
+    Pattern(
+        "weight_matrix",
+        weight_matrix,
+        "weights of the caller's",
+        needs=("weight_matrix",),
+        weighted=True,
+        looks_ahead=True,
+    ),
+    Pattern("all", all_tokens, _OURS, same_keys=True),
+    Pattern("none", no_token, _OURS, same_keys=True),
+):
+    PATTERNS.add(_row.name, _row)

@@ -1,4 +1,10 @@
-"""Combinations: patterns as data, put together with ``and``, ``or``, ``not`` and weighted sums, as a plan writes them."""
+"""Combinations: patterns as data, joined with ``and``, ``or``, ``not``, ``queries`` and weighted sums, as a plan writes them.
+
+A condition on queries is a combination too.  Rows of special tokens that see everything, and a square of nouns:
+
+    pattern = { or = ["same_segment", { queries = "delimiter" }] }
+    pattern = { and = ["noun", { queries = "noun" }] }
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,10 @@ import torch
 from torch import Tensor
 
 from guidance.errors import PlanError
-from guidance.patterns.catalogue import Pattern, find_pattern
+from guidance.patterns.catalogue import find_pattern
 from guidance.patterns.features import Tokens
-from guidance.patterns.predicates import Columns, Pairs, Predicate, Weights
+from guidance.patterns.pattern import Pattern
+from guidance.patterns.predicates import Columns, Predicate, Rule, Weights
 
 
 def either(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
@@ -31,7 +38,7 @@ def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[P
     columns = [predicate for predicate in predicates if isinstance(predicate, Columns)]
     if len(columns) == len(predicates):
         return Columns(reduce(operator, (column.keys_BK for column in columns)), valid_BT)
-    return Pairs(reduce(operator, (predicate.dense() for predicate in predicates)), valid_BT)
+    return Rule(lambda b, q, k: reduce(operator, (p.value_at(b, q, k) for p in predicates)), valid_BT)
 
 
 def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
@@ -39,7 +46,15 @@ def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     predicate = parts[0].build(tokens)
     if isinstance(predicate, Columns):
         return Columns(~predicate.keys_BK, predicate.valid_BT)
-    return Pairs(~predicate.dense(), predicate.valid_BT)
+    return Rule(lambda b, q, k: ~predicate.value_at(b, q, k), predicate.valid_BT)
+
+
+def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
+    """The tokens that the part names look everywhere; others look nowhere."""
+    predicate = parts[0].build(tokens)
+    assert isinstance(predicate, Columns)
+    keys_BT = predicate.keys_BK & predicate.valid_BT
+    return Rule(lambda b, q, k: keys_BT[b, q], predicate.valid_BT)
 
 
 def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
@@ -53,7 +68,7 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
 
     Args:
         spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
-            ``{"and": [...]}``, ``{"not": ...}`` or ``{"sum": [...]}``, whose parts are descriptions again.  A part of a
+            ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions again.  A part of a
             sum may have a ``weight``.
         given: further options of a name.
 
@@ -83,9 +98,19 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
     return _COMBINATIONS[operation](items)
 
 
+def pattern_names(spec: str | Mapping[str, Any]) -> list[str]:
+    """The names in a description that `read_pattern` can read."""
+    if isinstance(spec, str):
+        return [spec]
+    if "name" in spec:
+        return [str(spec["name"])]
+    ((_, items),) = ((key, items) for key, items in spec.items() if key != "weight")
+    return [name for item in (items if isinstance(items, list | tuple) else [items]) for name in pattern_names(item)]
+
+
 _SHAPES = (
     'for example "next", { name = "window", size = 5 }, { or = ["next", "previous"] }, { and = [...] }, '
-    '{ not = "same_segment" } or { sum = ["next", { name = "first", weight = 0.5 }] }'
+    '{ not = "same_segment" }, { queries = "delimiter" } or { sum = ["next", { name = "first", weight = 0.5 }] }'
 )
 
 
@@ -131,6 +156,16 @@ def _negated(item: Any) -> Pattern:
     return _combined(f"not {_in_words(parts[0])}", other, parts, positional=False)
 
 
+def _queries(item: Any) -> Pattern:
+    parts = _yes_or_no("queries", [read_pattern(item)])
+    if not parts[0].same_keys:
+        raise PlanError(
+            f"'queries' takes a pattern that names the same tokens for every query; {parts[0].name!r} does not",
+            hint='for example { queries = "delimiter" }',
+        )
+    return _combined(f"queries {_in_words(parts[0])}", these_queries, parts, positional=False, same_keys=False)
+
+
 def _summed(items: Any) -> Pattern:
     parts, weights = [], []
     for item in _items("sum", items):
@@ -151,5 +186,6 @@ _COMBINATIONS: Mapping[str, Callable[[Any], Pattern]] = {
     "or": partial(_logical, "or", either),
     "and": partial(_logical, "and", both),
     "not": _negated,
+    "queries": _queries,
     "sum": _summed,
 }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
+from guidance.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -21,58 +22,91 @@ class Feature:
     """One row of `FEATURES`.
 
     Attributes:
-        kind: what its values are; a column of ``float`` alone may hold NaN.
+        kind: the type of its values; only a column of ``float`` may hold NaN.
         summary: what a value says about its token, in one line.
         source: where it comes from, for messages.
+        of_pairs: True if it has a value for each (query, key), shape (B, T, T), instead of one for each token, (B, T).
     """
 
     name: str
     kind: Literal["bool", "int", "float"]
     summary: str
     source: str
+    of_pairs: bool = False
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """Whether a tensor of that type can hold it."""
+        """Whether a tensor of that type can hold its values."""
         if self.kind == "int":
             return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
         return dtype == torch.bool if self.kind == "bool" else dtype.is_floating_point
 
 
-_VOCABULARY = "it is read off the token ids: give `install` the tokenizer"
+_VOCABULARY = "it follows from the token ids: give `install` the tokenizer, or the column to `handle.guide`"
 _MASKS = "it is a column of the artifact that `guide build-masks` writes"
-_CALLER = "whoever asks for guidance gives it: `handle.guide(input_ids, attention_mask, {})`"
+_CALLER = "the caller gives it: `handle.guide(input_ids, attention_mask, {})`"
 _OBJECTIVE = "an objective with a generator gives it in pre-training"
 
-FEATURES: Mapping[str, Feature] = {
-    feature.name: feature
-    for feature in (
-        Feature("delimiter", "bool", "opens, closes or parts sequences", _VOCABULARY),
-        Feature("character", "int", "code point of a token that is exactly one character, else 0", _VOCABULARY),
-        Feature("word", "int", "number of its word within the example; -1 for special tokens", _MASKS),
-        Feature("segment", "int", "number of its sentence or segment; -1 for none", _MASKS),
-        Feature("idf", "float", "how rare its word is; 0 or NaN where the word is no candidate", _MASKS),
-        Feature("head", "int", "word number of its word's syntactic head; a root's is its own; -1 for none", _MASKS),
-        Feature("relation", "int", "its word's relation to the head, a place in `RELATIONS`; -1 for none", _MASKS),
-        Feature("pos", "int", "its word's part of speech, a place in `UPOS`; -1 for none", _MASKS),
-        Feature("negation", "bool", "belongs to a word that negates", _MASKS),
-        Feature("stop_word", "bool", "belongs to a stop word", _MASKS),
-        Feature("marked", "bool", "the caller marks it", _CALLER.format("marked=...")),
-        Feature("mispredicted", "bool", "the generator put another token here than the text has", _OBJECTIVE),
-        Feature("predicted", "int", "id of the token that a generator put here; by default the id itself", _OBJECTIVE),
-        Feature("original", "int", "id of the token that the text has here", _OBJECTIVE),
-    )
-}
-"""Every per-token feature by name."""
+FEATURES: Registry[Feature] = Registry("feature")
+"""Every feature by name."""
+
+for _row in (
+    Feature("delimiter", "bool", "opens, closes or parts sequences", _VOCABULARY),
+    Feature("character", "int", "code point of a token that is exactly one character, else 0", _VOCABULARY),
+    Feature("word", "int", "number of its word within the example; -1 for special tokens", _MASKS),
+    Feature("segment", "int", "number of its sentence or segment; -1 for none", _MASKS),
+    Feature("idf", "float", "how rare its word is; 0 or NaN where the word is no candidate", _MASKS),
+    Feature("head", "int", "word number of its word's syntactic head; a root's is its own; -1 for none", _MASKS),
+    Feature("relation", "int", "its word's relation to the head, a place in `RELATIONS`; -1 for none", _MASKS),
+    Feature("pos", "int", "its word's part of speech, a place in `UPOS`; -1 for none", _MASKS),
+    Feature("negation", "bool", "belongs to a word that negates", _MASKS),
+    Feature("stop_word", "bool", "belongs to a stop word", _MASKS),
+    Feature("marked", "bool", "the caller marks it", _CALLER.format("marked=...")),
+    Feature("matrix", "bool", "which keys each query may see", _CALLER.format("matrix=..."), of_pairs=True),
+    Feature(
+        "weight_matrix",
+        "float",
+        "how much each key counts for each query",
+        _CALLER.format("weight_matrix=..."),
+        of_pairs=True,
+    ),
+    Feature("mispredicted", "bool", "the generator put another token here than the text has", _OBJECTIVE),
+    Feature("predicted", "int", "id of the token that a generator put here; by default the id itself", _OBJECTIVE),
+    Feature("original", "int", "id of the token that the text has here", _OBJECTIVE),
+):
+    FEATURES.add(_row.name, _row)
+
+
+def register_feature(
+    name: str,
+    kind: Literal["bool", "int", "float"],
+    summary: str,
+    *,
+    package: str,
+    source: str = "",
+    of_pairs: bool = False,
+) -> Feature:
+    """Add a feature, which `handle.guide` then takes as a keyword and patterns may need.
+
+    Args:
+        package: the package that registers it, usually ``__name__``.
+        source: where users get it, for messages; by default the caller.
+
+    Raises:
+        PlanError: the name is taken, or is no name.
+    """
+    feature = Feature(name, kind, summary, source or _CALLER.format(f"{name}=..."), of_pairs)
+    return FEATURES.add(name, feature, package)
+
 
 OF_OBJECTIVES = tuple(name for name, feature in FEATURES.items() if feature.source == _OBJECTIVE)
-"""The features that an objective gives by itself."""
+"""The features that training objectives compute."""
 
 TABLES: Mapping[str, str] = {
     "cooccurrence": "it is the artifact that `guide build-cooccur` writes: give it to `install` as `tables=`",
     "importance": "a number for every head, (layers, heads): give it to `install` as `tables=`",
     "masking_proportion": "(steps, layers), from an adversarial run: `guide pretrain --masking RUN`, or `tables=` of `install`",
 }
-"""What patterns look up besides the tokens, and where it comes from."""
+"""What patterns look up besides tokens, and where each table comes from."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +116,12 @@ class Tokens:
     Attributes:
         ids_BT: token ids, int64; positions that objectives masked hold the mask token.
         valid_BT: bool, False at padding, which never attends and is never attended to.
-        columns: further per-token features by name, each (B, T): those of `FEATURES`, or a pattern's own.
+        columns: further features by name, each (B, T), or (B, T, T) for features of pairs: those of `FEATURES`, or a
+            pattern's own.
         tables: what patterns look up, by name, for example a `Cooccurrence`.
 
     Raises:
-        InputError: a feature of another shape than the ids, or of another type than `FEATURES` says.
+        InputError: a feature does not have the shape or the type that `FEATURES` says.
     """
 
     ids_BT: Tensor
@@ -96,9 +131,11 @@ class Tokens:
 
     def __post_init__(self) -> None:
         for name, column in (("attention mask", self.valid_BT), *self.columns.items()):
-            if column.shape != self.ids_BT.shape:
-                raise InputError(f"{name} has shape {tuple(column.shape)}, the ids have {tuple(self.ids_BT.shape)}")
             feature = FEATURES.get(name)
+            is_of_pairs = feature is not None and feature.of_pairs
+            shape = self.ids_BT.shape + (self.ids_BT.shape[-1:] if is_of_pairs else ())
+            if column.shape != shape:
+                raise InputError(f"{name} has shape {tuple(column.shape)}, the ids have {tuple(self.ids_BT.shape)}")
             if feature and not feature.accepts(column.dtype):
                 raise InputError(f"the feature {name!r} is {feature.kind}, not {column.dtype}", hint=feature.summary)
 

@@ -1,12 +1,14 @@
-"""Predicates: a pattern's answer for one batch, in the form that costs least.
+"""Predicates: what a pattern says about one batch, in the form that costs least.
 
-Most need no (B, Q, K) tensor: a `Shift` names one key per query, `Columns` the same keys for every query.  All know how
-much attention falls on them; `dense` writes them out, for pictures, oracles, and patterns that have no shorter form.
+Most need no (B, Q, K) tensor: a `Shift` names one key for each query, `Columns` the same keys for every query, a `Rule`
+is a function of (example, query, key).  Each knows how much attention falls on its keys, and answers for single pairs
+without being written out.  `dense` writes it out, for masks, pictures and oracles.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,19 +18,40 @@ from guidance.errors import PlanError
 
 
 class Predicate(ABC):
-    """Which keys each query of a batch is pointed at, or how strongly; padding is never a query or a key.
+    """Which keys each query of a batch should look at, or how strongly.  Padding is never a query or a key.
 
     Attributes:
         valid_BT: the valid keys.
-        queries_BQ: the valid queries where they are not the keys.
+        queries_BQ: the valid queries, where queries and keys are different sequences.
     """
 
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
 
     @abstractmethod
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The predicate at single pairs: bool, or float32 where keys have weights.
+
+        This is the closed form that block-sparse kernels ask for.  Nothing of the size (B, Q, K) is written unless the
+        indices span it.
+
+        Args:
+            example, query, key: int64 indices that broadcast against each other.
+        """
+
     def dense(self) -> Tensor:
         """The predicate written out, (B, Q, K): bool, or float32 where keys have weights."""
+        (batch, keys), device = self.valid_BT.shape, self.valid_BT.device
+        queries = self.rows_BQ.shape[1]
+        return self.value_at(
+            torch.arange(batch, device=device)[:, None, None],
+            torch.arange(queries, device=device)[:, None],
+            torch.arange(keys, device=device),
+        )
+
+    def written(self) -> Predicate:
+        """The same predicate in a form whose methods cost little each time they are called."""
+        return self
 
     @property
     def rows_BQ(self) -> Tensor:
@@ -36,52 +59,66 @@ class Predicate(ABC):
         return self.valid_BT if self.queries_BQ is None else self.queries_BQ
 
     def counts(self) -> Tensor:
-        """How many keys each query is pointed at, or the sum of their weights: float32 (B, Q); 0 at padding."""
+        """The number of keys of each query, or the sum of their weights: float32 (B, Q).  Padding has 0."""
         return self.dense().sum(-1).float()
 
     def squares(self) -> Tensor:
-        """The sum of the squared weights of each query's keys, float32 (B, Q): `counts` where keys have none."""
+        """The sum of the squared weights of each query's keys, float32 (B, Q).  Without weights this is `counts`."""
         return self.dense().float().square().sum(-1)
 
     def mass(self, attention_BHQK: Tensor) -> Tensor:
-        """How much attention falls on the keys a query is pointed at, by their weights: (B, H, Q)."""
+        """How much attention falls on the keys of each query, by their weights: (B, H, Q)."""
         return (attention_BHQK * self.dense()[:, None]).sum(-1)
 
     def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
         """Add the gradient of ``(mass * grad_BHQ).sum()`` with respect to the attention to ``grad_BHQK``, in place."""
         grad_BHQK.addcmul_(grad_BHQ.unsqueeze(-1), self.dense()[:, None].to(grad_BHQK.dtype))
 
-    def at(self, rows_BR: Tensor) -> Tensor:
-        """The weights of some queries, whose positions are ``rows_BR`` (int64): float32 (B, R, K)."""
-        dense_BQK = self.dense()
-        return dense_BQK.gather(1, rows_BR[..., None].expand(-1, -1, dense_BQK.shape[-1])).float()
+    def rows(self, places_BR: Tensor) -> Tensor:
+        """The weights of some queries with every key: float32 (B, R, K).
 
-    def speaks_at(self, rows_BR: Tensor) -> Tensor:
-        """Which of some queries it says anything about, be it that all weigh nothing: bool (B, R)."""
-        return self.at(rows_BR).any(-1)
+        Args:
+            places_BR: int64, the positions of these queries.
+        """
+        examples = torch.arange(len(places_BR), device=places_BR.device)[:, None, None]
+        keys_K = torch.arange(self.valid_BT.shape[1], device=places_BR.device)
+        return self.value_at(examples, places_BR[..., None], keys_K).float()
+
+    def covers(self, places_BR: Tensor) -> Tensor:
+        """Whether it says anything about some queries: bool (B, R).
+
+        A table covers the queries that it has a row for, even if all weights of that row are 0.
+        """
+        return self.rows(places_BR).any(-1)
 
     def restricted(self, allowed_BQK: Tensor) -> Predicate:
-        """The same wish within what a query may see at all: causality, a sliding window."""
+        """The same predicate without the keys that causality or a sliding window hide from a query."""
         dense_BQK = self.dense()
         if dense_BQK.dtype == torch.bool:
             return Pairs(dense_BQK & allowed_BQK, self.valid_BT, self.rows_BQ)
         return Weights(dense_BQK * allowed_BQK, self.valid_BT, self.rows_BQ)
 
-    def across(self, queries_BQ: Tensor) -> Predicate:
-        """The same wish for the queries of another sequence; ``queries_BQ`` are the valid ones.
+    def for_queries(self, queries_BQ: Tensor) -> Predicate:
+        """The same predicate for the queries of another sequence, as cross-attention has them.
+
+        Args:
+            queries_BQ: which of these queries are valid.
 
         Raises:
-            PlanError: the pattern compares a query with a key, and so wants them from one sequence.
+            PlanError: the pattern compares a query with a key, so both must come from one sequence.
         """
         raise PlanError("the pattern relates tokens of one sequence; cross-attention has two")
 
 
 @dataclass(frozen=True)
 class Shift(Predicate):
-    """Each query is pointed at the token ``offset`` places to its right, where there is a valid one."""
+    """Each query looks at the token ``offset`` places to its right, if a valid one is there."""
 
     offset: int
     valid_BT: Tensor
+
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key == query + self.offset) & self.valid_BT[example, key] & self.valid_BT[example, query]
 
     def _has_target(self) -> Tensor:
         target = torch.zeros_like(self.valid_BT)
@@ -113,14 +150,9 @@ class Shift(Predicate):
         wanted = grad_BHQ * self._has_target()[:, None]
         grad_BHQK.diagonal(self.offset, -2, -1).add_(wanted[..., queries])
 
-    def at(self, rows_BR: Tensor) -> Tensor:
-        keys_K = torch.arange(self.valid_BT.shape[1], device=rows_BR.device)
-        has_target = self._has_target().gather(1, rows_BR)
-        return ((rows_BR + self.offset)[..., None] == keys_K).float() * has_target[..., None]
-
 
 def _shifted(valid_BT: Tensor, offset: int) -> tuple[slice, slice]:
-    """The queries that have a position ``offset`` to their right, and those positions."""
+    """The queries whose position ``offset`` to the right lies in the sequence, and these positions."""
     length = valid_BT.shape[1]
     start, stop = max(0, -offset), min(length, length - offset)
     stop = max(start, stop)
@@ -129,11 +161,14 @@ def _shifted(valid_BT: Tensor, offset: int) -> tuple[slice, slice]:
 
 @dataclass(frozen=True)
 class Columns(Predicate):
-    """Every query is pointed at the same keys."""
+    """Every query looks at the same keys."""
 
     keys_BK: Tensor
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
+
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return self._keys()[example, key] & self.rows_BQ[example, query]
 
     def _keys(self) -> Tensor:
         return self.keys_BK & self.valid_BT
@@ -155,20 +190,43 @@ class Columns(Predicate):
         wanted = (grad_BHQ * self.rows_BQ[:, None]).unsqueeze(-1)
         grad_BHQK.addcmul_(wanted, self._keys().to(grad_BHQK.dtype)[:, None, None, :])
 
-    def at(self, rows_BR: Tensor) -> Tensor:
-        return self._keys()[:, None, :].float() * self.rows_BQ.gather(1, rows_BR)[..., None]
-
-    def across(self, queries_BQ: Tensor) -> Columns:
+    def for_queries(self, queries_BQ: Tensor) -> Columns:
         return replace(self, queries_BQ=queries_BQ)
 
 
 @dataclass(frozen=True)
+class Rule(Predicate):
+    """A yes/no predicate as a function of (example, query, key), which is evaluated where it is asked.
+
+    Attributes:
+        function: from int64 indices that broadcast to bool; valid tokens are looked after here.
+    """
+
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    valid_BT: Tensor
+
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        valid = self.valid_BT[example, key] & self.valid_BT[example, query]
+        return self.function(example, query, key) & valid
+
+    def written(self) -> Pairs:
+        return Pairs(self.dense(), self.valid_BT)
+
+    def squares(self) -> Tensor:
+        return self.counts()
+
+
+@dataclass(frozen=True)
 class Pairs(Predicate):
-    """Any yes/no predicate, written out as bool (B, Q, K)."""
+    """A yes/no predicate that is written out, bool (B, Q, K)."""
 
     pairs_BQK: Tensor
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
+
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        valid = self.valid_BT[example, key] & self.rows_BQ[example, query]
+        return self.pairs_BQK[example, query, key] & valid
 
     def dense(self) -> Tensor:
         return self.pairs_BQK & self.valid_BT[:, None, :] & self.rows_BQ[:, :, None]
@@ -179,11 +237,15 @@ class Pairs(Predicate):
 
 @dataclass(frozen=True)
 class Weights(Predicate):
-    """Any weighted predicate, written out as float (B, Q, K)."""
+    """A weighted predicate that is written out, float (B, Q, K)."""
 
     weights_BQK: Tensor
     valid_BT: Tensor
     queries_BQ: Tensor | None = None
+
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        valid = self.valid_BT[example, key] & self.rows_BQ[example, query]
+        return self.weights_BQK[example, query, key].float() * valid
 
     def dense(self) -> Tensor:
         return self.weights_BQK.float() * (self.valid_BT[:, None, :] & self.rows_BQ[:, :, None])
@@ -191,12 +253,12 @@ class Weights(Predicate):
 
 @dataclass(frozen=True)
 class Conflict(Predicate):
-    """A table says how strongly a query expects each key; only the rows that are asked for are looked up.
+    """A co-occurrence table weighs how strongly each query's token expects each key's.
 
     Attributes:
-        queries_BT, keys_BT: rows and columns of the table, int64; -1 where it has none.
+        queries_BT, keys_BT: rows and columns of the table, int64; -1 for tokens that it does not have.
         scores_NN: the table, or one number for all of its entries.
-        allowed_BQK: what a query may see at all.
+        allowed_BQK: the keys that causality or a sliding window leave to a query; None for all.
     """
 
     queries_BT: Tensor
@@ -205,22 +267,17 @@ class Conflict(Predicate):
     valid_BT: Tensor
     allowed_BQK: Tensor | None = None
 
-    def at(self, rows_BR: Tensor) -> Tensor:
-        queries_BR1, keys_B1K = self.queries_BT.gather(1, rows_BR)[..., None], self.keys_BT[:, None]
-        known_BRK = (queries_BR1 >= 0) & (keys_B1K >= 0) & self.valid_BT[:, None]
-        known_BRK = known_BRK & self.valid_BT.gather(1, rows_BR)[..., None]
+    def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        rows, columns = self.queries_BT[example, query], self.keys_BT[example, key]
+        known = (rows >= 0) & (columns >= 0) & self.valid_BT[example, key] & self.valid_BT[example, query]
         if self.allowed_BQK is not None:
-            known_BRK = known_BRK & self.allowed_BQK.gather(1, rows_BR[..., None].expand_as(known_BRK))
+            known = known & self.allowed_BQK[example, query, key]
         if not isinstance(self.scores_NN, Tensor):
-            return known_BRK * self.scores_NN
-        return self.scores_NN[queries_BR1.clamp(min=0), keys_B1K.clamp(min=0)].float() * known_BRK
+            return known * self.scores_NN
+        return self.scores_NN[rows.clamp(min=0), columns.clamp(min=0)].float() * known
 
-    def speaks_at(self, rows_BR: Tensor) -> Tensor:
-        return ((self.queries_BT >= 0) & self.valid_BT).gather(1, rows_BR)
-
-    def dense(self) -> Tensor:
-        rows_T = torch.arange(self.valid_BT.shape[1], device=self.valid_BT.device)
-        return self.at(rows_T.expand_as(self.valid_BT))
+    def covers(self, places_BR: Tensor) -> Tensor:
+        return ((self.queries_BT >= 0) & self.valid_BT).gather(1, places_BR)
 
     def restricted(self, allowed_BQK: Tensor) -> Conflict:
         within = allowed_BQK if self.allowed_BQK is None else allowed_BQK & self.allowed_BQK

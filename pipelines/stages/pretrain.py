@@ -373,7 +373,7 @@ def _follow(config: Config, inputs: Mapping[str, Any], partial: Path) -> None:
 
 
 def _train(config: Config, prepared: _Prepared, cluster: Cluster, partial: Path, progress: Progress) -> Outcome:
-    from guidance.installation import check_matches
+    from guidance.guided_model import check_matches
     from pipelines.training.loop import Settings, train
 
     settings = Settings(

@@ -132,12 +132,12 @@ def guided_attention(
         found = handle.probabilities(ids)
         layers = sorted({0, handle.num_layers // 2, handle.num_layers - 1})
         maps[f"step {step}"] = {
-            f"layer {site.layer + 1}, head {heads[0] + 1}\n({handle.plan.labels[number]})": found[site][0, heads[0]][
-                :SHOWN_TOKENS, :SHOWN_TOKENS
-            ].numpy()
-            for site, work in handle.work.items()
+            f"layer {site.layer + 1}, head {a.heads[0] + 1}\n({handle.plan.labels[a.number]})": found[site][
+                0, a.heads[0]
+            ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
+            for site, site_plan in handle.site_plans.items()
             if site.layer in layers
-            for number, heads in work.shares()
+            for a in site_plan.assignments
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
     return maps, tokens

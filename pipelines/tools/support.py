@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from guidance.errors import GuideError
 from guidance.installation import install
+from guidance.models.families import FAMILIES, Family
 from guidance.plan import Plan
-from guidance.sites import FAMILIES, Family
 
 _TINY: dict[str, Any] = {
     "vocab_size": 16,

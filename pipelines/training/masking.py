@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from guidance.errors import InputError, PlanError
-from guidance.mechanisms.adversary import PROPORTIONS
+from guidance.mechanisms.random_mask import PROPORTIONS
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged

@@ -123,7 +123,7 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
 
 def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
     """What patterns and rules look up beside tokens, by name; for ``totals`` see `cooccurrence_table.load_table`."""
-    from guidance.mechanisms.adversary import PROPORTIONS
+    from guidance.mechanisms.random_mask import PROPORTIONS
     from pipelines.statistics.cooccurrence_table import load_table
     from pipelines.statistics.head_scores import read_scores
     from pipelines.training.masking import read_proportions

@@ -19,7 +19,7 @@ from pipelines.storage.store import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from guidance.patterns.catalogue import Pattern
+    from guidance.patterns import Pattern
     from guidance.patterns.features import Cooccurrence, Tokens
 
 MOST_TOKENS = 256
@@ -157,6 +157,9 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
         if set(missing) <= {"head", "relation", "pos", "negation", "stop_word"}:
             hints.append("here: --parser spacy:en_core_web_sm, or any other spaCy model")
+        if any(FEATURES[name].of_pairs for name in missing):
+            hints.append(f'in Python: guidance.pattern("{missing[0]}", ids, {missing[0]}=...)')
+            raise InputError(f"{pattern} is a matrix of the caller's", hint="\n".join(hints))
         has_it = " (the sample that is drawn without --text has it)" if missing[0] in _sample_features() else ""
         hints.append(f"here: --feature {missing[0]}=..., one value for each word{has_it}")
         raise InputError(f"{pattern} reads {', '.join(missing)}, which this text does not have", hint="\n".join(hints))

@@ -6,25 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-KEYS: Mapping[str, str] = {
-    "pattern": 'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
-    "mechanism": "how that wish acts on a head",
-    "part": "model; or generator, discriminator, where two models are trained together",
-    "stack": "encoder or decoder",
-    "attention": "self or cross",
-    "layers": 'numbers and rules: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
-    "heads": 'likewise; also "least important 3" by a table of scores, and "pal:0" for a head that [pal] adds',
-    "weight": "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
-    "reference_length": "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
-    "schedule": "of a weight, over the run",
-    "hold_steps": "steps before a schedule starts to fall; 20000 in paper A's code",
-    "optional": "true: the row may select no head, as in models that have fewer",
-    "enabled": "false leaves the row out",
-    "name": "how logs call the row; else by its pattern",
-    "options": "",
-}
-"""What each key of a row says; ``options`` is no key, its items are."""
-
 
 def template(preset: str | None = None) -> str:
     """A commented plan to start from: two rows that pull one head each, or those of a preset, and all there is to choose
@@ -59,18 +40,18 @@ schedule = "linear"
 def _explanation() -> Iterator[str]:
     from guidance.mechanisms import MECHANISMS
     from guidance.options import declared
-    from guidance.patterns.catalogue import PATTERNS
-    from guidance.plan import SCHEDULES, Guide, as_toml
+    from guidance.patterns import PATTERNS
+    from guidance.plan import KEYS, SCHEDULES, Guide, as_toml
 
     yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
     yield "# `guide plan show FILE --model FOLDER` shows the heads that it reaches, `guide pretrain --plan FILE` follows it."
     yield "#"
     yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
     for item in fields(Guide):
-        if KEYS[item.name]:
+        if item.name in KEYS:
             default = "-" if item.default in ("", None) else as_toml(item.default)
             choices = f": {', '.join(SCHEDULES)}" if item.name == "schedule" else ""
-            yield f"#   {item.name:<17} {default:<11} {KEYS[item.name]}{choices}"
+            yield f"#   {item.name:<17} {default:<11} {KEYS[item.name]['help']}{choices}"
     yield "# and the options of its pattern and of its mechanism."
     yield "#"
     yield "# Patterns, with their options (`guide patterns show NAME` draws one):"
@@ -80,8 +61,8 @@ def _explanation() -> Iterator[str]:
             yield f"#   {'':<17} {', '.join(f'{key} = {as_toml(value)}' for key, value in own.items())}"
     yield "#"
     yield "# Mechanisms (those marked * are losses, and have a weight and a schedule):"
-    for mechanism in MECHANISMS.values():
-        yield f"#   {mechanism.name + ('*' if mechanism.is_loss else ''):<17} {mechanism.summary}"
+    for name, mechanism in MECHANISMS.items():
+        yield f"#   {name + ('*' if mechanism.is_loss() else ''):<17} {mechanism.summary}"
 
 
 def _spare_rows() -> Iterator[str]:
@@ -91,18 +72,18 @@ def _spare_rows() -> Iterator[str]:
     from guidance.options import declared
 
     yield "# One row for each mechanism, with its options at their defaults.  Take away the # to use one."
-    for mechanism in MECHANISMS.values():
-        pattern = "conflict" if mechanism.place == "scores" else "next"
+    for name, mechanism in MECHANISMS.items():
+        pattern = "conflict" if "row_losses" in mechanism.contributes else "next"
         yield "#"
         yield f"# # {mechanism.summary} ({mechanism.source})"
         yield "# [[guide]]"
-        if mechanism.wants_pattern:
+        if mechanism.takes_pattern:
             yield f'# pattern = "{pattern}"'
-        yield f'# mechanism = "{mechanism.name}"'
+        yield f'# mechanism = "{name}"'
         yield "# heads = [2]"
-        if mechanism.is_loss:
+        if mechanism.is_loss():
             yield "# weight = 1.0"
-        yield from _option_lines(declared(mechanism.options))
+        yield from _option_lines(declared(mechanism))
     yield "#"
     yield '# # heads beside those of the model, which rows address as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
     yield "# [pal]"

@@ -70,18 +70,18 @@ def _row(number: int, label: str, guide: Guide) -> Row:
         "name",
     }
     rest = {key: text for key, text in written_keys(guide).items() if key not in shown}
-    own = guide.wish.options if guide.wish else {}
+    own = guide.bound_pattern.options if guide.bound_pattern else {}
     hold = f", hold {guide.hold_steps}" if guide.hold_steps else ""
     return Row(
         number,
         label,
-        str(guide.wish or "-"),
+        str(guide.bound_pattern or "-"),
         guide.mechanism,
         f"{guide.stack} {guide.attention}",
         ", ".join(map(str, guide.layers)),
         ", ".join(map(str, guide.heads)),
-        weight_text(guide.weight) if guide.acts.is_loss else "-",
-        f"{guide.schedule}{hold}" if guide.acts.is_loss else "-",
+        weight_text(guide.weight) if guide.is_loss else "-",
+        f"{guide.schedule}{hold}" if guide.is_loss else "-",
         ", ".join(f"{key} = {text}" for key, text in rest.items() if key not in own) or "-",
     )
 
@@ -134,7 +134,7 @@ def read_shape(reference: str, store: Store) -> Shape:
     from transformers import AutoModel
     from transformers.utils import logging as transformers_logging
 
-    from guidance.sites import find_sites
+    from guidance.models.families import find_sites
 
     transformers_logging.set_verbosity_error()
     config = _configuration(reference, store)
@@ -173,7 +173,7 @@ def _family_of_size(family: str, layers: int, heads: int) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     from guidance.errors import UnknownName
-    from guidance.sites import FAMILIES
+    from guidance.models.families import FAMILIES
 
     known = [name if name in CONFIG_MAPPING else name.replace("_", "-") for name in FAMILIES]
     names = {name.replace("_", "-"): name for name in known}
@@ -193,14 +193,14 @@ def reach_of(plan: Plan, shape: Shape, scores: Mapping[tuple[int, int], float] |
     Raises:
         PlanError: a guide names a layer or a head that is not there, reaches none, or contradicts another one.
     """
-    from guidance.compilation import compile_plan
+    from guidance.site_plans import plan_sites
 
     sites = (*shape.sites, *_added_sites(plan, shape))
     reach: Reach = {number: {} for number in range(len(plan.guides))}
     for part in dict.fromkeys(guide.part for guide in plan.guides):
-        for site, work in compile_plan(plan, sites, part, scores).items():
-            for number, heads in work.shares():
-                reach[number][site] = heads
+        for site, site_plan in plan_sites(plan, sites, part, scores).items():
+            for assignment in site_plan.assignments:
+                reach[assignment.number][site] = assignment.heads
     return {number: dict(sorted(found.items(), key=_in_order)) for number, found in reach.items()}
 
 
@@ -212,7 +212,7 @@ def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
     """The sites of the heads that the plan adds."""
     from guidance.models.added_heads import added_sites, place_of
-    from guidance.sites import find_sites
+    from guidance.models.families import find_sites
 
     if plan.pal is None:
         return
@@ -276,10 +276,10 @@ def needs_of(plan: Plan) -> list[Need]:
 
     found = []
     for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1):
-        if guide.enabled and guide.wish:
-            names = [name for name in guide.wish.needs if name in FEATURES and name not in Vocabulary.FEATURES]
+        if guide.enabled and guide.bound_pattern:
+            names = [name for name in guide.bound_pattern.needs if name in FEATURES and name not in Vocabulary.FEATURES]
             found += [Need(number, label, name, FEATURES[name].source) for name in names]
-        if guide.enabled and guide.acts.place == "scores":
+        if guide.enabled and guide.makes("row_losses"):
             found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
         if guide.enabled:
             found += [Need(number, label, name, TABLES[name]) for name in guide.tables if name in TABLES]

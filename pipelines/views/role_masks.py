@@ -24,7 +24,7 @@ from pipelines.training.models import read_tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-    from guidance.patterns.catalogue import Pattern
+    from guidance.patterns import Pattern
     from guidance.patterns.features import Tokens, Vocabulary
 
 __all__ = ["Example", "Opened", "Roles", "choose", "dense_schema", "export"]
@@ -70,7 +70,7 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
     if wanted:
         patterns = [read_pattern(spec) for spec in wanted]
     else:
-        patterns = [guide.wish for guide in Plan.load("preset:roles").guides if guide.wish]
+        patterns = [guide.bound_pattern for guide in Plan.load("preset:roles").guides if guide.bound_pattern]
     found, missing = {}, {}
     for pattern in patterns:
         if pattern.weighted or pattern.tables:

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-import guidance.sites
+import guidance.models.families
 import pipelines.tools.support
-from guidance.sites import FAMILIES, Family
+from guidance.models.families import FAMILIES, Family
 from pipelines.tools.support import examine
 
 
@@ -39,7 +39,7 @@ def test_what_cannot_be_guided_has_its_reason_in_the_table(guide, monkeypatch: p
         "roformer": Family("RoFormer", "NoSuchAttention"),
         "of_tomorrow": Family("Of tomorrow", "Attention"),
     }
-    for module in (guidance.sites, pipelines.tools.support):
+    for module in (guidance.models.families, pipelines.tools.support):
         monkeypatch.setattr(module, "FAMILIES", rows)
     bert, mpnet, roformer, tomorrow = examine()
     assert bert.supported and bert.heads == ("encoder self",)

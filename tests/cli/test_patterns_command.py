@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli.tables import folded
-from guidance.patterns.catalogue import PATTERNS
+from guidance.patterns import PATTERNS
 from pipelines.views.pictures import cells, legend, matrix_lines, shade
 from tests.shared import shared
 
@@ -61,7 +61,16 @@ def test_a_table_is_one_line_a_row_in_a_pipe_and_folded_in_a_terminal():
 # show
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+OF_THE_CALLER = ("matrix", "weight_matrix")
+
+
+@pytest.mark.parametrize("name", OF_THE_CALLER)
+def test_a_matrix_of_the_callers_is_not_drawn(guide, name):
+    answer = guide("patterns", "show", name)
+    assert (answer.code, f'guidance.pattern("{name}"' in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", [name for name in PATTERNS if name not in OF_THE_CALLER])
 def test_every_pattern_can_be_drawn_on_the_sample(guide, name):
     answer = guide("patterns", "show", name)
     assert answer.code == 0, answer.err

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from guidance.mechanisms import MECHANISMS
-from guidance.patterns.catalogue import PATTERNS
-from guidance.plan import Guide, Plan, presets
-from guidance.sites import FAMILIES
+from guidance.models.families import FAMILIES
+from guidance.patterns import PATTERNS
+from guidance.plan import KEYS, Guide, Plan, presets
 from pipelines.views import plans
-from pipelines.views.plan_template import KEYS
 
 MIXED = """
 [pal]
@@ -219,7 +218,7 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
         (
             ROW.format("fix", 0) + ROW.format("mask", 0),
             "roberta:2x2",
-            "guide 1 (next) takes the place of the attention",
+            "guide 1 (next) replaces the attention",
         ),
         (ROW.format("mask", '"pal:0"'), "roberta:2x2", "guide 1 (next): it is about added heads"),
         (ROW.format("mask", '"least important 1"'), "roberta:2x2", "needs a table of scores"),
@@ -341,8 +340,8 @@ def test_a_difference_is_a_failure_only_where_asked_for(guide):
 def test_a_new_plan_is_valid_and_explains_every_key_pattern_and_mechanism(guide):
     text = guide("plan", "new").out
     assert [guide.label for guide in Plan.parse(text).guides] == ["next", "previous"]
-    assert KEYS.keys() == {item.name for item in dataclasses.fields(Guide)}
-    for name in (*PATTERNS, *MECHANISMS, *(key for key, words in KEYS.items() if words)):
+    assert {*KEYS, "options"} == {item.name for item in dataclasses.fields(Guide)}
+    for name in (*PATTERNS, *MECHANISMS, *KEYS):
         assert re.search(rf"^#   {name}\*?( |$)", text, re.M), name
     Path("new.toml").write_text(text)
     assert guide("plan", "check", "new.toml", "--model", "roberta:4x4").code == 0
@@ -356,7 +355,7 @@ def test_every_row_that_is_commented_out_is_a_row_when_it_is_not(guide):
     assert sum(plan.pal is not None for plan in read) == 1
     for plan in read:
         for one in plan.guides:
-            assert one.how == MECHANISMS[one.mechanism].options()
+            assert one.bound_mechanism == MECHANISMS[one.mechanism]()
 
 
 @pytest.mark.parametrize("name", presets())

@@ -82,6 +82,8 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
         return dict.fromkeys(set.intersection(*found), 1.0)
     if "not" in spec:
         return dict.fromkeys(set(example.places) - set(keys(spec["not"], example, query)), 1.0)
+    if "queries" in spec:
+        return dict.fromkeys(example.places if query in keys(spec["queries"], example, query) else [], 1.0)
     if "sum" in spec:
         total: dict[int, float] = {}
         for part in spec["sum"]:
@@ -91,6 +93,9 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
                 total[key] = total.get(key, 0.0) + weight * value
         return total
     options = {name: value for name, value in spec.items() if name != "name"}
+    if spec["name"] in ("matrix", "weight_matrix"):
+        row = example.columns[spec["name"]][query]
+        return {key: float(row[key]) for key in example.places if row[key]}
     if spec["name"] == "conflict":
         return _conflict(example, query, **options)
     return dict.fromkeys(_named(spec["name"], options, example, query), 1.0)
@@ -245,6 +250,9 @@ def sentence(seed: int, length: int) -> Example:
         "marked": [dice.random() < 0.3 for _ in ids],
         "original": [dice.choice([token, dice.randrange(2, 13)]) for token in ids],
     }
+    pairs = random.Random(seed)
+    columns["matrix"] = [[pairs.random() < 0.3 for _ in ids] for _ in ids]
+    columns["weight_matrix"] = [[pairs.choice([0.0, 0.25, 0.5, 2.0]) for _ in ids] for _ in ids]
     columns["mispredicted"] = [a != b for a, b in zip(ids, columns["original"], strict=True)]
     return Example(ids, [True] * length, columns)
 
@@ -257,10 +265,17 @@ def padded(example: Example, left: int, right: int, seed: int = 0) -> Example:
     def around(values: list[Any], make: Any) -> list[Any]:
         return [make() for _ in range(left)] + values + [make() for _ in range(right)]
 
+    def column(name: str, values: list[Any]) -> list[Any]:
+        make = noise[FEATURES[name].kind]
+        if not FEATURES[name].of_pairs:
+            return around(values, make)
+        size = left + len(example) + right
+        return around([around(row, make) for row in values], lambda: [make() for _ in range(size)])
+
     return Example(
         around(example.ids, lambda: dice.randrange(2, 13)),
         around(example.valid, lambda: False),
-        {name: around(values, noise[FEATURES[name].kind]) for name, values in example.columns.items()},
+        {name: column(name, values) for name, values in example.columns.items()},
     )
 
 
@@ -321,6 +336,9 @@ SPECS: tuple[Any, ...] = (
     {"and": ["delimiter", {"not": "first"}]},
     {"not": "same_segment"},
     {"not": {"or": ["dependency", {"name": "window", "size": 3}]}},
+    {"queries": "delimiter"},
+    {"or": ["same_segment", {"queries": "delimiter"}]},
+    {"and": ["noun", {"queries": {"or": ["noun", "first"]}}]},
     {"sum": ["next", {"name": "first", "weight": 0.5}]},
     {"sum": ["conflict", {"or": ["self", "rare"], "weight": 2}, {"sum": ["next", "marked"], "weight": 0.25}]},
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.forward import Guidance
+from guidance.batch import BatchGuidance
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
 from guidance.patterns.features import Cooccurrence
@@ -139,8 +139,8 @@ class Run:
     losses: dict[str, Tensor]
     penalty: Tensor | None
     total: Tensor
-    guidance: Guidance
-    attack: Guidance | None
+    guidance: BatchGuidance
+    attack: BatchGuidance | None
 
 
 def run(model: PreTrainedModel, handle: Handle, inputs: Mapping[str, Tensor], **more: Any) -> Run:

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from guidance.batch import BatchGuidance
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
-from guidance.forward import Guidance
 from guidance.installation import Handle, install
-from guidance.mechanisms.adversary import Adversary, Form, divergence, seeds_of, uniform_numbers
+from guidance.mechanisms.adversary import Adversary
+from guidance.mechanisms.attacks import Form, divergence, seeds_of, uniform_numbers
+from guidance.mechanisms.random_mask import RandomMask
 from guidance.plan import Guide, Plan
+from guidance.sites import Site
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
 
 STACKS = [
@@ -72,7 +75,7 @@ def prepared(
 
 def both_passes(
     model: PreTrainedModel, handle: Handle, inputs: dict[str, Tensor], step: int = 0, seeds_B: Tensor | None = None
-) -> tuple[Tensor, Tensor, Guidance]:
+) -> tuple[Tensor, Tensor, BatchGuidance]:
     """Clean outputs, attacked outputs, and the guidance of the second pass."""
     guidance = handle.guide(**inputs, step=step)
     clean = model(**inputs, guidance=guidance).logits
@@ -116,6 +119,15 @@ def masked_softmax(model: nn.Module, names: set[str], masking: Masking) -> Itera
         nn.functional.softmax = plain
         for hook in hooks:
             hook.remove()
+
+
+def proportions(attack: BatchGuidance) -> dict[Site, float]:
+    """For each attacked site, the share of units between valid tokens that the attack has switched off."""
+    attack.masked_shares_B()  # refuses a pass that has not been made
+    found: dict[Site, list[float]] = {}
+    for (_, site), made in attack.attacks.items():
+        found.setdefault(site, []).append(1 - float(made.kept_B.detach().sum() / made.units_B.sum().clamp(min=1)))
+    return {site: sum(shares) / len(shares) for site, shares in found.items()}
 
 
 @dataclass
@@ -216,7 +228,7 @@ def check_against_the_method_written_out(
             for n, site in handle.attacks
             if n == number
         }
-        written.append(WrittenOut(weights, guide.how, mine, number))
+        written.append(WrittenOut(weights, guide.bound_mechanism, mine, number))
     names = {site.name for _, site in handle.attacks}
 
     def masking(name: str, states: Tensor, scores: Tensor) -> Tensor:
@@ -242,7 +254,7 @@ def check_against_the_method_written_out(
     # two gradients: the model's, which has no penalty; and the adversary's, turned round
     parameters = {name: parameter for name, parameter in other.named_parameters() if parameter.requires_grad}
     task = expected_clean[selected].square().mean()
-    noisy = any(guide.how.noise == "gumbel" for guide in guides)  # which is drawn in single precision
+    noisy = any(guide.bound_mechanism.noise == "gumbel" for guide in guides)  # which is drawn in single precision
     loose = {"rtol": 1e-3, "atol": 1e-4} if family == "deberta-v2" else {"rtol": 1e-6, "atol": 1e-6 if noisy else 1e-8}
     grads = torch.autograd.grad(task + far, list(parameters.values()), retain_graph=True, allow_unused=True)
     for name, grad in zip(parameters, grads, strict=True):
@@ -388,7 +400,9 @@ class Pass:
     alone: Tensor
 
 
-def one_attack(objective: Callable[[Tensor, Tensor, Guidance], Tensor], shift: float = 0.0, **options: Any) -> Pass:
+def one_attack(
+    objective: Callable[[Tensor, Tensor, BatchGuidance], Tensor], shift: float = 0.0, **options: Any
+) -> Pass:
     """The gradients of an objective at an adversary in the last layer; the batch is padded."""
     inputs = batch()
     model, handle = prepared("bert", (adversary(layers=(1,), **options),))
@@ -414,14 +428,14 @@ def one_attack(objective: Callable[[Tensor, Tensor, Guidance], Tensor], shift: f
     return Pass(seen[0].grad, made.scores.grad, pairs & ~kept & ~alone, pairs & alone)
 
 
-def far(clean: Tensor, attacked: Tensor, attack: Guidance) -> Tensor:
+def far(clean: Tensor, attacked: Tensor, attack: BatchGuidance) -> Tensor:
     return divergence(clean, attacked, "token", batch()["attention_mask"].bool())
 
 
 def test_the_gradient_at_a_unit_is_ten_thousand_times_that_of_a_score_turned_round() -> None:
     seen: list[Tensor] = []
 
-    def objective(clean: Tensor, attacked: Tensor, attack: Guidance) -> Tensor:
+    def objective(clean: Tensor, attacked: Tensor, attack: BatchGuidance) -> Tensor:
         (made,) = attack.attacks.values()
         made.scores.register_hook(seen.append)
         return far(clean, attacked, attack)
@@ -464,7 +478,7 @@ def test_about_half_of_all_units_are_off_at_the_start() -> None:
     for seed in range(5):  # measured: 0.28 to 0.74 in one layer, 0.51 on average
         model = tiny_model("bert", seed=seed, hidden_size=64)
         handle = install(model, Plan((adversary(),)))
-        shares += both_passes(model, handle, batch((30, 20, 25)))[2].masking_proportions().values()
+        shares += proportions(both_passes(model, handle, batch((30, 20, 25)))[2]).values()
     assert len(shares) == 10
     assert 0.4 < sum(shares) / 10 < 0.6
     assert 0.1 < min(shares) < 0.5 < max(shares) < 0.9
@@ -474,7 +488,7 @@ def test_an_initial_bias_makes_it_begin_with_all_units_on() -> None:
     model, handle = prepared("bert", (adversary(init_bias=2.0, tau=0.3),), spread=0.0)
     clean, attacked, attack = both_passes(model, handle, batch((7, 4, 5)))
     torch.testing.assert_close(attacked, clean, rtol=1e-10, atol=1e-10)
-    assert set(attack.masking_proportions().values()) == {0.0}
+    assert set(proportions(attack).values()) == {0.0}
     assert float(attack.penalty().detach()) == pytest.approx(0.09 * 2 * (49 + 16 + 25) / 3, rel=1e-6)
 
 
@@ -488,7 +502,7 @@ def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask(dtyp
     clean, attacked, attack = both_passes(model, handle, batch())
     close = 1e-10 if dtype == torch.float64 else 1e-5  # of scores near -10000 little more than 1e-3 would be left
     torch.testing.assert_close(attacked, clean, rtol=close, atol=close)
-    assert set(attack.masking_proportions().values()) == {1.0}
+    assert set(proportions(attack).values()) == {1.0}
     assert float(attack.penalty().detach()) == 0.0
     (attacked.square().mean() + attack.penalty()).backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -496,10 +510,10 @@ def test_where_all_units_of_a_row_are_off_it_falls_back_to_the_padding_mask(dtyp
 
 def test_gumbel_noise_is_logistic() -> None:
     """Two independent Gumbel draws differ by a logistic number: a unit is on with probability sigma(u)."""
-    how = Adversary(noise="gumbel")
+    mechanism = Adversary(noise="gumbel")
     allowed, queries = torch.ones(1, 1, 200, 200, dtype=torch.bool), torch.ones(1, 200, dtype=torch.bool)
     for u in (-2.0, 0.0, 1.0):
-        made = how.attack(_Constant(u), torch.zeros(1, 200, 8), allowed, queries, SEEDS_B[:1])
+        made = mechanism.attack_with(_Constant(u), torch.zeros(1, 200, 8), allowed, queries, SEEDS_B[:1])
         share = float(made.kept_B / made.units_B)
         assert share == pytest.approx(float(torch.sigmoid(torch.tensor(u))), abs=0.01)  # 4 standard errors
 
@@ -595,7 +609,7 @@ def test_without_an_attack_the_model_is_the_plain_one_bit_for_bit(family: str, k
 def test_both_passes_have_dropout_of_their_own() -> None:
     model, handle = prepared("bert", (adversary(init_bias=3.0),), spread=0.0, **dropout("bert"))
     clean, attacked, attack = both_passes(model, handle, batch())
-    assert set(attack.masking_proportions().values()) == {0.0}
+    assert set(proportions(attack).values()) == {0.0}
     assert not torch.allclose(clean, attacked)
 
 
@@ -670,7 +684,7 @@ def test_examples_of_padding_alone_neither_pay_nor_count() -> None:
     }
     clean, attacked, other = both_passes(model, handle, longer)
     torch.testing.assert_close(other.penalty(), attack.penalty())
-    assert list(other.masking_proportions().values()) == pytest.approx(list(attack.masking_proportions().values()))
+    assert list(proportions(other).values()) == pytest.approx(list(proportions(attack).values()))
     other.adversarial_loss(clean, attacked, "token", longer["attention_mask"].bool()).backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
@@ -714,7 +728,7 @@ def test_asking_before_the_second_pass_is_refused() -> None:
         with pytest.raises(GuidanceHadNoEffect, match="did not attack"):
             asked.penalty()
         with pytest.raises(GuidanceHadNoEffect, match="did not attack"):
-            asked.masking_proportions()
+            proportions(asked)
 
 
 @pytest.mark.parametrize(
@@ -747,14 +761,16 @@ def test_rows_that_contradict_each_other_are_refused() -> None:
 # random masks
 
 
-def made_masks(attack: Guidance) -> dict[str, Tensor]:
+def made_masks(attack: BatchGuidance) -> dict[str, Tensor]:
     """By module, the units that are off: bool (B, Q, K)."""
     found = {}
     for (_, site), made in attack.attacks.items():
         assert made.scores.shape[1] == 1, "one mask for all heads"
-        queries = attack.queries(site).valid_BT
+        queries = attack.tokens[site.stack].valid_BT
         assert set(made.scores[:, 0][queries].unique().tolist()) <= {0.0, -10_000.0}
         found[site.name] = made.scores[:, 0] < 0
+    for site, keep in attack.attack_masks().items():
+        assert torch.equal(~keep, found[site.name][:, None].expand_as(keep))
     return found
 
 
@@ -798,7 +814,7 @@ def test_a_bernoulli_mask_switches_off_its_share_of_valid_units(proportion: floa
     inputs = batch((100, 60, 80))
     _, _, attack = both_passes(model, handle, inputs)
     units = 100**2 + 60**2 + 80**2
-    for share in attack.masking_proportions().values():
+    for share in proportions(attack).values():
         error = math.sqrt(proportion * (1 - proportion) / units)
         assert abs(share - proportion) < 5 * error
     first, second = made_masks(attack).values()
@@ -837,11 +853,12 @@ def test_a_proportion_of_one_keeps_one_key_and_of_none_keeps_all(kind: str) -> N
 
 def test_magnitude_takes_whole_units_as_written_in_decimals() -> None:
     """0.13 of 900 keys are 117, though in single precision the product is a little less."""
-    how = random_mask(kind="magnitude").how
+    mechanism = random_mask(kind="magnitude").bound_mechanism
+    assert isinstance(mechanism, RandomMask)
     for proportion, size, expected in ((0.13, 900, 117), (0.29, 100, 29), (0.1, 9, 0), (0.1, 10, 1), (0.99, 3, 2)):
         scores = torch.randn(1, 2, 1, size)
         seen = torch.ones(1, 1, 1, size, dtype=torch.bool)
-        made = how.attack(scores, seen, torch.ones(1, 1, dtype=torch.bool), SEEDS_B[:1], proportion)
+        made = mechanism.attack_with(scores, seen, torch.ones(1, 1, dtype=torch.bool), SEEDS_B[:1], proportion)
         assert int((made.scores < 0).sum()) == expected
 
 
@@ -851,7 +868,7 @@ def test_a_scheduled_mask_reads_its_share_from_the_table() -> None:
     handle = install(model, Plan((random_mask(kind="scheduled"),)), tables={"masking_proportion": table})
     for step, row in ((0, 0), (1, 1), (2, 2), (7, 2)):
         attack = both_passes(model, handle, batch((100, 90)), step)[2]
-        for site, share in attack.masking_proportions().items():
+        for site, share in proportions(attack).items():
             wanted = float(table[row, site.layer])
             assert share == pytest.approx(min(wanted, 1 - 190 / (100**2 + 90**2)), abs=0.03 if wanted % 1 else 1e-6)
 
@@ -949,7 +966,7 @@ class Effect:
             attack = guidance.attack()
             attacked = model(input_ids=ids, labels=labels, guidance=attack)
         far = divergence(clean.logits, attacked.logits)
-        return cls(float(far), float(attacked.loss), tuple(attack.masking_proportions().values()))
+        return cls(float(far), float(attacked.loss), tuple(proportions(attack).values()))
 
 
 @cache

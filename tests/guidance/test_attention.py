@@ -14,6 +14,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
 from guidance.installation import Handle, install
 from guidance.plan import Guide, Plan
+from guidance.site_plans import SitePlan
 from tests.guidance.models import FAMILIES, UNSUPPORTED, batch, dropout, oracle_loss, tiny_config, tiny_model
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -344,6 +345,10 @@ def test_a_reference_length_weighs_an_example_by_its_length() -> None:
     torch.testing.assert_close(guidance.loss(), 2.0 * (7 * one + 4 * two) / 512 / 2)
 
 
+def measured(plan: SitePlan) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((assignment.number, assignment.heads) for assignment in plan.making("target"))
+
+
 def test_the_preset_weighs_100_in_small_models_and_10_from_12_layers_on_and_falls_to_zero() -> None:
     preset = Plan.load("preset:ag")
     small = install(tiny_model("bert"), preset)
@@ -353,16 +358,17 @@ def test_the_preset_weighs_100_in_small_models_and_10_from_12_layers_on_and_fall
     deep = install(tiny_model("bert", num_hidden_layers=12, num_attention_heads=8), preset)
     assert deep.alphas(0, 10) == dict.fromkeys(("next", "previous", "first"), 10.0)
     shares = ((0, (0,)), (1, (1,)), (2, (2, 3)))
-    assert {work.probabilities for work in deep.work.values()} == {shares} and len(deep.work) == 12
+    assert {measured(plan) for plan in deep.site_plans.values()} == {shares} and len(deep.site_plans) == 12
 
 
 def test_twelve_heads_under_the_preset_are_one_next_one_previous_and_four_first() -> None:
     model = tiny_model("roberta", hidden_size=24, num_attention_heads=12)
     handle = install(model, Plan.load("preset:ag"))
-    assert len(handle.work) == 2
-    for work in handle.work.values():
-        assert work.probabilities == ((0, (0,)), (1, (1,)), (2, (2, 3, 4, 5)))
-        assert work.paths(12, attacking=False, keeping=False).plain == (6, 7, 8, 9, 10, 11)
+    assert len(handle.site_plans) == 2
+    for plan in handle.site_plans.values():
+        assert measured(plan) == ((0, (0,)), (1, (1,)), (2, (2, 3, 4, 5)))
+        assert plan.paths(attacking=False, measuring=True, recording=False).plain == (6, 7, 8, 9, 10, 11)
+        assert plan.paths(attacking=False, measuring=False, recording=False).plain == tuple(range(12))
 
 
 # a guide that does nothing is an error

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError, PlanError
-from guidance.mechanisms.attention_loss import AttentionLoss, GuidedSoftmax, Target, reduce_distances
+from guidance.mechanisms.attention_loss import AttentionLoss, GuidedSoftmax, target_of
+from guidance.mechanisms.results import Target
 from guidance.options import read
 from guidance.patterns.catalogue import PATTERNS, Predicate
 from guidance.patterns.combinations import read_pattern
@@ -40,7 +41,7 @@ def target(
         allowed = near & tokens.valid_BT[:, None]
         predicate = predicate.restricted(allowed)
         sizes_BQ = (allowed & tokens.valid_BT[:, None]).sum(-1).float()
-    return Target.of(pattern, predicate, options, sizes_BQ)
+    return target_of(pattern, predicate, options, sizes_BQ)
 
 
 def masked(scores: Tensor, reach: int | None = None) -> Tensor:
@@ -128,7 +129,7 @@ def test_values_and_gradients_equal_the_entries_written_out_in_every_option(spec
         q, k = queries_and_keys()
         wanted = target(spec, options, reach=reach)
         _, distances = GuidedSoftmax.apply(masked(q @ k.transpose(-1, -2), reach), (((slice(0, 2),), wanted),))
-        losses = reduce_distances(distances, wanted, options)
+        losses = options.reduce(distances, wanted)
         values, gradients = oracle[relevant]
         torch.testing.assert_close(losses, values, **close, msg=str(options))
         for mine, other in zip(torch.autograd.grad((weights * losses).sum(), (q, k)), gradients, strict=True):
@@ -142,7 +143,7 @@ def test_next_token_on_uniform_attention_by_hand() -> None:
         options = AttentionLoss(boundary=boundary)  # type: ignore[arg-type]
         wanted = target("next", options, tokens)
         _, distances = GuidedSoftmax.apply(torch.zeros(1, 1, 3, 3), (((slice(0, 1),), wanted),))
-        assert reduce_distances(distances, wanted, options).item() == pytest.approx(expected, abs=1e-6)
+        assert options.reduce(distances, wanted).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
@@ -153,7 +154,7 @@ def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
         options = AttentionLoss(token_rows=rows)  # type: ignore[arg-type]
         wanted = target("delimiter", options, tokens)
         _, distances = GuidedSoftmax.apply(torch.zeros(1, 2, 4, 4), (((slice(0, 2),), wanted),))
-        assert reduce_distances(distances, wanted, options).item() == pytest.approx(expected, abs=1e-6)
+        assert options.reduce(distances, wanted).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_paper_and_its_code() -> None:
@@ -163,11 +164,11 @@ def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_pape
     mean, literal = AttentionLoss(), AttentionLoss(reduction="frobenius")
     targets = {name: target(name, mean, tokens) for name in heads}
     _, *distances = GuidedSoftmax.apply(scores, tuple(((run,), targets[name]) for name, run in heads.items()))
-    per_group = [reduce_distances(d, targets[name], mean).item() for name, d in zip(heads, distances, strict=True)]
+    per_group = [mean.reduce(d, targets[name]).item() for name, d in zip(heads, distances, strict=True)]
     assert per_group == pytest.approx([0.00195] * 3, abs=1e-5)
     assert 12 * sum(per_group) == pytest.approx(0.070, abs=5e-4)
     assert 100 * 8 * sum(per_group) == pytest.approx(4.7, abs=0.05)
-    per_plan = [reduce_distances(d, targets[name], literal).item() for name, d in zip(heads, distances, strict=True)]
+    per_plan = [literal.reduce(d, targets[name]).item() for name, d in zip(heads, distances, strict=True)]
     assert per_plan[0] == pytest.approx(510, abs=1)
     assert 12 * sum(per_plan) == pytest.approx(36_700, rel=5e-3)
 
@@ -241,7 +242,7 @@ def test_an_example_of_padding_alone_costs_nothing(reduction: str) -> None:
         wanted = target(name, options, tokens)
         scores = torch.zeros(1, 2, 3, 3, requires_grad=True)
         _, distances = GuidedSoftmax.apply(scores, (((slice(0, 2),), wanted),))
-        loss = reduce_distances(distances, wanted, options)
+        loss = options.reduce(distances, wanted)
         assert loss.tolist() == [0.0]
         assert not torch.autograd.grad(loss.sum(), scores)[0].any()
 

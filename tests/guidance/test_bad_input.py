@@ -93,7 +93,7 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     **{
         f"fix and {mechanism} on one head": (
             (guide("fix", "next", 0, 1), row),
-            *(None, "bert", r"guide 1 \(next\) takes the place of the attention of layer 0, head [01]", "other heads"),
+            *(None, "bert", r"guide 1 \(next\) replaces the attention of layer 0, head [01]", "other heads"),
         )
         for mechanism, row in {
             "fix": guide("fix", "first", 1),
@@ -110,7 +110,12 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     },
     "off and a mask on one head": (
         (guide("mask", "window", 1), guide("off", "", 1)),
-        *(None, "bert", r"guide 2 \(off\) takes the place of .* on which guide 1 \(window\) acts too", "other heads"),
+        *(
+            None,
+            "bert",
+            r"guide 2 \(off\) replaces the attention of .* on which guide 1 \(window\) acts too",
+            "other heads",
+        ),
     ),
     "two adversaries on one head": (
         (guide("adversary", "", 0, 1), guide("adversary", "", 1, 2)),
@@ -126,12 +131,12 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     ),
     "attacks of different weight": (
         (guide("adversary", "", 0, weight=2.0), guide("random_mask", "", 1)),
-        *(None, "bert", r"guides 1, 2 attack in one second pass", "same weight"),
+        *(None, "bert", r"guides 1, 2 share one adversarial pass", "same weight"),
     ),
     **{
         f"attacks that differ in {what}": (
             (guide("adversary", "", 0), guide("random_mask", "", 1, **changes)),
-            *(None, "bert", r"guides 1, 2 attack in one second pass", "same weight"),
+            *(None, "bert", r"guides 1, 2 share one adversarial pass", "same weight"),
         )
         for what, changes in {
             "schedule": {"schedule": "linear"},
@@ -218,7 +223,7 @@ ROWS: dict[str, tuple[str, str]] = {
             ('mechanism = "gaussian"', "offsets", "[0.5]", "0.5 is not a int"),
             ('mechanism = "bias"\npattern = "next"', "outside", "0", "outside = 0"),
             ('mechanism = "bias"\npattern = "next"', "inside", "-inf", "not a finite number"),
-            ('mechanism = "bias"\npattern = "next"', "outside", "1.0", "the bias changes nothing"),
+            ('mechanism = "bias"\npattern = "next"', "outside", "1.0", "the bias would change nothing"),
             ('mechanism = "mask"\npattern = "window"', "size", "4", "not an odd number"),
             ('mechanism = "mask"\npattern = "window"', "size", "-1", "not an odd number"),
             ('mechanism = "mask"\npattern = "window"', "size", "3.0", "size = 3.0 is not a int"),
@@ -478,7 +483,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any], type[GuideError], str]] = {
     "the penalty before the attack": ("adversary", lambda m, h, g: g.penalty(), GuidanceHadNoEffect, "did not attack"),
     "proportions before the attack": (
         "random_mask",
-        lambda m, h, g: g.attack().masking_proportions(),
+        lambda m, h, g: g.attack().masked_shares_B(),
         *(GuidanceHadNoEffect, "did not attack"),
     ),
     "outputs of another shape": (

@@ -32,13 +32,13 @@ def test_a_feature_of_another_length_is_refused() -> None:
 def test_a_feature_of_another_type_is_refused_so_that_idf_alone_can_hold_nan(name: str) -> None:
     good = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
     for kind, dtype in good.items():
-        column = torch.zeros(1, 3, dtype=dtype)
+        column = torch.zeros((1, 3, 3) if FEATURES[name].of_pairs else (1, 3), dtype=dtype)
         if kind == FEATURES[name].kind:
             assert three(**{name: column}).column(name) is column
             continue
         with pytest.raises(InputError, match=f"the feature '{name}' is {FEATURES[name].kind}, not {dtype}"):
             three(**{name: column})
-    assert (FEATURES[name].kind == "float") == (name == "idf")
+    assert (FEATURES[name].kind == "float") == (name in ("idf", "weight_matrix"))
 
 
 def test_features_of_ones_own_may_have_any_type() -> None:
@@ -50,6 +50,7 @@ def test_a_missing_feature_is_named_with_its_source(name: str) -> None:
     with pytest.raises(InputError, match=f"no feature '{name}'") as raised:
         three().column(name)
     sources = {"delimiter": "tokenizer", "character": "tokenizer", "marked": "marked="}
+    sources |= {"matrix": "matrix=", "weight_matrix": "weight_matrix="}
     sources |= dict.fromkeys(("mispredicted", "predicted", "original"), "pre-training")
     assert sources.get(name, "guide build-masks") in str(raised.value.hint)
 

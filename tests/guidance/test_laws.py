@@ -16,7 +16,7 @@ from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.installation import Handle, install
 from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
-from guidance.patterns.catalogue import PATTERNS
+from guidance.patterns import PATTERNS
 from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, inputs_of, pair_batch, tiny_model
 from tests.guidance.plans import (
@@ -198,7 +198,7 @@ def _off(plan: Plan, how: str) -> Plan | None:
     rows = tuple(
         Guide(**{**vars_of(g), **({"enabled": False} if how == "disabled" else {"weight": 0.0})})
         for g in plan.guides
-        if how == "disabled" or g.acts.is_loss
+        if how == "disabled" or g.is_loss
     )
     return Plan(rows) if rows and not plan.pal else None
 
@@ -222,7 +222,7 @@ def test_rows_that_are_off_leave_the_untouched_model_bit_for_bit(family: str, na
         given = {key: value for key, value in inputs.items() if key != "labels"}
         if handle:
             asked = handle.guide(**given)  # not even the features of the rows are asked for
-            assert not handle.attacks and not handle.work
+            assert not handle.attacks and not handle.site_plans
             loss = model(**given, guidance=asked).logits.square().mean() + asked.loss()
         else:
             loss = model(**given).logits.square().mean()
@@ -392,7 +392,7 @@ def test_a_copy_of_a_model_follows_the_plan_by_itself(family: str, name: str) ->
         given = {key: value for key, value in inputs.items() if key != "labels"}
         valid = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
         # without somebody who asks, losses are not measured, and their heads take the plain path
-        measured = any(g.acts.place == "probabilities" for g in PLANS[name].guides)
+        measured = any(g.makes("target") for g in PLANS[name].guides)
         tolerance = {"rtol": 1e-4, "atol": 1e-4} if measured else {"rtol": 0, "atol": 0}
         torch.testing.assert_close(twin(**given).logits[valid], results[0].logits, **tolerance)
 
@@ -422,10 +422,10 @@ def test_probabilities_are_read_before_dropout(family: str) -> None:
     for training in (False, True):
         model.train(training)
         guidance = handle.guide(**{key: value for key, value in inputs.items() if key != "labels"})
-        guidance.kept, guidance.distances = {}, {}
+        guidance.recorded, guidance.found = {}, {}
         guidance.tokens["encoder"].columns["mispredicted"] = inputs["input_ids"] == 8
         model(**{key: value for key, value in inputs.items() if key != "labels"}, guidance=guidance)
-        kept.append(next(iter(guidance.kept.values())))
+        kept.append(next(iter(guidance.recorded.values())))
     torch.testing.assert_close(kept[0], kept[1], rtol=0, atol=0)
 
 

@@ -616,12 +616,12 @@ def test_embeddings_tell_nothing_from_which_guidance_could_be_made(family: str, 
     [
         (
             [Row("fix", (0,), "next"), Row("mask", (0,), "window")],
-            "takes the place of the attention of layer 0, head 0",
+            "replaces the attention of layer 0, head 0",
         ),
-        ([Row("off", (0,)), Row("gate", (0,))], "takes the place of the attention"),
-        ([Row("gaussian", (1,)), Row("fix", (1,), "next")], "takes the place of the attention"),
+        ([Row("off", (0,)), Row("gate", (0,))], "replaces the attention"),
+        ([Row("gaussian", (1,)), Row("fix", (1,), "next")], "replaces the attention"),
         ([Row("gate", (1,)), Row("gate", (1, 2))], "are both gate"),
-        ([Row("off", (0,)), Row("logit_loss", (0,), "conflict")], "takes the place of the attention"),
+        ([Row("off", (0,)), Row("logit_loss", (0,), "conflict")], "replaces the attention"),
     ],
 )
 def test_mechanisms_that_contradict_each_other_on_a_head_are_refused(rows: list[Row], message: str) -> None:

@@ -314,7 +314,7 @@ def test_patterns_act_on_added_heads_only(family: str) -> None:
             torch.testing.assert_close(mine[head], other[added][b, head, :n, :n], rtol=0.0, atol=1e-12)
     guidance = handle.guide(**inputs)
     model(**inputs, guidance=guidance)
-    assert {site for _, site in guidance.distances} == {added}
+    assert {site for _, site in guidance.found} == {added}
     assert not torch.allclose(model(**inputs).logits, plain(**inputs).logits, atol=1e-3)
 
 

@@ -38,6 +38,19 @@ def build(spec: Any, batch: Tokens = BATCH) -> Predicate:
     return read_pattern(spec).build(batch)
 
 
+@every_pattern
+def test_single_pairs_are_those_of_the_matrix(spec: Any) -> None:
+    """The closed form, asked for scattered (example, query, key) and for a block, is the matrix."""
+    generator = torch.Generator().manual_seed(1)
+    b, q, k = (torch.randint(0, size, (200,), generator=generator) for size in (B, T, T))
+    for predicate in forms(spec):
+        dense = predicate.dense()
+        assert torch.equal(predicate.value_at(b, q, k), dense[b, q, k])
+        block = predicate.value_at(torch.tensor(1), torch.arange(3, 7)[:, None], torch.arange(5))
+        assert torch.equal(block.expand(4, 5), dense[1, 3:7, :5])
+        assert torch.equal(predicate.written().dense(), dense)
+
+
 def forms(spec: Any, batch: Tokens = BATCH) -> list[Predicate]:
     """A predicate as its pattern builds it, written out, and within a window."""
     predicate = build(spec, batch)
@@ -71,7 +84,7 @@ def test_shapes_and_types(spec: Any) -> None:
         for per_row in (predicate.counts(), predicate.squares()):
             assert per_row.dtype == torch.float32 and per_row.shape == (B, T)
         assert predicate.mass(attention).dtype == torch.float32 and predicate.mass(attention).shape == (B, 3, T)
-        rows = predicate.at(torch.zeros(B, 2, dtype=torch.long))
+        rows = predicate.rows(torch.zeros(B, 2, dtype=torch.long))
         assert rows.dtype == torch.float32 and rows.shape == (B, 2, T)
         assert torch.equal(predicate.rows_BQ, BATCH.valid_BT)
 
@@ -107,8 +120,8 @@ def test_some_rows_are_those_of_the_matrix(spec: Any) -> None:
     rows_BR = torch.randint(0, T, (B, 5), generator=torch.Generator().manual_seed(0))
     for predicate in forms(spec):
         expected = torch.stack([predicate.dense()[b, rows_BR[b]] for b in range(B)]).float()
-        assert torch.equal(predicate.at(rows_BR), expected)
-        assert predicate.at(rows_BR[:, :0]).shape == (B, 0, T)
+        assert torch.equal(predicate.rows(rows_BR), expected)
+        assert predicate.rows(rows_BR[:, :0]).shape == (B, 0, T)
 
 
 @every_pattern
@@ -135,7 +148,7 @@ def test_a_sentence_gives_the_same_alone_and_among_padding(spec: Any, left: int,
 @every_pattern
 def test_what_later_tokens_may_change_is_known(spec: Any) -> None:
     """A pattern looks ahead if, and only if, some change of later tokens changes which earlier keys a query sees; or if it
-    reads trees, which are made of the whole sentence."""
+    reads trees, which are made of the whole sentence, or a matrix, which the caller makes of what he likes."""
     differs, pattern = False, read_pattern(spec)
     for seed in range(60):
         first, other = sentence(seed, 12), sentence(seed + 1000, 12)
@@ -146,7 +159,7 @@ def test_what_later_tokens_may_change_is_known(spec: Any) -> None:
             spliced = Example(first.ids[:cut] + other.ids[cut:], [True] * 12, columns)
             before, after = (build(spec, oracle.tokens(example)).dense()[0, :cut, :cut] for example in (first, spliced))
             differs |= not torch.equal(before, after)
-    assert (differs or "head" in pattern.needs) == pattern.looks_ahead
+    assert (differs or bool({"head", "matrix", "weight_matrix"} & {*pattern.needs})) == pattern.looks_ahead
 
 
 @every_pattern
@@ -183,7 +196,7 @@ def test_a_pattern_leaves_its_inputs_alone(spec: Any) -> None:
         predicate.counts().fill_(7)
         predicate.squares().fill_(7)
         predicate.mass(attention).fill_(7)
-        predicate.at(torch.zeros(B, 1, dtype=torch.long)).fill_(7)
+        predicate.rows(torch.zeros(B, 1, dtype=torch.long)).fill_(7)
     assert torch.equal(attention, kept)
     assert torch.equal(batch.ids_BT, BATCH.ids_BT) and torch.equal(batch.valid_BT, BATCH.valid_BT)
     for name, column in batch.columns.items():
@@ -218,9 +231,9 @@ def test_keys_that_do_not_depend_on_the_query_serve_the_queries_of_another_seque
     assert pattern.same_keys == isinstance(predicate, Columns)
     if not pattern.same_keys:
         with pytest.raises(PlanError, match="relates tokens of one sequence; cross-attention has two"):
-            predicate.across(queries_BQ)
+            predicate.for_queries(queries_BQ)
         return
-    across = predicate.across(queries_BQ)
+    across = predicate.for_queries(queries_BQ)
     allowed_BQK = torch.rand(B, 5, T, generator=torch.Generator().manual_seed(1)) < 0.6
     for form, seen in ((across, torch.ones(B, 5, T)), (across.restricted(allowed_BQK), allowed_BQK)):
         # a key is named by all valid queries or by none, and one of them tells
@@ -235,7 +248,7 @@ def test_keys_that_do_not_depend_on_the_query_serve_the_queries_of_another_seque
         added = attention.clone()
         form.add_mass_gradient(added, grad_mass)
         torch.testing.assert_close(added - attention, grad_mass[..., None] * dense[:, None])
-        assert torch.equal(form.at(torch.tensor([[4, 0]] * B)).double(), dense[:, [4, 0]])
+        assert torch.equal(form.rows(torch.tensor([[4, 0]] * B)).double(), dense[:, [4, 0]])
 
 
 def test_conflicts_are_looked_up_row_by_row_without_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +260,9 @@ def test_conflicts_are_looked_up_row_by_row_without_the_matrix(monkeypatch: pyte
 
     monkeypatch.setattr(Conflict, "dense", forbidden)
     rows_BR = torch.tensor([[2, 7, 0]] * B)
-    assert torch.equal(whole.at(rows_BR), dense[:, [2, 7, 0]])
+    assert torch.equal(whole.rows(rows_BR), dense[:, [2, 7, 0]])
     near = whole.restricted(NEAR_QK.expand(B, T, T)).restricted(torch.ones(B, T, T, dtype=torch.bool).tril())
-    assert torch.equal(near.at(rows_BR), (dense * NEAR_QK.tril())[:, [2, 7, 0]])
+    assert torch.equal(near.rows(rows_BR), (dense * NEAR_QK.tril())[:, [2, 7, 0]])
 
 
 def test_a_table_in_half_precision_gives_single_precision_weights() -> None:
@@ -268,7 +281,7 @@ def test_a_key_column_with_holes_counts_only_valid_keys() -> None:
 # the table
 
 
-RESERVED = {item.name for item in fields(Guide)} | {name for row in MECHANISMS.values() for name in row.option_names}
+RESERVED = {item.name for item in fields(Guide)} | {name for row in MECHANISMS.values() for name in row.option_names()}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -276,9 +289,8 @@ def test_every_row_of_the_table_says_what_it_is(name: str) -> None:
     pattern = PATTERNS[name]
     assert pattern.name == str(pattern) == name
     assert pattern.summary.endswith(".") and pattern.source
-    assert {*pattern.needs, *(need for needs in pattern.needs_with.values() for need in needs)} <= FEATURES.keys()
+    assert set(pattern.needs) <= FEATURES.keys()
     assert set(pattern.tables) <= TABLES.keys()
-    assert pattern.needs_with.keys() <= set(pattern.option_names)
     assert not set(pattern.option_names) & RESERVED, "a plan's row has this key already"
     assert find_pattern(name) is pattern and read_pattern(name) == pattern
 

@@ -412,6 +412,94 @@ def test_the_best_model_comes_back_at_the_end(tmp_path: Path) -> None:
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in done.model.state_dict().items())
 
 
+# plans that attack, and plans that read mis-predictions
+
+
+ATTACK = Plan(
+    (
+        Guide("next", "attention_loss", heads=(0,), weight=3.0),
+        Guide(mechanism="adversary", weight=0.5, schedule="linear", options={"tau": 0.1}),
+    )
+)
+
+
+def test_a_step_under_attack_does_not_depend_on_how_it_was_cut_up(tmp_path: Path) -> None:
+    def make(**changes: Any) -> Trainer:
+        torch.manual_seed(5)
+        return trainer(tmp_path, plan=ATTACK, **changes)
+
+    whole, first = gradients(make, size=32, parts=1)
+    cut, second = gradients(make, size=4, parts=8)
+    assert any("adversary" in name for name in whole)
+    assert largest_difference(whole, cut) < 1e-5 * max(1.0, *(float(g.abs().max()) for g in whole.values()))
+    for key in ("loss/task", "guidance/next", "adversary/divergence", "adversary/penalty"):
+        assert first.state.log_history[0][key] == pytest.approx(second.state.log_history[0][key], rel=1e-5)
+
+
+def test_a_step_under_attack_is_the_one_of_a_loop_of_ones_own(tmp_path: Path) -> None:
+    """Task, half of the divergence at the labelled tokens, penalty and the loss on heads: values and gradients."""
+    torch.manual_seed(5)
+    found, done = gradients(lambda **changes: trainer(tmp_path, plan=ATTACK, **changes), size=32, parts=1)
+    torch.manual_seed(5)
+    model = tiny_model("bert").train()
+    handle = install(model, ATTACK)
+    inputs = stacked(examples())
+    guided = handle.guide(inputs["input_ids"], inputs["attention_mask"])
+    clean = model(**inputs, guidance=guided)
+    attack = guided.attack()
+    seen = {key: value for key, value in inputs.items() if key != "labels"}
+    attacked = model(**seen, guidance=attack)
+    extra = attack.adversarial_loss(clean.logits, attacked.logits, "token", inputs["labels"] != -100, total_steps=1)
+    (clean.loss + guided.loss(0, 1) + extra).backward()
+    row = done.state.log_history[0]
+    assert row["adversary/penalty"] == pytest.approx(float(attack.penalty()), rel=1e-5)
+    assert 0.5 * row["adversary/divergence"] == pytest.approx(float(extra - attack.penalty()), rel=1e-4)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            scale = float(parameter.grad.abs().max()) or 1.0
+            assert float((found[name] - parameter.grad).abs().max()) < 1e-4 * scale, name
+
+
+def test_mispredictions_of_the_data_guide_a_trainer(tmp_path: Path) -> None:
+    table = guidance.Cooccurrence(torch.arange(40), torch.rand(40, 40, generator=torch.Generator().manual_seed(1)))
+    plan = Plan((Guide("conflict", "logit_loss", heads=(0, 1)),))
+    nowhere = torch.zeros(12, dtype=torch.bool)
+    rows = [row | {"mispredicted": row["labels"] != -100, "delimiter": nowhere} for row in examples()]
+
+    def make(**changes: Any) -> GuidedTrainer:
+        own = {key: changes.pop(key) for key in ("callbacks",)}
+        return GuidedTrainer(
+            tiny_model("bert"),
+            arguments(tmp_path, **changes),
+            plan=plan,
+            tokenizer=_Ids(),
+            tables={"cooccurrence": table},
+            train_dataset=rows,
+            **own,
+        )
+
+    whole, first = gradients(make, size=32, parts=1)
+    cut, second = gradients(make, size=4, parts=8)
+    assert largest_difference(whole, cut) < 1e-5
+    losses = [done.state.log_history[0]["guidance/conflict"] for done in (first, second)]
+    assert losses[0] > 0 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+class _Ids:
+    """As much of a tokenizer as patterns and a Trainer need."""
+
+    cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, None
+
+    def __len__(self) -> int:
+        return 40
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"w{n}": n for n in range(40)}
+
+    def pad(self, rows: list[dict[str, Tensor]], **_: Any) -> dict[str, Tensor]:
+        return stacked(rows)
+
+
 # refusals
 
 
@@ -435,8 +523,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
     [
         ({"plan": "preset:nonsense"}, "unknown preset"),
         ({"plan": Plan((Guide("next", "attention_loss", heads=(9,)),))}, "head 9 does not exist"),
-        ({"plan": Plan((Guide(mechanism="adversary"),))}, "adversary needs a second pass"),
-        ({"plan": Plan((Guide("conflict", "logit_loss"),))}, "logit_loss needs to know first"),
+        ({"plan": Plan((Guide("conflict", "logit_loss"),))}, "needs the table cooccurrence"),
     ],
 )
 def test_what_would_train_without_the_plan_is_refused(changes: Any, message: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from guidance.attention.function import NAME, guided_attention
 from guidance.models.adapters import switch
-from guidance.sites import family_of, find_sites
+from guidance.models.families import family_of, find_sites
 from tests.guidance.models import (
     FAMILIES,
     SEQ2SEQ,

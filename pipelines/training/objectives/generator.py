@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guidance.batch import BatchGuidance
 from guidance.checkpoint import CONFIG_FILE, load_model
 from guidance.errors import InputError, PlanError
-from guidance.forward import Guidance
 from guidance.objectives.masked_lm import Masker, masked_lm_loss
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
@@ -41,7 +41,7 @@ def kind_of(plan: Plan, config: Any) -> Kind:
         kind: Kind = config.generator
         return kind
     needed = config.objective == "electra" or any(
-        guide.enabled and (guide.part == "generator" or guide.acts.place == "scores") for guide in plan.guides
+        guide.enabled and (guide.part == "generator" or guide.makes("row_losses")) for guide in plan.guides
     )
     return "transformer" if needed else "none"
 
@@ -52,7 +52,7 @@ def check_guides(plan: Plan, config: Any, source: str) -> None:
     for number, guide in enumerate(plan.guides, 1):
         if reason := _refusal(guide, config.objective, kind):
             hint = "--objective electra" if guide.part == "discriminator" else None
-            hint = "--generator transformer, or unigram" if guide.acts.place == "scores" and kind == "none" else hint
+            hint = "--generator transformer, or unigram" if guide.makes("row_losses") and kind == "none" else hint
             raise PlanError(f"{source}, guide {number} ({guide.label}) {reason}", hint=hint)
 
 
@@ -63,13 +63,13 @@ def _refusal(guide: Guide, objective: str, kind: Kind) -> str:
     if guide.part == "generator":
         if kind != "transformer":
             return f"is for a generator, and --generator {kind} has no heads"
-        if guide.acts.place == "scores":
+        if guide.makes("row_losses"):
             return f"is for a generator, and {guide.mechanism} is about heads that read what it got wrong"
-        if guide.acts.place == "attack":
+        if guide.makes("attack"):
             return f"is for a generator, and the second pass, in which {guide.mechanism} is at work, is the model's"
-    if guide.acts.place == "scores":
+    if guide.makes("row_losses"):
         return f"acts where a generator mis-predicts, and --generator {kind} trains none" if kind == "none" else ""
-    if guide.wish and "original" in guide.wish.needs:
+    if guide.bound_pattern and "original" in guide.bound_pattern.needs:
         return f"would tell the model what it is asked: a {guide.mechanism} may not read the tokens of the text"
     return ""
 
@@ -224,7 +224,7 @@ class Generator:
         read = {"input_ids": ids_BT, "attention_mask": inputs.model["attention_mask"]}
         return replace(inputs, model=read)
 
-    def _guide(self, inputs: Inputs, step: int) -> Guidance:
+    def _guide(self, inputs: Inputs, step: int) -> BatchGuidance:
         return self.guided.handle.guide(**inputs.model, step=step, **inputs.columns)
 
     def _fill(

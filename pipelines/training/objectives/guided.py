@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from guidance.batch import BatchGuidance
 from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.errors import PlanError
-from guidance.forward import Guidance
 from guidance.installation import install
-from guidance.mechanisms.adversary import divergence
+from guidance.mechanisms.attacks import AttackMechanism, divergence
 from guidance.plan import Guide, Plan
 from pipelines.engine.progress import log
 from pipelines.training.objectives import Given, ModelFolder
@@ -74,7 +74,7 @@ class Guided:
             )
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
-        self.on_scores = tuple(label for label in self.labels if guides[label].acts.place == "scores")
+        self.on_scores = tuple(label for label in self.labels if guides[label].makes("row_losses"))
         self.total_steps = 1
         self._prefix = prefix
         self._masked = [f"masked/{site.layer}" for _, site in self.handle.attacks]
@@ -88,17 +88,19 @@ class Guided:
     @property
     def sentence(self) -> str:
         """What attacks are judged by in whole examples; see `guidance.mechanisms.adversary.Adversary`."""
-        return str(self.handle.plan.guides[self.handle.attacks[0][0]].how.sentence)
+        mechanism = self.handle.plan.guides[self.handle.attacks[0][0]].bound_mechanism
+        assert isinstance(mechanism, AttackMechanism)
+        return mechanism.sentence
 
-    def forward(self, guidance: Guidance) -> dict[str, Guidance]:
+    def forward(self, guidance: BatchGuidance) -> dict[str, BatchGuidance]:
         """The further argument of the model: none where no guide is at work, which leaves the model untouched."""
-        return {"guidance": guidance} if self.handle.work else {}
+        return {"guidance": guidance} if self.handle.site_plans else {}
 
     def name(self, label: str) -> str:
         """How the metrics call the loss of a guide."""
         return f"guidance/{self._prefix}{label}"
 
-    def counts(self, examples: float, predicted: float, guidance: Guidance | None = None) -> dict[str, float]:
+    def counts(self, examples: float, predicted: float, guidance: BatchGuidance | None = None) -> dict[str, float]:
         """The denominators of the losses, of so many examples with so many tokens to predict.
 
         Args:
@@ -115,7 +117,7 @@ class Guided:
             found |= dict.fromkeys(self._masked, examples)
         return found
 
-    def losses(self, guidance: Guidance) -> dict[str, Tensor]:
+    def losses(self, guidance: BatchGuidance) -> dict[str, Tensor]:
         """The undivided loss of every guide, after the forward pass; beside them what is only reported, the
         mis-predictions that have weights."""
         losses = {
@@ -127,7 +129,9 @@ class Guided:
     def _share(self, label: str) -> str:
         return f"share/in_vocabulary/{self._prefix}{label}"
 
-    def attack_losses(self, attack: Guidance, clean: Sequence[Tensor], attacked: Sequence[Tensor]) -> dict[str, Tensor]:
+    def attack_losses(
+        self, attack: BatchGuidance, clean: Sequence[Tensor], attacked: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
         """How far an attack moves the model, and what the adversary pays, all undivided; beside them what is only
         reported, the share of units that was masked in each layer.
 

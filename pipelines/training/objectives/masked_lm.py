@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guidance.forward import Guidance
+from guidance.batch import BatchGuidance
 from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
@@ -86,7 +86,7 @@ class MaskedLM(GuidedObjective):
         _, *attacked = self._distributions(model, inputs, guidance=attack)
         return losses | self.guided.attack_losses(attack, clean, attacked)
 
-    def _distributions(self, model: nn.Module, inputs: Inputs, guidance: Guidance) -> tuple[Any, Tensor, Tensor]:
+    def _distributions(self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance) -> tuple[Any, Tensor, Tensor]:
         """A pass, and what an attack on it is judged by: the logits of the tokens that are asked about, (N, classes), and
         what stands for each example, (B, D)."""
         if self.guided.sentence == "hidden":
@@ -148,7 +148,7 @@ class MaskedLM(GuidedObjective):
             {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
         )
 
-    def guide(self, inputs: Inputs, step: int = 0) -> Guidance:
+    def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
         """The guidance of a batch."""
         return self.guided.handle.guide(**_seen(inputs), step=step)
 

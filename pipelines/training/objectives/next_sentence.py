@@ -38,10 +38,10 @@ def _refusal(guide: Guide) -> str:
     """Why a guide cannot work with pairs of sentences; empty where it can."""
     if guide.part != "model":
         return f"it is for a {guide.part}, and mlm+nsp trains one model"
-    if guide.acts.place == "scores":
+    if guide.makes("row_losses"):
         return f"{guide.mechanism} acts where a generator mis-predicts, and mlm+nsp has none"
     known = {*Vocabulary.FEATURES, "segment"}
-    if guide.wish and (unknown := [need for need in guide.wish.needs if need not in known]):
+    if guide.bound_pattern and (unknown := [need for need in guide.bound_pattern.needs if need not in known]):
         return (
             f"it needs {', '.join(unknown)}, which are known of whole sequences and not of the pairs that mlm+nsp makes"
         )

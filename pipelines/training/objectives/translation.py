@@ -41,16 +41,26 @@ def _refusal(guide: Guide) -> str:
     """Why a guide cannot work in translation; empty where it can."""
     if guide.part != "model":
         return f"it is for a {guide.part}, and translation trains one model"
-    if guide.acts.place == "attack":
+    if guide.makes("attack"):
         return f"{guide.mechanism} needs a second pass, which is not defined for translation"
-    if guide.acts.place == "scores":
+    if guide.makes("row_losses"):
         return f"{guide.mechanism} acts where a generator mis-predicts, and translation has none"
-    if guide.attention == "cross" and guide.acts.place != "probabilities":
+    if guide.attention == "cross" and not guide.makes("target"):
         return f"in cross-attention losses alone work: a {guide.mechanism} there could not act while the model decodes"
-    needs = guide.wish.needs if guide.wish and (guide.stack, guide.attention) == ("decoder", "self") else ()
+    needs = (
+        guide.bound_pattern.needs
+        if guide.bound_pattern and (guide.stack, guide.attention) == ("decoder", "self")
+        else ()
+    )
     if unknown := [need for need in needs if need not in Vocabulary.FEATURES]:
         return f"it needs {', '.join(unknown)}, and what the decoder writes has no such features"
-    if guide.wish and guide.stack == "decoder" and guide.attention == "self" and not needs and _looks_ahead(guide):
+    if (
+        guide.bound_pattern
+        and guide.stack == "decoder"
+        and guide.attention == "self"
+        and not needs
+        and _looks_ahead(guide)
+    ):
         return f"{guide.pattern} names later tokens alone, and the decoder sees none of them"
     return ""
 
@@ -58,8 +68,8 @@ def _refusal(guide: Guide) -> str:
 def _looks_ahead(guide: Guide) -> bool:
     """Whether the pattern of a guide, which reads no features, names no key at or before any query."""
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
-    assert guide.wish is not None
-    return not guide.wish.build(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
+    assert guide.bound_pattern is not None
+    return not guide.bound_pattern.build(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
 
 
 def prepare(given: Given) -> Translation:

@@ -234,7 +234,7 @@ def test_heads_that_are_all_gaussian_need_neither_queries_nor_keys(data: tuple[S
         if ".layers." in name and not p.requires_grad
     }
     assert still == {f"self_attn.{part}_proj.{kind}" for part in "qk" for kind in ("weight", "bias")}
-    assert {site.stack for site in handle.work} == {"encoder", "decoder"}
+    assert {site.stack for site in handle.site_plans} == {"encoder", "decoder"}
     found = evaluate.run(artifact.reference, data[1].reference, evaluate.Config(beams=2), store=data[0])
     assert found.artifact.counts["examples"] == 12
 

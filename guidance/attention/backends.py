@@ -1,0 +1,92 @@
+"""Backends of attention: functions of one signature that compute heads of a call.
+
+``reference`` computes scores and probabilities and is the definition of correct; ``sdpa`` is PyTorch's fast kernel.  A new
+backend is one file and one call of `register_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from guidance.attention import reference, sdpa
+from guidance.attention.call import AttentionCall
+from guidance.errors import PlanError
+from guidance.registry import Registry
+from guidance.site_plans import SitePlan
+
+HeadPath = Literal["plain", "masked", "explicit"]
+"""What heads ask of a backend; see `guidance.site_plans.HeadPaths`."""
+
+PATHS: tuple[HeadPath, ...] = ("plain", "masked", "explicit")
+
+
+Attend = Callable[[AttentionCall, tuple[int, ...]], Tensor]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute heads.
+
+    Attributes:
+        attend: from a call and some of its heads to their output, (B, Q, heads, D).
+        paths: the paths that it can compute.
+    """
+
+    name: str
+    attend: Attend
+    paths: frozenset[HeadPath]
+
+
+BACKENDS: Registry[Backend] = Registry("backend")
+"""Every backend by name.  ``auto`` takes, for each path, the fastest that can compute it."""
+
+_AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "reference"}
+
+
+def register_backend(
+    name: str,
+    attend: Attend,
+    paths: Iterable[HeadPath],
+    *,
+    package: str = "",
+) -> Backend:
+    """Add a backend, which `guidance.install` then takes as ``backend=``.
+
+    Args:
+        attend, paths: see `Backend`.
+        package: the package that registers it; by default the one that defines ``attend``.
+
+    Raises:
+        PlanError: the name is taken, or there is no such path.
+    """
+    backend = Backend(name, attend, frozenset(paths))
+    if name == "auto" or not backend.paths or backend.paths - set(PATHS):
+        raise PlanError(f"backend {name!r} of paths {sorted(backend.paths)}", hint=f"paths: {', '.join(PATHS)}")
+    return BACKENDS.add(name, backend, package or attend.__module__)
+
+
+def choose_backends(name: str, site_plans: Iterable[SitePlan]) -> dict[str, Attend]:
+    """The function that computes the heads of each path.
+
+    Raises:
+        UnknownName: there is no backend of that name.
+        PlanError: it cannot compute a path that heads of the plan take; another one is never taken in its stead.
+    """
+    if name == "auto":
+        return {path: BACKENDS[_AUTO[path]].attend for path in PATHS}
+    backend = BACKENDS.find(name)
+    for site_plan in site_plans:
+        for path in site_plan.paths_taken() - backend.paths:
+            raise PlanError(
+                f"the backend {name!r} cannot compute heads on the path {path!r}, which this plan takes",
+                hint='backend="auto" takes a backend for each path',
+            )
+    return dict.fromkeys(PATHS, backend.attend)
+
+
+BACKENDS.add("reference", Backend("reference", reference.attend, frozenset(PATHS)))
+BACKENDS.add("sdpa", Backend("sdpa", sdpa.attend, frozenset({"plain", "masked"})))

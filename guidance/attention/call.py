@@ -1,0 +1,84 @@
+"""One call of the attention function at a site where a plan has work to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from guidance.batch import BatchGuidance
+from guidance.mechanisms.base import HeadInputs
+from guidance.patterns.scope import AttentionScope
+from guidance.site_plans import HeadAssignment, SitePlan
+from guidance.sites import Site
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a backend gets.
+
+    Attributes:
+        query, key, value: (B, H, Q or K, D).
+        mask_B1QK: the mask of the model, bool; None where it hides nothing, or only later keys.
+        dropout: of the probabilities; 0 outside of training.
+        scale: by which scores are multiplied.
+        position_bias: added to the scores, (B or 1, H, Q, K).
+        layer_input: the hidden states that the module reads, if an adversary needs them.
+        kwargs: further arguments of transformers.
+    """
+
+    module: nn.Module
+    site: Site
+    site_plan: SitePlan
+    batch: BatchGuidance
+    scope: AttentionScope
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask_B1QK: Tensor | None
+    dropout: float
+    scale: float
+    position_bias: Tensor | None
+    layer_input: Tensor | None
+    kwargs: Mapping[str, Any]
+
+    def inputs(self, assignment: HeadAssignment) -> HeadInputs:
+        """What the mechanism of an assignment gets at this call."""
+        return self.batch.head_inputs(assignment, self.module, self.site, self.scope, self.layer_input)
+
+    def record(self, heads: tuple[int, ...], attention_BhQK: Tensor) -> None:
+        """Keep the probabilities of some heads, if they are wanted."""
+        recorded = self.batch.recorded
+        if recorded is None:
+            return
+        if self.site not in recorded:
+            batch, num_heads, queries = self.query.shape[:3]
+            recorded[self.site] = attention_BhQK.new_zeros(batch, num_heads, queries, self.key.shape[2])
+        recorded[self.site][:, list(heads)] = attention_BhQK.detach().to(recorded[self.site].dtype)
+
+
+def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:
+    """Some heads of a tensor: itself for all of them, a view for neighbours, else a copy."""
+    if len(heads) == states_BHTD.shape[1]:
+        return states_BHTD  # the gradient of a slice would fill a tensor with zeros first
+    if heads == tuple(range(heads[0], heads[-1] + 1)):
+        return states_BHTD[:, heads[0] : heads[-1] + 1]
+    return states_BHTD[:, list(heads)]
+
+
+def positions(heads: tuple[int, ...], among: tuple[int, ...]) -> tuple[int, ...]:
+    """Where some heads are in a list of heads."""
+    return tuple(among.index(head) for head in heads)
+
+
+def edited(states: Tensor, at: tuple[int, ...], edit: Callable[[Tensor], Tensor], dim: int = 1) -> Tensor:
+    """A tensor whose entries at some positions of a dimension are changed; the tensor given is not."""
+    if at == tuple(range(states.shape[dim])):
+        return edit(states)
+    index = torch.tensor(at, device=states.device)
+    changed = edit(states.index_select(dim, index))
+    dtype = torch.promote_types(states.dtype, changed.dtype)
+    return states.to(dtype).index_copy(dim, index, changed.to(dtype))

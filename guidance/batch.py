@@ -1,0 +1,441 @@
+"""The guidance of one batch: what travels through a model as ``guidance=``, and gives the losses afterwards.
+
+It holds the features of the batch, computes each pattern once for all layers that share a scope of attention, and keeps
+what the attention function finds.  Everything is assigned and never appended, because gradient checkpointing runs the
+forward pass twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
+from guidance.guided_model import GuidedModel
+from guidance.mechanisms.attacks import AttackMechanism, Form, divergence, seeds_of
+from guidance.mechanisms.base import HeadInputs, PatternInputs
+from guidance.mechanisms.logit_loss import mispredictions
+from guidance.mechanisms.masks import joined
+from guidance.mechanisms.results import Attack
+from guidance.patterns.features import Tokens
+from guidance.patterns.predicates import Predicate
+from guidance.patterns.scope import AttentionScope, additive
+from guidance.site_plans import HeadAssignment, SitePlan
+from guidance.sites import Site
+
+_REENTRANT = "gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too"
+
+Found = TypeVar("Found")
+
+
+def _stack_of_keys(site: Site) -> str:
+    return "encoder" if site.attention == "cross" else site.stack
+
+
+@dataclass
+class BatchGuidance:
+    """A guided model on one batch.  Pass it to the model as ``guidance=``, then ask it for the losses.
+
+    Attributes:
+        tokens: the features of the batch, by stack; a stack whose ids were not given is missing.
+        step: optimizer steps so far, for masks that follow a schedule.
+        attacking: this is the second pass, in which attacks are made and losses on heads are not measured.
+        seeds_B: int64, from which the attack on each example is drawn.
+        measuring: losses on heads are wanted; at inference they are not.
+        found: per (guide, site), the loss of each example, (B,); filled by the forward pass.
+        attacks: per (guide, site), what the attack did; filled by the forward pass.
+        recorded: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
+    """
+
+    guided: GuidedModel
+    tokens: Mapping[str, Tokens]
+    step: int = 0
+    attacking: bool = False
+    seeds_B: Tensor | None = None
+    measuring: bool = True
+    found: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
+    attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
+    recorded: dict[Site, Tensor] | None = None
+    _cache: dict[Any, Any] = field(default_factory=dict)
+    _booleans: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _additive: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _scopes: list[tuple[Tensor | None, Any, AttentionScope]] = field(default_factory=list)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    # losses
+
+    def per_example(self) -> dict[str, Tensor]:
+        """By label, each loss on heads for each example, (B,), summed over layers.
+
+        Weight, schedule and `Guide.reference_length` are not applied, nor the division by `denominators`.
+
+        Raises:
+            GuidanceHadNoEffect: the forward pass did not reach every site of the plan, or its gradients are cut off.
+        """
+        losses: dict[str, Tensor] = {}
+        for site, site_plan in self.guided.site_plans.items():
+            learns = self.guided.learns(site)
+            for assignment in site_plan.measured():
+                number = assignment.number
+                if (number, site) not in self.found:
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1} did not reach {site.name}",
+                        hint="call the model with guidance=..., once, before asking for the losses",
+                    )
+                label, loss = self.guided.plan.labels[number], self.found[number, site]
+                if learns and torch.is_grad_enabled() and not loss.requires_grad:
+                    raise GuidanceHadNoEffect(
+                        f"guide {number + 1}: its loss at {site.name} has no gradient", hint=_REENTRANT
+                    )
+                losses[label] = losses[label] + loss if label in losses else loss
+        return losses
+
+    def weights_B(self, label: str) -> Tensor:
+        """How much each example counts for a guide, (B,).
+
+        An example of padding alone counts 0, others 1; with a `Guide.reference_length`, their length divided by it.
+        """
+        guide = self._guide(label)
+        lengths_B = self._stack(guide.stack).lengths_B.float()
+        return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
+
+    def denominators(self) -> dict[str, Tensor]:
+        """By label, what the sum over the examples of a batch is divided by.
+
+        It is the number of examples that are not only padding, or of mis-predictions for ``logit_loss``, and is known before
+        the forward pass.
+        """
+        found: dict[str, Tensor] = {}
+        for label in self.guided.alphas(0, 1):
+            number, guide = self._number(label), self._guide(label)
+            # only a loss on mis-predictions counts what its pattern says
+            pattern = self.pattern(number, guide.stack) if guide.makes("row_losses") else None
+            found[label] = guide.bound_mechanism.denominator(self._stack(guide.stack), pattern)
+        return found
+
+    def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:
+        """How many mis-predictions the pattern of a ``logit_loss`` says anything about, and how many there are."""
+        stack = self._guide(label).stack
+        return mispredictions(self._stack(stack), self.pattern(self._number(label), stack))
+
+    def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
+        """The scalar to add to the task's loss: the weighted sum of all losses on heads, averaged over the batch.
+
+        Args:
+            step, total_steps: finished optimizer steps, and all of them, for schedules.
+        """
+        alphas, each = self.guided.alphas(step, total_steps), self.per_example()
+        terms = [
+            alphas[label] * (self.weights_B(label) * each[label]).sum() / count.clamp(min=1)
+            for label, count in self.denominators().items()
+        ]
+        return torch.stack(terms).sum() if terms else torch.zeros((), device=self._ids.device)
+
+    def _number(self, label: str) -> int:
+        if label not in self.guided.plan.labels:
+            raise UnknownName("guide", label, self.guided.plan.labels)
+        return self.guided.plan.labels.index(label)
+
+    def _guide(self, label: str) -> Any:
+        return self.guided.plan.guides[self._number(label)]
+
+    @property
+    def _ids(self) -> Tensor:
+        return next(iter(self.tokens.values())).ids_BT
+
+    # the second pass
+
+    def attack(self, seeds_B: Tensor | None = None) -> BatchGuidance:
+        """The guidance of a second forward pass over the same batch, in which adversaries and random masks attack.
+
+        Args:
+            seeds_B: int64, one for each example.  What is random in the attack on an example depends on its seed alone, not
+                on the rest of the batch.  Drawn if not given.
+
+        Raises:
+            PlanError: no guide of the plan attacks.
+        """
+        if not self.guided.attacks:
+            raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
+        if seeds_B is None:
+            seeds_B = torch.randint(1 << 62, (len(self._ids),))
+        return BatchGuidance(self.guided, self.tokens, self.step, attacking=True, seeds_B=seeds_B.to(self._ids.device))
+
+    def adversarial_loss(
+        self,
+        clean: Tensor,
+        attacked: Tensor,
+        form: Form = "classification",
+        selected: Tensor | None = None,
+        *,
+        step: int = 0,
+        total_steps: int = 1,
+    ) -> Tensor:
+        """What the second pass adds to the task's loss: the divergence of its outputs, and the adversary's penalty.
+
+        The guide's weight and schedule are those of the divergence; the penalty has its own weight.
+
+        Args:
+            clean, attacked, form, selected: see `guidance.mechanisms.attacks.divergence`.
+        """
+        alpha = self.guided.attack_alpha(step, total_steps)
+        return alpha * divergence(clean, attacked, form, selected) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        """What the adversary pays for the units that it leaves on: summed over layers, averaged over the examples.
+
+        Raises:
+            GuidanceHadNoEffect: the second pass has not been made.
+        """
+        num_examples = (next(iter(self.tokens.values())).lengths_B > 0).sum()
+        return self.penalties_B().sum() / num_examples.clamp(min=1)
+
+    def penalties_B(self) -> Tensor:
+        """The penalty of each example, (B,), with its weight."""
+        total = torch.zeros(len(self._ids), device=self._ids.device)
+        for (number, site), attack in self._made_attacks():
+            mechanism = self.guided.plan.guides[number].bound_mechanism
+            assert isinstance(mechanism, AttackMechanism)
+            penalty_B = mechanism.penalty_B(attack)
+            if penalty_B is None:
+                continue
+            if torch.is_grad_enabled() and not penalty_B.requires_grad and self.guided.learns(site, number):
+                raise GuidanceHadNoEffect(
+                    f"guide {number + 1}: its penalty at {site.name} has no gradient", hint=_REENTRANT
+                )
+            total = total + penalty_B
+        return total
+
+    def attack_masks(self) -> dict[Site, Tensor]:
+        """For each attacked site, the units that the attack left on: bool (B, H, Q, K), True in heads without an attack.
+
+        A row that would be left without a key is not attacked, and so True throughout.
+        """
+        found: dict[Site, Tensor] = {}
+        for (number, site), attack in self._made_attacks():
+            batch, _, queries, keys = attack.scores.shape
+            keep = found.setdefault(
+                site,
+                torch.ones(batch, site.num_heads, queries, keys, dtype=torch.bool, device=attack.scores.device),
+            )
+            (mine,) = (a for a in self.guided.site_plans[site].making("attack") if a.number == number)
+            keep[:, list(mine.heads)] = attack.keep
+        return found
+
+    def masked_shares_B(self) -> dict[Site, Tensor]:
+        """For each attacked site and example, the share of units between valid tokens that is switched off, (B,).
+
+        Examples of padding alone have 0.  The device is not synchronised.
+        """
+        found: dict[Site, list[Tensor]] = {}
+        for (_, site), attack in self._made_attacks():
+            off_B = attack.units_B - attack.kept_B.detach()
+            found.setdefault(site, []).append(off_B.double() / attack.units_B.clamp(min=1))
+        return {site: torch.stack(shares).mean(0) for site, shares in found.items()}
+
+    def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:
+        for number, site in self.guided.attacks:
+            if (number, site) not in self.attacks:
+                raise GuidanceHadNoEffect(
+                    f"guide {number + 1} did not attack {site.name}",
+                    hint="call the model with guidance=guidance.attack(), once, before asking",
+                )
+        return list(self.attacks.items())
+
+    # for the attention function
+
+    def works_at(self, module: nn.Module) -> bool:
+        """Whether anything is to be done in this attention module."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        return self.recorded is not None or any(self.site_plan(site) for site in sites)
+
+    def site_plan(self, site: Site) -> SitePlan | None:
+        """What is to be done at a site in this pass; None for nothing."""
+        found = self.guided.site_plans.get(site)
+        if self.recorded is not None:
+            return found or SitePlan((), site.num_heads)
+        return found if found and found.acts(attacking=self.attacking, measuring=self.measuring) else None
+
+    def site(self, module: nn.Module) -> Site | None:
+        """The site of this call of a module.  Layers that share a module are told apart by their order."""
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        if len(sites) < 2:
+            return sites[0] if sites else None
+        call = self._calls.get(sites[0].name, 0)
+        self._calls[sites[0].name] = call + 1
+        return sites[call % len(sites)]
+
+    def boolean(self, mask: Tensor) -> Tensor:
+        """A mask of numbers as booleans; the same object for the same mask, which layers share."""
+        for known, boolean in self._booleans:
+            if known is mask:
+                return boolean
+        self._booleans.append((mask, mask.bool()))
+        return self._booleans[-1][1]
+
+    def additive(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """A boolean mask of the model as numbers to add to scores; converted once for all layers."""
+        for known, numbers in self._additive:
+            if known is mask and numbers.dtype == dtype:
+                return numbers
+        self._additive.append((mask, additive(mask, dtype)))
+        return self._additive[-1][1]
+
+    def scope(
+        self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool
+    ) -> AttentionScope:
+        """What queries may see at all; the same object for all layers that share a mask."""
+        is_causal = bool(getattr(module, "is_causal", False))
+        shape = (query.shape[0], query.shape[2], key.shape[2])
+        facts = (shape, is_causal, windowed)  # modules without a mask differ in these only
+        for mask, known, scope in self._scopes:
+            if mask is mask_B1QK and known == facts:
+                return scope
+        sites: tuple[Site, ...] = getattr(module, "guide_sites", ())
+        self._check_batch(sites[0], shape)
+        if mask_B1QK is None:
+            allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
+            allowed = allowed.tril() if is_causal else allowed
+        elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
+            raise InputError(
+                f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
+                hint="give the model the attention mask of its tokenizer, (B, T)",
+            )
+        else:
+            allowed = mask_B1QK[:, 0].expand(shape)
+        scope = AttentionScope(allowed, is_causal, not (is_causal or windowed))
+        self._scopes.append((mask_B1QK, facts, scope))
+        return scope
+
+    def _check_batch(self, site: Site, shape: tuple[int, int, int]) -> None:
+        """Raises InputError if the model reads a batch of another shape than the guidance was made of."""
+        for stack, read in ((site.stack, shape[:2]), (_stack_of_keys(site), (shape[0], shape[2]))):
+            if stack in self.tokens and (mine := tuple(self.tokens[stack].ids_BT.shape)) != tuple(read):
+                raise InputError(
+                    f"the guidance is of a batch {mine}, and the {stack} reads one of {tuple(read)}",
+                    hint="make it anew for every batch: handle.guide(input_ids, attention_mask)",
+                )
+
+    # what is computed once
+
+    def _once(self, key: tuple[Any, ...], compute: Callable[[], Found]) -> Found:
+        if key not in self._cache:
+            self._cache[key] = compute()
+        found: Found = self._cache[key]
+        return found
+
+    def _index(self, scope: AttentionScope) -> int:
+        # index, not id(): torch.compile cannot guard on ids
+        return next(index for index, (_, _, known) in enumerate(self._scopes) if known is scope)
+
+    def _stack(self, stack: str) -> Tokens:
+        if stack not in self.tokens:
+            name = "decoder_input_ids" if stack == "decoder" else "input_ids"
+            raise InputError(
+                f"the plan guides {stack} tokens, which the guidance has not seen", hint=f"give guide() {name}"
+            )
+        return self.tokens[stack]
+
+    def pattern(self, number: int, stack: str) -> Predicate:
+        """The pattern of a guide on the tokens of a stack, in closed form and whatever the scope."""
+
+        def build() -> Predicate:
+            guide = self.guided.plan.guides[number]
+            assert guide.bound_pattern is not None
+            return guide.bound_pattern.build(guide.bound_mechanism.seen(self._stack(stack)))
+
+        return self._once(("pattern", number, stack), build)
+
+    def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
+        """The pattern of a guide on this batch, within what queries may see at all."""
+
+        def restrict() -> Predicate:
+            predicate = self.pattern(number, _stack_of_keys(site))
+            if site.attention == "cross":
+                return predicate.for_queries(self._stack(site.stack).valid_BT)
+            return predicate.written() if scope.hides_padding_only else predicate.restricted(scope.allowed_BQK)
+
+        return self._once(("predicate", number, self._index(scope)), restrict)
+
+    def pattern_inputs(self, number: int, site: Site, scope: AttentionScope) -> PatternInputs:
+        """What the mechanism of a guide reads of this batch."""
+        guide = self.guided.plan.guides[number]
+        predicate = self.predicate(number, site, scope) if guide.bound_pattern else None
+        queries, keys = self._stack(site.stack), self._stack(_stack_of_keys(site))
+        return PatternInputs(guide.bound_pattern, predicate, scope, queries, keys)
+
+    def prepared(self, number: int, site: Site, scope: AttentionScope) -> Any:
+        """What the mechanism of a guide prepares for all layers with this scope; what its pattern matches is counted."""
+
+        def prepare() -> Any:
+            mechanism = self.guided.plan.guides[number].bound_mechanism
+            inputs = self.pattern_inputs(number, site, scope)
+            prepared = mechanism.prepare(inputs)
+            if (found := mechanism.num_matches(inputs, prepared)) is not None:
+                self.guided.count_matches(number, found)
+            return prepared
+
+        return self._once(("prepared", number, self._index(scope)), prepare)
+
+    def head_inputs(
+        self,
+        assignment: HeadAssignment,
+        module: nn.Module,
+        site: Site,
+        scope: AttentionScope,
+        layer_input_BTd: Tensor | None = None,
+    ) -> HeadInputs:
+        """What a mechanism gets at a site."""
+        number = assignment.number
+        seeds_B = None if self.seeds_B is None else seeds_of(self.seeds_B, site.stack, site.layer, number)
+        return HeadInputs(
+            heads=assignment.heads,
+            num_guided=self.guided.num_guided(number),
+            pattern=self.pattern_inputs(number, site, scope),
+            prepared=self.prepared(number, site, scope),
+            parameters=self.guided.parameters_of(module, number),
+            layer_input_BTd=layer_input_BTd,
+            seeds_B=seeds_B,
+            step=self.step,
+            layer=site.layer,
+            tables=self.guided.tables,
+        )
+
+    def allowed(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
+        """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
+        return self._once(("allowed", masks, self._index(scope)), lambda: self._joined(masks, site, scope))
+
+    def additive_masks(
+        self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope, dtype: torch.dtype
+    ) -> Tensor:
+        """The same as numbers to add to scores; converted once for all layers."""
+        return self._once(
+            ("additive", masks, self._index(scope), dtype), lambda: additive(self._joined(masks, site, scope), dtype)
+        )
+
+    def _joined(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
+        each = {
+            numbers: joined((self._keys(n, site, scope) for n in numbers), scope.allowed_BQK) for numbers in set(masks)
+        }
+        return torch.stack([each[numbers] for numbers in masks], dim=1)
+
+    def _keys(self, number: int, site: Site, scope: AttentionScope) -> Tensor:
+        mechanism = self.guided.plan.guides[number].bound_mechanism
+        return mechanism.keys(self.prepared(number, site, scope))
+
+    def padding(self, stack: str) -> Tensor:
+        """Which keys added heads may see, (B, 1, Q, K); the same object for all layers."""
+
+        def expand() -> Tensor:
+            valid_BT = self._stack(stack).valid_BT
+            return valid_BT[:, None, None].expand(-1, 1, valid_BT.shape[1], -1)
+
+        return self._once(("padding", stack), expand)
+
+    def empty(self, scope: AttentionScope) -> Tensor:
+        """The queries that may see nothing: (B, 1, Q, 1)."""
+        return self._once(("empty", self._index(scope)), scope.empty_B1Q1)

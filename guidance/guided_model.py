@@ -1,0 +1,192 @@
+"""A guided model: a plan resolved against a model, which guide acts on which heads with which weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from guidance.errors import GuidanceHadNoEffect, InputError
+from guidance.mechanisms.random_mask import PROPORTIONS
+from guidance.models.added_heads import added_sites
+from guidance.models.families import find_sites
+from guidance.patterns.features import TABLES, Cooccurrence, Vocabulary
+from guidance.plan import Guide, Plan
+from guidance.site_plans import plan_sites
+from guidance.sites import EXTRA, Site
+
+_TABLE_TYPES: Mapping[str, tuple[type, ...]] = {
+    "cooccurrence": (Cooccurrence,),
+    "importance": (Tensor, Mapping),
+}
+
+
+Attend = Callable[[Any, tuple[int, ...]], Tensor]
+
+
+class GuidedModel:
+    """A plan resolved against a model.
+
+    Attributes:
+        plan: the plan, as given.
+        guides: the guides of the plan that belong to this model, by their number in the plan.
+        sites: the attention modules of the model, and the extra heads of the plan, with their sites.
+        added: the attention modules beside which the plan adds heads, with the sites of these.
+        site_plans: what the plan says about each site; empty if every guide is off.
+        attacks: the guides that attack in a second pass, by number, with each of their sites.
+        tables: what patterns and rules look up beside tokens: ``cooccurrence``, ``importance``, ``masking_proportion``.
+        backends: the function that computes the heads of each path; see `guidance.attention.backends`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        plan: Plan,
+        *,
+        vocabulary: Vocabulary | None = None,
+        decoder_vocabulary: Vocabulary | None = None,
+        part: str = "model",
+        tables: Mapping[str, Any] | None = None,
+    ):
+        self.model, self.plan = model, plan
+        self.guides = {number: guide for number, guide in enumerate(plan.guides) if guide.part == part}
+        self.vocabulary, self.tables = vocabulary, dict(tables or {})
+        self.decoder_vocabulary = decoder_vocabulary or vocabulary
+        self.sites = find_sites(model)
+        self.added = added_sites(plan.pal, self.sites) if plan.pal is not None and part == "model" else {}
+        self._matches: dict[int, Tensor] = {}
+        self._check_tables()
+        every = [site for table in (self.sites, self.added) for sites in table.values() for site in sites]
+        self.site_plans = plan_sites(plan, every, part, self.tables.get("importance"))
+        self.attacks = [(a.number, site) for site, found in self.site_plans.items() for a in found.making("attack")]
+        self.backends: Mapping[str, Attend] = {}
+
+    def _check_tables(self) -> None:
+        """Raises InputError if a table has another type, or belongs to another model."""
+        for name, types in _TABLE_TYPES.items():
+            if name in self.tables and not isinstance(self.tables[name], types):
+                found = type(self.tables[name]).__name__
+                raise InputError(f"the table {name} is a {found}", hint=f"{name}: {TABLES[name]}")
+        for number, guide in self.guides.items():
+            if PROPORTIONS in self.tables and guide.enabled and PROPORTIONS in guide.tables:
+                shape, layers = tuple(torch.as_tensor(self.tables[PROPORTIONS]).shape), self.layers_of(number)
+                if len(shape) != 2 or not shape[0] or shape[1] != layers:
+                    raise InputError(
+                        f"the table {PROPORTIONS} is {shape}, not (steps, {layers}) as this model's layers",
+                        hint="it comes from a run of a model with as many layers",
+                    )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the stack that has most."""
+        return max((site.layer for sites in self.sites.values() for site in sites), default=-1) + 1
+
+    def layers_of(self, number: int) -> int:
+        """Layers of the stack to which a guide belongs."""
+        guide = self.plan.guides[number]
+        kind = (guide.stack, guide.attention)
+        return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
+
+    def num_guided(self, number: int) -> int:
+        """The number of heads on which a guide acts, in all layers."""
+        found = (a for plan in self.site_plans.values() for a in plan.assignments if a.number == number)
+        return sum(len(assignment.heads) for assignment in found)
+
+    def key_of(self, number: int) -> str:
+        """The name under which a site holds the parameters of a guide."""
+        return f"{self.plan.guides[number].mechanism}{number}"
+
+    def learns(self, site: Site, number: int | None = None) -> bool:
+        """Whether the module of a site is in training mode and has parameters that require gradients.
+
+        Args:
+            number: look at the parameters that this guide has added, not at all of them.
+        """
+        module = next(module for module, sites in self.sites.items() if site in sites)
+        owner = module if number is None else getattr(module, EXTRA)[self.key_of(number)]
+        return module.training and any(p.requires_grad for p in owner.parameters())
+
+    def parameters_of(self, module: nn.Module, number: int) -> nn.Module | None:
+        """What a guide has added to an attention module; None if nothing."""
+        added: Mapping[str, nn.Module] = getattr(module, EXTRA, {})
+        key = self.key_of(number)
+        return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
+
+    def shapes(self, stack: str) -> bool:
+        """Whether the plan shapes the outputs of heads of this stack."""
+        return any(site.stack == stack and plan.shapes_output for site, plan in self.site_plans.items())
+
+    # weights
+
+    def alphas(self, step: int, total_steps: int) -> dict[str, float]:
+        """By label, the weight of each loss on heads after ``step`` of ``total_steps`` optimizer steps."""
+        measured = {a.number for plan in self.site_plans.values() for a in plan.measured()}
+        return {
+            label: guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
+            for number, (label, guide) in enumerate(zip(self.plan.labels, self.plan.guides, strict=True))
+            if number in measured
+        }
+
+    def attack_alpha(self, step: int, total_steps: int) -> float:
+        """The weight of the divergence after ``step`` of ``total_steps`` optimizer steps."""
+        number = min(number for number, _ in self.attacks)
+        guide = self.plan.guides[number]
+        return guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
+
+    # what patterns have matched
+
+    def count_matches(self, number: int, found: Tensor) -> None:
+        """Add to the number of keys that a guide's pattern has named; the device is not synchronised."""
+        found = found.detach().ceil().long()
+        self._matches[number] = self._matches[number] + found if number in self._matches else found
+
+    def matches(self) -> dict[str, int]:
+        """The number of keys that each guide's pattern has named so far, by label."""
+        return {self.plan.labels[number]: int(found) for number, found in self._matches.items()}
+
+    def check_matches(self, earlier: Mapping[str, int] | None = None) -> None:
+        """Raise GuidanceHadNoEffect if the pattern of a guide has matched nothing in the whole run.
+
+        Args:
+            earlier: matches of other processes, or before an interruption, by label.
+        """
+        check_matches({label: found + (earlier or {}).get(label, 0) for label, found in self.matches().items()})
+
+    # what is missing
+
+    def vocabulary_of(self, guide: Guide) -> Vocabulary | None:
+        """The vocabulary of the tokens that a guide's pattern reads: in cross-attention, those of the encoder."""
+        own = guide.stack == "decoder" and guide.attention == "self"
+        return self.decoder_vocabulary if own else self.vocabulary
+
+    def missing(self, *, training: bool) -> Iterator[tuple[str, str, str]]:
+        """Tables that were not given, and features of the vocabulary without a tokenizer: (label, kind, name).
+
+        Args:
+            training: whether guides that only add a loss count.
+        """
+        for number, guide in self.guides.items():
+            if not guide.enabled or (guide.is_loss and not training):
+                continue
+            label = self.plan.labels[number]
+            yield from ((label, "table", name) for name in guide.tables if name not in self.tables)
+            for name in guide.bound_pattern.needs if guide.bound_pattern else ():
+                if name in Vocabulary.FEATURES and self.vocabulary_of(guide) is None:
+                    yield label, "feature", name
+
+
+def check_matches(matches: Mapping[str, float]) -> None:
+    """Raise GuidanceHadNoEffect if the pattern of a guide has matched nothing in the whole run.
+
+    Args:
+        matches: the number of keys that each guide's pattern has named, by label.
+    """
+    for label, found in matches.items():
+        if not found:
+            raise GuidanceHadNoEffect(
+                f"the pattern of guide {label!r} matched no token in the whole run",
+                hint="look at the text and the tokenizer, or leave the guide out of the plan",
+            )

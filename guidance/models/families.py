@@ -1,0 +1,137 @@
+"""Model families: where the attention modules of an architecture are, and in which layers they are called.
+
+A new architecture is a new row in `FAMILIES`; packages add theirs with `register_family`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from guidance.errors import UnsupportedModel
+from guidance.registry import Registry
+from guidance.sites import Site
+
+
+def _one_call(place: int, config: Any) -> Iterable[int]:
+    return (place,)
+
+
+def _shared_calls(place: int, config: Any) -> Iterable[int]:
+    # as ALBERT runs: each hidden layer runs all inner layers of one group, and neighbours share a group
+    group, inner = divmod(place, config.inner_group_num)
+    for layer in range(config.num_hidden_layers):
+        if int(layer / (config.num_hidden_layers / config.num_hidden_groups)) == group:
+            yield layer * config.inner_group_num + inner
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of `FAMILIES`.
+
+    Attributes:
+        label: what people call it.
+        attention: the class of its attention modules.
+        layers: from a module's place among the modules of its kind to the layers in which it is called.
+    """
+
+    label: str
+    attention: str
+    layers: Callable[[int, Any], Iterable[int]] = _one_call
+
+
+FAMILIES: Registry[Family] = Registry("family")
+"""Every architecture that can be guided, by the name of its folder in transformers.
+
+The file of a class counts as well as its name: DeBERTa's first version has a class of the same name as its second."""
+
+for _name, _family in {
+    "bert": Family("BERT", "BertSelfAttention"),
+    "roberta": Family("RoBERTa", "RobertaSelfAttention"),
+    "xlm_roberta": Family("XLM-RoBERTa", "XLMRobertaSelfAttention"),
+    "camembert": Family("CamemBERT", "CamembertSelfAttention"),
+    "electra": Family("ELECTRA", "ElectraSelfAttention"),
+    "distilbert": Family("DistilBERT", "DistilBertSelfAttention"),
+    "albert": Family("ALBERT", "AlbertAttention", _shared_calls),
+    "modernbert": Family("ModernBERT", "ModernBertAttention"),
+    "deberta_v2": Family("DeBERTa-v2 and v3", "DisentangledSelfAttention"),
+    "marian": Family("Marian", "MarianAttention"),
+    "bart": Family("BART", "BartAttention"),
+    "mbart": Family("mBART", "MBartAttention"),
+    "t5": Family("T5", "T5Attention"),
+    "mt5": Family("mT5", "MT5Attention"),
+}.items():
+    FAMILIES.add(_name, _family)
+
+
+def register_family(
+    name: str,
+    attention: str,
+    *,
+    label: str = "",
+    layers: Callable[[int, Any], Iterable[int]] = _one_call,
+    package: str,
+) -> Family:
+    """Add an architecture.  Its attention modules must ask the interface of transformers for an attention function.
+
+    Args:
+        name: the last part of the module that defines the attention class, without ``modeling_``.
+        attention: the name of the class of its attention modules; subclasses count too.
+        label: what people call it; by default the name.
+        layers: see `Family`.
+        package: the package that registers it, usually ``__name__``.
+
+    Raises:
+        PlanError: the name is taken, or is no name.
+    """
+    return FAMILIES.add(name, Family(label or name, attention, layers), package)
+
+
+def supported() -> str:
+    """The families that can be guided, for messages."""
+    return ", ".join(family.label for family in FAMILIES.values())
+
+
+_CROSS = {"encoder_attn", "EncDecAttention"}
+_NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
+
+
+def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
+    """Every attention module of a model, with its sites in the order of its calls.
+
+    Raises:
+        UnsupportedModel: it has none that we know.
+    """
+    found: dict[nn.Module, tuple[Site, ...]] = {}
+    places: dict[tuple[str, str], int] = {}
+    for name, module in model.named_modules():
+        family = family_of(module)
+        if family is None:
+            continue
+        parts = set(name.split("."))
+        kind = ("decoder" if "decoder" in parts else "encoder", "cross" if parts & _CROSS else "self")
+        places[kind] = place = places.get(kind, -1) + 1
+        config = getattr(module, "config", None) or getattr(model, "config", None)
+        num_heads = next(
+            (int(getattr(owner, key)) for owner in (module, config) for key in _NUM_HEADS if hasattr(owner, key)), 0
+        )
+        sites = tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(place, config))
+        if sites:
+            found[module] = sites
+    if not found:
+        raise UnsupportedModel(
+            f"{type(model).__name__}: no attention module that can be guided", hint=f"supported: {supported()}"
+        )
+    return found
+
+
+def family_of(module: nn.Module) -> Family | None:
+    """The family whose attention this module is; a subclass counts as its parent."""
+    for kind in type(module).__mro__:
+        family = FAMILIES.get(kind.__module__.rpartition(".")[2].removeprefix("modeling_"))
+        if family and family.attention == kind.__name__:
+            return family
+    return None

@@ -1,0 +1,76 @@
+"""A pattern: a name for which keys each query should look at, with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from guidance import options as option
+from guidance.patterns.features import Tokens
+from guidance.patterns.predicates import Predicate
+
+OptionFacts = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One row of `guidance.patterns.PATTERNS`, or a combination of rows that a plan describes.
+
+    Attributes:
+        build: from the features of a batch to the predicate.
+        source: paper, section, equation.
+        needs: the features that it reads besides ids and padding.
+        tables: the tables in which it looks things up.
+        positional: True if a missing target is a matter of the sequence's boundary, not of its tokens.
+        weighted: True if it gives weights to keys instead of naming them.
+        same_keys: True if the keys do not depend on the query, so that the query may belong to another sequence.
+        looks_ahead: True if later tokens can decide which earlier keys a query may see.
+        option_facts: how given options change the attributes above; called with the options by name.
+        options: the options that a plan gives, by name.
+    """
+
+    name: str
+    build: Callable[[Tokens], Predicate]
+    source: str
+    needs: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    positional: bool = False
+    weighted: bool = False
+    same_keys: bool = False
+    looks_ahead: bool = False
+    option_facts: OptionFacts | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def _function(self) -> Callable[..., Predicate]:
+        return self.build.func if isinstance(self.build, partial) else self.build
+
+    @property
+    def summary(self) -> str:
+        """The first line of its function's docstring."""
+        return (self._function.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """The options that a plan may give."""
+        return tuple(option.declared(self._function))
+
+    def bound(self, given: Mapping[str, Any]) -> Pattern:
+        """The pattern with options.
+
+        Raises:
+            UnknownName: an option that it does not have.
+            PlanError: a value of another type or out of range.
+        """
+        chosen = option.read(self._function, given, f"pattern {self.name!r}")
+        if not chosen:
+            return self
+        changes = self.option_facts(chosen) if self.option_facts else {}
+        return replace(self, build=partial(self._function, **chosen), options=chosen, **changes)
+
+    def __str__(self) -> str:
+        """Its name with the options that a plan gives."""
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.name}({options})" if options else self.name

@@ -1,0 +1,263 @@
+"""From a plan to the sites of a model: which guides act on which heads, and which path each head takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from guidance.errors import PlanError
+from guidance.mechanisms.attacks import AttackMechanism
+from guidance.mechanisms.base import CONTRIBUTIONS, Contribution, Mechanism
+from guidance.patterns import PATTERNS
+from guidance.plan import Guide, Plan
+from guidance.sites import Selector, Site, select, select_heads
+
+ADDED_HEADS = "pal:"
+"""What stands before a selector of heads that the plan adds."""
+
+
+@dataclass(frozen=True)
+class HeadAssignment:
+    """A guide, and the heads of one site on which it acts.
+
+    Attributes:
+        number: of the guide in its plan, from 0.
+    """
+
+    number: int
+    mechanism: Mechanism
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeadPaths:
+    """How the heads of a site are computed; heads whose attention is replaced are in none of these.
+
+    Attributes:
+        explicit: with scores and probabilities at hand.
+        masked: by a fast kernel, with a mask of their own.
+        plain: by a fast kernel, with the mask of the model.
+    """
+
+    explicit: tuple[int, ...]
+    masked: tuple[int, ...]
+    plain: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """What a plan says about one site.
+
+    Attributes:
+        assignments: the guides that act there, in the order of the plan.
+        num_heads: of the site.
+    """
+
+    assignments: tuple[HeadAssignment, ...] = ()
+    num_heads: int = 0
+    _by_contribution: dict[str, tuple[HeadAssignment, ...]] = field(init=False, repr=False, compare=False)
+    _paths: dict[tuple[bool, bool, bool], HeadPaths] = field(init=False, repr=False, compare=False)
+    query_factors: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """A factor for the queries of each head; empty if all are 1."""
+
+    def __post_init__(self) -> None:
+        # worked out once, since every call of every layer asks, and compiled graphs must not write
+        found = {name: tuple(a for a in self.assignments if name in a.mechanism.contributes) for name in CONTRIBUTIONS}
+        object.__setattr__(self, "_by_contribution", found)
+        passes = itertools.product((False, True), repeat=3)
+        object.__setattr__(self, "_paths", {each: self._paths_in(*each) for each in passes})
+        object.__setattr__(self, "query_factors", self._query_factors())
+
+    def making(self, contribution: str) -> tuple[HeadAssignment, ...]:
+        """The assignments whose mechanism makes a contribution; see `guidance.mechanisms.base.CONTRIBUTIONS`."""
+        return self._by_contribution[contribution]
+
+    @property
+    def shapes_output(self) -> bool:
+        """The site computes something else at inference too."""
+        return any(not a.mechanism.is_loss() for a in self.assignments)
+
+    @property
+    def reads_prefix(self) -> bool:
+        """A guide reads all tokens up to the query, so a cache of earlier keys is not enough."""
+        return any(a.mechanism.reads_keys for a in self.assignments)
+
+    def measured(self) -> tuple[HeadAssignment, ...]:
+        """The assignments that have a loss on the heads of the first pass: on probabilities, then on scores."""
+        return (*self.making("target"), *self.making("row_losses"))
+
+    def acts(self, *, attacking: bool, measuring: bool) -> bool:
+        """Whether anything is to be done in this pass."""
+        mine = self.making("attack") if attacking else self.measured() if measuring else ()
+        return bool(mine) or self.shapes_output
+
+    def paths(self, *, attacking: bool, measuring: bool, recording: bool) -> HeadPaths:
+        """The path of each head.
+
+        Args:
+            attacking: this is the second pass, in which attacks are made and losses are not measured.
+            measuring: losses are wanted.
+            recording: the probabilities of all heads are wanted.
+        """
+        return self._paths[attacking, measuring, recording]
+
+    def _paths_in(self, attacking: bool, measuring: bool, recording: bool) -> HeadPaths:
+        phases = {"always", "attacking"} if attacking else {"always", "measuring"} if measuring else {"always"}
+        by_path: dict[str, set[int]] = {"any": set(), "masked": set(), "explicit": set(), "replaced": set()}
+        for assignment in self.assignments:
+            for contribution in assignment.mechanism.contributions():
+                if contribution.phase in phases:
+                    by_path[contribution.path].update(assignment.heads)
+        computed = [head for head in range(self.num_heads) if head not in by_path["replaced"]]
+        explicit = [head for head in computed if recording or head in by_path["explicit"]]
+        masked = [head for head in computed if head in by_path["masked"] and head not in explicit]
+        plain = [head for head in computed if head not in explicit and head not in masked]
+        return HeadPaths(tuple(explicit), tuple(masked), tuple(plain))
+
+    def paths_taken(self) -> set[str]:
+        """The paths that its heads take in training and at inference."""
+        found = (self._paths[attacking, measuring, False] for attacking in (False, True) for measuring in (False, True))
+        return {name for paths in found for name in ("explicit", "masked", "plain") if getattr(paths, name)}
+
+    def masks_of(self, heads: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        """For each of some heads, the numbers of the guides that mask it."""
+        return tuple(tuple(a.number for a in self.making("keys") if head in a.heads) for head in heads)
+
+    def _query_factors(self) -> tuple[float, ...]:
+        factors = [1.0] * self.num_heads
+        for assignment in self.assignments:
+            for head in assignment.heads:
+                factors[head] *= assignment.mechanism.query_factor(self.num_heads)
+        return tuple(factors) if any(factor != 1.0 for factor in factors) else ()
+
+
+def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: Any = None) -> dict[Site, SitePlan]:
+    """What a plan says about each site.  Guides that are off, of another part, or without any effect are left out.
+
+    Args:
+        scores: of heads, for the rules ``least important`` and ``most important``.
+
+    Raises:
+        PlanError: a guide names a layer or head that does not exist, selects none, or contradicts another one.
+    """
+    found: dict[Site, dict[int, tuple[int, ...]]] = {}
+    for number, guide in enumerate(plan.guides):
+        if guide.part != part:
+            continue
+        try:
+            heads, weight = _resolve(guide, sites, scores)
+        except PlanError as error:
+            raise PlanError(f"guide {number + 1} ({guide.label}): {error.message}", hint=error.hint) from error
+        if not any(heads.values()) and not guide.optional:
+            raise PlanError(f"guide {number + 1} ({guide.label}) selects no head", hint="optional = true allows that")
+        if not guide.enabled or (guide.is_loss and weight == 0) or guide.bound_mechanism.is_idle(guide.bound_pattern):
+            continue
+        for site, chosen in heads.items():
+            if chosen:
+                found.setdefault(site, {})[number] = chosen
+    _check_attacks(plan, found)
+    return {site: _site_plan(plan, site, guides) for site, guides in found.items()}
+
+
+def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Site, tuple[int, ...]], float]:
+    """The heads that a guide selects, by site, and its weight."""
+    mine = {s.layer: s for s in sites if (s.stack, s.attention) == (guide.stack, guide.attention)}
+    if not mine:
+        if guide.optional:
+            return {}, 1.0
+        raise PlanError(f"the model has no {guide.stack} {guide.attention}-attention")
+    layers = select(guide.layers, len(mine), "layer")
+    weight = guide.weight_for(len(mine))
+    if guide.attention == "cross" and (reason := _compares_positions(guide)):
+        raise PlanError(
+            f"{reason} relates tokens of one sequence; cross-attention has two",
+            hint=f"patterns that work there: {', '.join(name for name, p in PATTERNS.items() if p.same_keys)}",
+        )
+    pattern = guide.bound_pattern
+    if (guide.stack, guide.attention) == ("decoder", "self") and pattern and pattern.looks_ahead:
+        raise PlanError(
+            f"in a decoder the pattern {str(pattern)!r} would tell a query about later tokens",
+            hint="the encoder's heads, or cross-attention, may have it",
+        )
+    added = [selector for selector in guide.heads if str(selector).startswith(ADDED_HEADS)]
+    if not added:
+        num_heads = next(iter(mine.values())).num_heads
+        chosen = select_heads(guide.heads, layers, num_heads, scores, num_layers=len(mine))
+        return {mine[layer]: heads for layer, heads in chosen.items()}, weight
+    if len(added) < len(guide.heads):
+        raise PlanError("it mixes heads of the model with added ones", hint="write two rows")
+    if any(c.own_heads for c in guide.bound_mechanism.contributions()):
+        raise PlanError(f"{guide.mechanism} acts on heads of the model only")
+    pals = {s.layer: s for s in sites if s.attention == "pal"}
+    if not pals and not guide.optional:
+        raise PlanError("it is about added heads, and the plan adds none", hint="a table [pal] adds them")
+    rules = [_number(str(selector).removeprefix(ADDED_HEADS)) for selector in added]
+    return {pals[la]: select(rules, pals[la].num_heads, "added head") for la in layers if la in pals}, weight
+
+
+def _compares_positions(guide: Guide) -> str:
+    """What in a guide compares a query with a key; empty if nothing does."""
+    if guide.bound_pattern is not None and not guide.bound_pattern.same_keys:
+        return f"the pattern {guide.bound_pattern.name!r}"
+    return guide.bound_mechanism.one_sequence_because
+
+
+def _number(rule: str) -> Selector:
+    return int(rule) if rule.isdigit() else rule
+
+
+def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) -> SitePlan:
+    for head in sorted({head for heads in guides.values() for head in heads}):
+        _check_head(plan, site, head, [number for number, heads in guides.items() if head in heads])
+    return SitePlan(
+        tuple(HeadAssignment(number, plan.guides[number].bound_mechanism, heads) for number, heads in guides.items()),
+        site.num_heads,
+    )
+
+
+def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
+    """Raises PlanError if guides contradict each other on one head."""
+    where = f"layer {site.layer}, head {head}"
+    for number in numbers:
+        guide, others = plan.guides[number], [n for n in numbers if n != number]
+        for contribution in guide.bound_mechanism.contributions():
+            if contribution.alone and others:
+                raise PlanError(
+                    f"guide {number + 1} ({guide.label}) {contribution.does} {where}, on which guide"
+                    f" {others[0] + 1} ({plan.guides[others[0]].label}) acts too",
+                    hint="select other heads in one of them",
+                )
+            rivals = [n for n in others if contribution in plan.guides[n].bound_mechanism.contributions()]
+            if contribution.once and rivals:
+                raise PlanError(
+                    f"guides {number + 1} and {rivals[0] + 1} {_both(contribution, guide, plan.guides[rivals[0]])} {where}",
+                    hint="one for each head",
+                )
+
+
+def _both(contribution: Contribution, one: Guide, other: Guide) -> str:
+    """What messages say that two guides do with one head."""
+    if one.mechanism == other.mechanism:
+        return f"are both {one.mechanism} of"
+    return f"both {contribution.plural}"
+
+
+def _check_attacks(plan: Plan, found: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:
+    """Raises PlanError if attacks differ in what their common second pass has once: its divergence."""
+    attacks = {
+        number: mechanism
+        for number in sorted({number for guides in found.values() for number in guides})
+        if isinstance(mechanism := plan.guides[number].bound_mechanism, AttackMechanism)
+    }
+    kinds = {
+        (guide.weight, guide.schedule, guide.hold_steps, mechanism.sentence)
+        for guide, mechanism in ((plan.guides[number], mechanism) for number, mechanism in attacks.items())
+    }
+    if len(kinds) > 1:
+        raise PlanError(
+            f"guides {', '.join(str(number + 1) for number in attacks)} share one adversarial pass, whose divergence has"
+            " one weight",
+            hint="give them the same weight, schedule and sentence",
+        )

@@ -457,7 +457,7 @@ def test_a_step_under_attack_is_the_one_of_a_loop_of_ones_own(tmp_path: Path) ->
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             scale = float(parameter.grad.abs().max()) or 1.0
-            assert float((found[name] - parameter.grad).abs().max()) < 1e-4 * scale, name
+            assert float((found[name] - parameter.grad).abs().max()) < 1e-4 * scale + 1e-6, name
 
 
 def test_mispredictions_of_the_data_guide_a_trainer(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_mispredictions_of_the_data_guide_a_trainer(tmp_path: Path) -> None:
 
     whole, first = gradients(make, size=32, parts=1)
     cut, second = gradients(make, size=4, parts=8)
-    assert largest_difference(whole, cut) < 1e-5
+    assert largest_difference(whole, cut) < 1e-5 * max(float(gradient.abs().max()) for gradient in whole.values())
     losses = [done.state.log_history[0]["guidance/conflict"] for done in (first, second)]
     assert losses[0] > 0 and losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ PLANS = [
 @pytest.mark.parametrize(("name", "number", "block"), PLANS, ids=[f"{name}-{number}" for name, number, _ in PLANS])
 def test_plans_of_the_pages_can_be_read(name: str, number: int, block: str) -> None:
     assert guidance.Plan.parse(block, source=name).guides
+
+
+SHOWN = [
+    (name, *block)
+    for name in ("docs/plans.md", "docs/concepts.md")
+    for block in re.findall(r"```text\n\$ guide ([^\n]*)\n(.*?)```", text_of(name), re.S)
+]
+
+
+@pytest.mark.parametrize(("name", "command", "output"), SHOWN, ids=[command for _, command, _ in SHOWN])
+def test_shown_output_is_what_the_command_prints(
+    name: str, command: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(shlex.split(command)) == 0
+    assert capsys.readouterr().out == output, name
 
 
 def said(name: str) -> set[str]:

@@ -129,9 +129,3 @@ def test_the_code_of_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_library_page_names_everything_that_the_package_exports() -> None:
     assert {name for name in guidance.__all__ if f"`guidance.{name}`" not in text_of("docs/library.md")} == set()
-
-
-@pytest.mark.parametrize("word", ["wish", "acts", "room", "told"])
-def test_no_page_uses_a_word_that_only_its_authors_understand(word: str) -> None:
-    pages = [page for page in PAGES if page.name != "command-line.md"]
-    assert [name_of(page) for page in pages if re.search(rf"\b{word}\b", page.read_text(encoding="utf-8"))] == []

@@ -70,13 +70,13 @@ def test_columns_types_and_units_are_those_of_the_code(name: str) -> None:
     [{"plan": "preset:ag"}, {"plan": "preset:asa-pretraining"}, {"objective": "electra"}],
     ids=["guided", "attacked", "electra"],
 )
-def test_every_column_of_the_metrics_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_every_metric_column_is_described(settings: dict[str, Any], tmp_path: Path) -> None:
     store = Store(tmp_path)
     trained = trainings.train(store, trainings.sequences(store), steps=2, evaluate_every=1, **settings).artifact
     columns = re.findall(r"^\| (`.*?) \| ", SECTIONS["Training"], re.M)
-    told = [re.sub("<.*?>", ".+", re.escape(name)) for cell in columns for name in re.findall("`(.*?)`", cell)]
+    described = [re.sub("<.*?>", ".+", re.escape(name)) for cell in columns for name in re.findall("`(.*?)`", cell)]
     found = pq.read_schema(trained.path / "metrics.parquet").names
-    assert [name for name in found if not any(re.fullmatch(pattern, name) for pattern in told)] == []
+    assert [name for name in found if not any(re.fullmatch(pattern, name) for pattern in described)] == []
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from guidance.patterns import PATTERNS
 from pipelines.views.pictures import cells, legend, matrix_lines, shade
 from tests.shared import shared
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = "The dog ran. It barked!"
 
 
@@ -231,13 +229,6 @@ def test_shades_grow_with_the_weight_and_only_nothing_looks_empty():
         drawn = [shade(value, ascii=ascii_only) for value in (0, 1e-9, 0.2, 0.5, 0.8, 0.999, 1, 3)]
         assert drawn[0] not in drawn[1:] and drawn[-1] == drawn[-2] != drawn[-3]
         assert all(mark in legend(weighted=True, ascii=ascii_only) for mark in (drawn[0], drawn[-1]))
-
-
-def test_the_readme_shows_what_the_command_draws(guide):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"```text\n\$ guide (patterns show [^\n]*)\n(.*?)```", readme, re.S)
-    name, text = re.fullmatch(r'patterns show (\w+) --text "([^"]*)"', block[1]).groups()
-    assert block[2] == guide("patterns", "show", name, "--text", text).out
 
 
 # mistakes

@@ -1,0 +1,131 @@
+"""The pages of ``docs/`` are true: links lead somewhere, examples run, nothing that a plan may say is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import guidance
+from cli import main
+from guidance.plan import presets
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("results/*.md"))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text_of(name), re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.exists(), target
+        assert not anchor or anchor in anchors(goal), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)\)", text_of("docs/README.md")))
+    assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= linked
+    assert "results/README.md" in linked
+
+
+def test_the_reference_of_the_commands_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = text_of("docs/command-line.md")
+    assert generate.updated(page) == page, "run: python docs/generate.py"
+
+
+PLANS = [
+    (name, number, block)
+    for name in ("docs/plans.md", "docs/concepts.md", "docs/your-language.md")
+    for number, block in enumerate(blocks(name, "toml"))
+]
+
+
+@pytest.mark.parametrize(("name", "number", "block"), PLANS, ids=[f"{name}-{number}" for name, number, _ in PLANS])
+def test_plans_of_the_pages_can_be_read(name: str, number: int, block: str) -> None:
+    assert guidance.Plan.parse(block, source=name).guides
+
+
+SHOWN = [
+    (name, *block)
+    for name in ("docs/plans.md", "docs/concepts.md")
+    for block in re.findall(r"```text\n\$ guide ([^\n]*)\n(.*?)```", text_of(name), re.S)
+]
+
+
+@pytest.mark.parametrize(("name", "command", "output"), SHOWN, ids=[command for _, command, _ in SHOWN])
+def test_shown_output_is_what_the_command_prints(
+    name: str, command: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(shlex.split(command)) == 0
+    assert capsys.readouterr().out == output, name
+
+
+def said(name: str) -> set[str]:
+    """What a page says in backticks, word by word."""
+    spans = re.findall(r"`([^`\n]+)`", without_code(text_of(name)) + " ".join(blocks(name, "toml")))
+    return {word for span in spans for word in re.findall(r"[\w-]+", span)}
+
+
+def test_the_page_of_plans_describes_every_key_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", "new"]) == 0
+    template = capsys.readouterr().out
+    options = re.findall(r"\b([a-z]\w*)(?: = |: left out)", template)
+    keys = {*options, *re.findall(r"^#   ([a-z]\w*)", template, re.M)}
+    added = set(re.findall(r"^(\w+) = ", "".join(b for b in blocks("docs/plans.md", "toml") if "[pal]" in b), re.M))
+    assert {"mechanism", "hold_steps", "penalty_weight", "unique", "conflict", "gate", "placement"} <= keys
+    assert keys - said("docs/plans.md") - added == set()
+
+
+def test_the_page_of_plans_lists_every_pattern_and_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["patterns", "list", "--json"]) == 0
+    patterns = {pattern["name"] for pattern in json.loads(capsys.readouterr().out)["patterns"]}
+    assert patterns - said("docs/plans.md") == set()
+    section = text_of("docs/plans.md").split("\n## Presets\n")[1].split("\n## ")[0]
+    listed = {name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`([\w-]+)`", row)}
+    assert listed == set(presets())
+
+
+def test_the_code_of_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for number, block in enumerate(blocks("docs/library.md", "python")):
+        exec(compile(block, f"docs/library.md, block {number}", "exec"), names)
+
+
+def test_the_library_page_names_everything_that_the_package_exports() -> None:
+    assert {name for name in guidance.__all__ if f"`guidance.{name}`" not in text_of("docs/library.md")} == set()

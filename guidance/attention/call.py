@@ -45,6 +45,10 @@ class AttentionCall:
     layer_input: Tensor | None
     kwargs: Mapping[str, Any]
 
+    def making(self, contribution: str, heads: tuple[int, ...]) -> list[HeadAssignment]:
+        """The assignments that make a contribution to some heads; a path has all heads of such an assignment or none."""
+        return [a for a in self.site_plan.making(contribution) if a.heads[0] in heads]
+
     def inputs(self, assignment: HeadAssignment) -> HeadInputs:
         """What the mechanism of an assignment gets at this call."""
         return self.batch.head_inputs(assignment, self.module, self.site, self.scope, self.layer_input)

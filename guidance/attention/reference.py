@@ -18,29 +18,29 @@ from guidance.mechanisms.attention_loss import GuidedSoftmax
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
-    batch, plan = call.batch, call.site_plan
+    batch = call.batch
     scores = (heads_of(call.query, heads) * call.scale) @ heads_of(call.key, heads).transpose(-1, -2)
     if call.position_bias is not None:
         scores = scores + heads_of(call.position_bias, heads)
     attacks = []
-    for assignment in plan.making("attack") if batch.attacking else ():  # sees the scores before anything is added
+    for assignment in call.making("attack", heads) if batch.attacking else ():  # sees the scores before anything is added
         at = positions(assignment.heads, heads)
         attack = assignment.mechanism.attack(heads_of(scores, at), call.inputs(assignment))
         batch.attacks[assignment.number, call.site] = attack
         attacks.append((at, attack.scores))
-    for assignment in plan.making("edit_scores"):
+    for assignment in call.making("edit_scores", heads):
         mechanism, inputs = assignment.mechanism, call.inputs(assignment)
         at = positions(assignment.heads, heads)
         scores = edited(scores, at, lambda part, m=mechanism, i=inputs: m.edit_scores(part, i))  # type: ignore[misc]
     for at, extra in attacks:
         scores = edited(scores, at, lambda part, extra=extra: part + extra)  # type: ignore[misc]
-    masks = plan.masks_of(heads)
+    masks = call.site_plan.masks_of(heads)
     allowed = batch.allowed(masks, call.site, call.scope) if any(masks) else call.scope.allowed_BQK[:, None]
     is_restricted = call.mask_B1QK is not None or call.scope.is_causal or any(masks)
     if is_restricted:
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
     attention = _softmax(call, heads, scores)
-    for assignment in plan.making("edit_probabilities"):
+    for assignment in call.making("edit_probabilities", heads):
         mechanism, inputs = assignment.mechanism, call.inputs(assignment)
         at = positions(assignment.heads, heads)
         attention = edited(attention, at, lambda part, m=mechanism, i=inputs: m.edit_probabilities(part, i))  # type: ignore[misc]
@@ -55,7 +55,7 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
 def _softmax(call: AttentionCall, heads: tuple[int, ...], scores: Tensor) -> Tensor:
     """The probabilities; losses on them are measured on the way."""
     batch = call.batch
-    measured = call.site_plan.making("target") if batch.measuring and not batch.attacking else ()
+    measured = call.making("target", heads) if batch.measuring and not batch.attacking else []
     targets = tuple((a, a.mechanism.target(call.inputs(a).prepared)) for a in measured)
     runs = tuple((neighbours(positions(a.heads, heads)), target) for a, target in targets)
     attention, *distances = GuidedSoftmax.apply(scores, runs)

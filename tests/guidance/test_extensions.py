@@ -283,13 +283,13 @@ def test_a_backend_computes_what_the_fast_paths_compute(name: str) -> None:
     CALLS.clear()
     outputs = []
     for backend in ("auto", name):
-        model = tiny_model("bert")
+        model = tiny_model("bert").double()
         handle = guidance.install(model, plan, backend=backend)
         guided = handle.guide(**batch())
         outputs.append((model(**batch(), guidance=guided).logits, guided.loss()))
     (expected, loss), (found, its_loss) = outputs
     valid = batch()["attention_mask"].bool()
-    torch.testing.assert_close(found[valid], expected[valid], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[valid], expected[valid], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(its_loss, loss)
     assert sorted(set(CALLS)) == ([(0,), (1, 2), (3,)] if name == "slow" else [])
 

@@ -32,7 +32,7 @@ def list_artifacts(
     store = session.store
     names: defaultdict[Path, list[str]] = defaultdict(list)
     for name in store.names():
-        names[store.place(name.kind, name.recipe)].append(str(name))
+        names[store.folder(name.kind, name.recipe)].append(str(name))
     folders = [folder for folder in store.folders() if kind in (None, folder.parent.name)]
     rows: list[dict[str, Any]] = [row for folder in folders if (row := _row(folder, names[folder]))]
     unfinished: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ def show(session: Session, reference: Reference) -> None:
     """Show what an artifact holds and how it was made."""
     with session.store.load(reference, verify=False) as artifact:
         manifest = artifact.manifest
-        strangers = artifact.strangers()
+        strangers = artifact.unlisted_files()
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     if session.json:
         say_json(
@@ -147,7 +147,7 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
             continue
         entry = {"artifact": f"{given.get('kind')}/{str(given['recipe'])[:16]}", "content": given.get("content")}
         try:
-            with Artifact(store.place(str(given.get("kind")), str(given["recipe"]))) as parent:
+            with Artifact(store.folder(str(given.get("kind")), str(given["recipe"]))) as parent:
                 entry = family(store, parent.manifest, seen=seen | {recipe})
             if parent.content != given.get("content"):
                 entry["note"] = "built again since: other content"
@@ -187,7 +187,7 @@ def verify(
             try:
                 with Artifact(folder) as artifact:
                     artifact.verify()
-                    strangers += [os.fspath(folder / name) for name in artifact.strangers()]
+                    strangers += [os.fspath(folder / name) for name in artifact.unlisted_files()]
                 checked.append(reference)
             except InputError as error:
                 damaged.append({"artifact": reference, "message": error.message})

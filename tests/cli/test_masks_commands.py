@@ -70,10 +70,10 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
     ("arguments", "words"),
     [
         (["build-masks", "nothing"], "no artifact 'nothing'"),
-        (["build-masks", "{corpus}"], "is a corpus artifact; needed is a sequences"),
-        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; needed is a idf"),
+        (["build-masks", "{corpus}"], "is a corpus artifact; expected: sequences"),
+        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; expected: idf"),
         (["build-masks", "{sequences}", "--shard", "4/3"], "i/n with i from 1 to n"),
-        (["masks", "show", "{sequences}"], "needed is a masks"),
+        (["masks", "show", "{sequences}"], "expected: masks"),
         (["masks", "show", "{masks}", "--example", "500"], "train has the sequences 0 to"),
         (["masks", "show", "{masks}", "--example", "0", "--sentence", "77"], "has the sentences 0 to"),
         (["masks", "show", "{masks}", "--split", "valid"], "has no sequences in 'valid'"),

@@ -338,7 +338,7 @@ def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:
     with store.build("sequences", recipe, {"stage": "build-sequences", "config": {}, "inputs": {}}) as out:
         out.write("train.parquet", train)
         out.write("valid.parquet", valid)
-    return Artifact(store.place("sequences", recipe)).content
+    return Artifact(store.folder("sequences", recipe)).content
 
 
 def test_other_validation_data_are_told_and_other_training_data_refused(store: Store) -> None:
@@ -425,7 +425,7 @@ def test_what_is_no_run_is_refused(store: Store) -> None:
         run(["model/0123456789abcdef"], store)
     _sequences(store, b"x")
     (sequences,) = [artifact.reference for artifact in store.artifacts()]
-    with pytest.raises(ArtifactMismatch, match="needed is a model"):
+    with pytest.raises(ArtifactMismatch, match="expected: model"):
         run([sequences], store)
     with pytest.raises(InputError, match="has not finished a step yet"):
         run([runs.going(store, [])], store)

@@ -95,19 +95,10 @@ def weight_text(weight: float | tuple[tuple[int, float], ...]) -> str:
 
 
 def preset_summaries() -> dict[str, str]:
-    """The presets by name, each with the first sentence of its leading comment."""
+    """The presets by name, each with its title: the first line of its file, a comment."""
     from guidance.plan import presets
 
-    return {name: _first_words(text) for name, text in sorted(presets().items())}
-
-
-def _first_words(text: str) -> str:
-    comment = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.removeprefix("#").strip() + (" " if line.endswith(".") else ""))
-    return re.split(r"(?<=.{20}): |\.  |\.\s*$", " ".join(comment), maxsplit=1)[0].strip()
+    return {name: text.partition("\n")[0].removeprefix("# ") for name, text in sorted(presets().items())}
 
 
 # a plan and a model

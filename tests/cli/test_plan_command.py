@@ -76,10 +76,13 @@ def files(guide):
 # show
 
 
-def test_without_a_plan_the_presets_are_listed_with_what_they_are(guide):
+def test_without_a_plan_the_presets_are_listed_with_their_titles(guide):
     lines = guide("plan", "show").out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"preset:{name}" for name in sorted(presets())]
     assert all(len(line.split()) > 3 for line in lines[1:])
+    for name, text in presets().items():
+        title, after = text.splitlines()[:2]
+        assert title.startswith("# ") and not title.endswith(".") and after in ("", "#"), f"{name}: not a title in one line"
     listed = json.loads(guide("plan", "show", "--json").out)["presets"]
     assert {"name": "preset:ag", "summary": lines[1].split(maxsplit=1)[1]} in listed
 

@@ -80,7 +80,7 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
         (["masks", "show", "{masks}", "--role", "nonsense"], "nonsense"),
         (["masks", "show", "{masks}", "--role", '{{ sum = ["next"] }}'], "gives weights, not a mask"),
         (["masks", "show", "{masks}", "--role", "marked"], "lacks data that marked needs"),
-        (["masks", "show", "{masks}", "--png", "roles.jpg"], "a name that ends in .png is expected"),
+        (["masks", "show", "{masks}", "--png", "roles.jpg"], "the name must end in .png"),
         (["masks", "export", "{masks}", "--dense", "."], "exists already"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A commented plan to start from.  Patterns, mechanisms and options are read off their tables, so that it says what is."""
+"""A commented plan to start from.  Patterns, mechanisms and options come from their tables, so it is always complete."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from dataclasses import fields
 from typing import Any
 
 KEYS: Mapping[str, str] = {
-    "pattern": 'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
-    "mechanism": "how that wish acts on a head",
-    "part": "model; or generator, discriminator, where two models are trained together",
+    "pattern": 'the keys that a query should attend to: a name, or a combination, for example { or = ["next", "previous"] }',
+    "mechanism": "how the pattern acts on a head",
+    "part": "model; or generator or discriminator, if two models are trained together",
     "stack": "encoder or decoder",
     "attention": "self or cross",
-    "layers": 'numbers and rules: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
-    "heads": 'likewise; also "least important 3" by a table of scores, and "pal:0" for a head that [pal] adds',
-    "weight": "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
-    "reference_length": "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
-    "schedule": "of a weight, over the run",
-    "hold_steps": "steps before a schedule starts to fall; 20000 in paper A's code",
-    "optional": "true: the row may select no head, as in models that have fewer",
-    "enabled": "false leaves the row out",
-    "name": "how logs call the row; else by its pattern",
+    "layers": 'numbers and selectors: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
+    "heads": 'likewise; also "least important 3", by a table of scores, and "pal:0" for a head that [pal] adds',
+    "weight": "of a loss: a number, or one that depends on the number of layers: { 1 = 100.0, 12 = 10.0 }",
+    "reference_length": "attention_loss: the sequence length for which the weight is meant; n tokens count n / this",
+    "schedule": "how the weight changes over the run",
+    "hold_steps": "steps before the schedule starts to fall; 20000 in the code of paper A",
+    "optional": "true: the row may select no head, for example in smaller models",
+    "enabled": "false: ignore the row",
+    "name": "the name of the row in logs; by default that of its pattern",
     "options": "",
 }
-"""What each key of a row says; ``options`` is no key, its items are."""
+"""What each key of a row means.  ``options`` is not a key itself; its items are."""
 
 
 def template(preset: str | None = None) -> str:
-    """A commented plan to start from: two rows that pull one head each, or those of a preset, and all there is to choose
-    from in comments."""
+    """A commented plan: two example rows, or those of a preset, with all keys, patterns and mechanisms in comments."""
     from guidance.plan import Plan, presets
 
     if preset is not None:
-        Plan.load(f"preset:{preset}")  # says which there are
+        Plan.load(f"preset:{preset}")  # raises for an unknown name
     body = presets()[preset] if preset else _FIRST_ROWS
     return "\n".join([*_explanation(), "", body.strip(), "", *_spare_rows()]) + "\n"
 
@@ -62,8 +61,8 @@ def _explanation() -> Iterator[str]:
     from guidance.patterns.catalogue import PATTERNS
     from guidance.plan import SCHEDULES, Guide, as_toml
 
-    yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
-    yield "# `guide plan show FILE --model FOLDER` shows the heads that it reaches, `guide pretrain --plan FILE` follows it."
+    yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
+    yield "# `guide plan show FILE --model FOLDER` shows the selected heads, `guide pretrain --plan FILE` trains with it."
     yield "#"
     yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
     for item in fields(Guide):
@@ -85,12 +84,12 @@ def _explanation() -> Iterator[str]:
 
 
 def _spare_rows() -> Iterator[str]:
-    """A row for each mechanism and the table of added heads, commented out; every key is at its default."""
+    """One row per mechanism, and the table of added heads, commented out, with options at their defaults."""
     from guidance.mechanisms import MECHANISMS
     from guidance.models.added_heads import Pal
     from guidance.options import declared
 
-    yield "# One row for each mechanism, with its options at their defaults.  Take away the # to use one."
+    yield "# One row for each mechanism, with its options at their defaults.  Remove the # to use one."
     for mechanism in MECHANISMS.values():
         pattern = "conflict" if mechanism.place == "scores" else "next"
         yield "#"
@@ -104,7 +103,7 @@ def _spare_rows() -> Iterator[str]:
             yield "# weight = 1.0"
         yield from _option_lines(declared(mechanism.options))
     yield "#"
-    yield '# # heads beside those of the model, which rows address as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
+    yield '# # heads added to those of the model; rows select them as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
     yield "# [pal]"
     yield from _option_lines(declared(Pal))
 
@@ -113,4 +112,4 @@ def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
     from guidance.plan import as_toml
 
     for key, value in options.items():
-        yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: left out by default"
+        yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: not set by default"

@@ -354,7 +354,7 @@ def test_a_new_plan_is_valid_and_explains_every_key_pattern_and_mechanism(guide)
 
 
 def test_every_commented_row_is_valid_once_uncommented(guide):
-    spare = guide("plan", "new").out.split("Take away the # to use one.\n")[1]
+    spare = guide("plan", "new").out.split("Remove the # to use one.\n")[1]
     rows = [re.sub(r"^# ", "", block, flags=re.M) for block in spare.split("#\n") if block.strip()]
     read = [Plan.parse(row) for row in rows]
     assert [plan.guides[0].mechanism for plan in read if plan.guides] == list(MECHANISMS)

@@ -237,7 +237,7 @@ def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artif
     """The artifact of this recipe, if it exists and is valid.
 
     Raises:
-        InputError: its path holds something that is not an artifact; not even ``--force`` replaces that.
+        InputError: see `Store.check_path_free`.
     """
     folder = store.folder(stage.kind, recipe)
     try:
@@ -252,8 +252,7 @@ def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artif
             artifact.close()
             raise
     except ArtifactMissing:
-        if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-            raise InputError(f"{folder} is in the way and is not a guide artifact", hint="move it away") from None
+        store.check_path_free(stage.kind, recipe)
         return None
     except ArtifactDamaged as error:
         log.warning("%s; building it again", error.message)

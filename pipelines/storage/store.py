@@ -10,7 +10,6 @@ a later run continues is under ``<store>/.partial``; locks, half-built and disca
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -31,7 +30,6 @@ from pipelines.storage.files import (
     write_file,
 )
 from pipelines.storage.manifest import (
-    DIGEST,
     ID_LENGTH,
     KIND,
     MANIFEST,
@@ -40,49 +38,9 @@ from pipelines.storage.manifest import (
     ArtifactMissing,
     canonical_json,
 )
+from pipelines.storage.names import Name, check_name, read_name
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
-_DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
-
-
-@dataclass(frozen=True)
-class Name:
-    """One version of a name, and the artifact that it refers to."""
-
-    name: str
-    version: int
-    kind: str
-    recipe: str
-    content: str
-
-    def __str__(self) -> str:
-        return f"{self.name}@{self.version}"
-
-
-def check_name(name: str) -> str:
-    """The name itself, if it is valid.
-
-    Raises:
-        InputError: it is malformed, or could be mistaken for a path, an option or a device.
-    """
-    if not NAME.fullmatch(name) or _DEVICE_NAMES.fullmatch(name):
-        raise InputError(
-            f"bad name {name!r}",
-            hint="use up to 64 lower-case letters, digits, dots, dashes and underscores; begin with a letter or digit",
-        )
-    return name
-
-
-def _read_name(entry: Path) -> Name | None:
-    """The name that one file under ``names`` defines; None if the file is unusable."""
-    try:
-        data = json.loads(entry.read_bytes())
-        name = Name(check_name(entry.parent.name), int(entry.name), data["kind"], data["recipe"], data["content"])
-        usable = KIND.fullmatch(name.kind) and DIGEST.fullmatch(name.recipe) and name.version > 0
-        return name if usable and entry.name == str(name.version) else None
-    except (OSError, ValueError, KeyError, TypeError, InputError, RecursionError):
-        return None
 
 
 def _in_use(folder: Path) -> bool:
@@ -120,6 +78,12 @@ class Store:
             return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", shared=shared, create=True)
 
     # building
+
+    def check_path_free(self, kind: str, recipe: str) -> None:
+        """Raises InputError if the path of an artifact holds something else, which not even ``--force`` may replace."""
+        path = self.folder(kind, recipe)
+        if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+            raise InputError(f"{path} is in the way and is not a guide artifact", hint="move it away")
 
     def check_writable(self) -> None:
         """Fail now rather than after the work.
@@ -172,7 +136,7 @@ class Store:
 
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""
-        found = [name for entry in (self.root / "names").glob("*/*") if (name := _read_name(entry)) is not None]
+        found = [name for entry in (self.root / "names").glob("*/*") if (name := read_name(entry)) is not None]
         return sorted(found, key=lambda n: (n.name, n.version))
 
     @contextlib.contextmanager

@@ -76,8 +76,7 @@ def _existing(store: Store, given: Artifact) -> Artifact | None:
     try:
         artifact = Artifact(folder)
     except ArtifactMissing:
-        if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder} is in the way and is not a guide artifact", hint="move it away") from None
+        store.check_path_free(given.kind, given.recipe)
         return None
     except ArtifactDamaged:
         return None

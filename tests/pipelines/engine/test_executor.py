@@ -88,6 +88,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def check_continues(text: Artifact, store: Store, traces: Path, kept: int) -> None:
+    """Run an interrupted stage again; it must process only the shards that were not ``kept``."""
+    for path in traces.iterdir():
+        path.unlink()
+    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
+    assert result is not None
+    assert texts_in(result) == blocks_of(text)
+    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+
+
 # shards
 
 
@@ -389,12 +399,7 @@ def test_a_stopped_run_leaves_no_process_and_can_be_continued(
     wait_until(lambda: not any(map(is_alive, workers)), 5)
     kept = len(partial_files(store))
     assert kept >= 2
-    for path in traces.iterdir():
-        path.unlink()
-    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
-    assert result is not None
-    assert texts_in(result) == blocks_of(text)
-    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+    check_continues(text, store, traces, kept)
 
 
 @pytest.mark.one_in(2)

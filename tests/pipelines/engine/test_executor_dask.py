@@ -17,13 +17,13 @@ import pytest
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine import executor
-from pipelines.engine.shards import shards_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from tests import works
 from tests.pipelines.engine.test_executor import (
     SIZE,
     blocks_of,
+    check_continues,
     is_alive,
     partial_files,
     start,
@@ -151,12 +151,7 @@ def test_a_scheduler_that_goes_away_ends_the_run_and_finished_shards_are_kept(
     assert process.communicate()[1] in ("", "the Dask scheduler has no workers yet; waiting for them\n")
     kept = len(partial_files(store))
     assert kept == 2
-    for path in traces.iterdir():
-        path.unlink()
-    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
-    assert result is not None
-    assert texts_in(result) == blocks_of(text)
-    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+    check_continues(text, store, traces, kept)
 
 
 def test_a_scheduler_that_does_not_answer_is_named(

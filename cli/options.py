@@ -234,9 +234,9 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
         problems = []
         for problem in error.errors(include_url=False):
             message = problem["msg"].removeprefix("Value error, ")
-            path = problem["loc"]
-            if path:
-                flag = "--" + str(path[0]).replace("_", "-")
+            place = problem["loc"]
+            if place:
+                flag = "--" + str(place[0]).replace("_", "-")
                 message = f"{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
             problems.append(message)
         raise InputError("; ".join(dict.fromkeys(problems))) from error

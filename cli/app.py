@@ -31,7 +31,7 @@ class Page(TyperCommand):
         group: heading under which `guide --help` lists it.
         examples: command lines, without the prompt.
         shared: names of the options that all commands have.
-        topics: headings for some of the other options, in order, each with the names of its options.
+        topics: headings for some of the other options, in order, each with their names.
     """
 
     group = "Help"

@@ -1,4 +1,4 @@
-"""Every command of the README runs, in reading order."""
+"""Every command of the README runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ INLINE = re.findall(r"`(guide quickstart --corpus [^`]*)`", README)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the texts of a user."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text of one's own."""
     import pydoc_data.topics
 
     folder = tmp_path_factory.mktemp("reader")
@@ -38,15 +38,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs one line of the README, shortened by settings in the environment; in a shell if it needs one."""
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """One line of the README, made short by settings from the environment; by a shell where it takes one."""
 
     def call(command: str, **settings: str) -> Any:
         if re.search(r"[|$<>&;]", command):
-            return in_shell(command, folder, **settings)
+            return in_shell(command, place, **settings)
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.chdir(folder)
+        monkeypatch.chdir(place)
         program, *words = shlex.split(command, comments=True)
         assert program == "guide"
         capsys.readouterr()
@@ -56,11 +56,11 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
-def in_shell(command: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+def in_shell(command: str, place: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **settings}
     return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", command], cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -74,7 +74,7 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith("make ")])
-def test_a_command_of_the_readme_runs_and_prints_its_result(command: str, run: Callable[..., Any]) -> None:
+def test_command_of_the_readme_runs_and_prints_its_result(command: str, run: Callable[..., Any]) -> None:
     if "novel-deps" in command or "novel-roles" in command:
         command = command.replace("en_core_web_sm", str(shared("models/spacy-en_ud_ewt_sm")))
     done = run(command, GUIDE_STEPS="3", GUIDE_BATCH_SIZE="4")
@@ -87,25 +87,25 @@ def test_a_command_of_the_readme_runs_and_prints_its_result(command: str, run: C
         assert done.stdout
 
 
-def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(run: Callable[..., Any], folder: Path) -> None:
+def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(run: Callable[..., Any], place: Path) -> None:
     (command,) = set(INLINE)
     done = run(command, GUIDE_STEPS="4", GUIDE_LAYERS="2")
     assert done.returncode == 0, done.stderr
-    artifact = folder / "artifacts" / done.stdout.strip()
+    folder = place / "artifacts" / done.stdout.strip()
     for picture in ("learning.png", "attention.png"):
-        assert (artifact / picture).read_bytes().startswith(b"\x89PNG")
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
         assert picture in done.stderr
     assert "steps to equal loss" in done.stderr
 
 
-def test_a_second_run_reuses_the_artifact(run: Callable[..., Any]) -> None:
+def test_second_run_finds_its_artifact(run: Callable[..., Any]) -> None:
     command = "guide build-corpus novel.txt --name novel --source 'my shelf' --license CC0-1.0"
     first, second = run(command), run(command)
     assert first.stdout == second.stdout
     assert "up to date" in second.stderr
 
 
-def test_every_command_is_in_the_table_of_the_readme() -> None:
+def test_every_command_is_in_the_table() -> None:
     sys.path.insert(0, str(ROOT))
     from cli.main import load_app
 
@@ -117,9 +117,10 @@ def test_every_command_is_in_the_table_of_the_readme() -> None:
                 yield before + word
 
     rows = [line.split("|")[1] for line in README.split("## Commands")[1].splitlines() if line.startswith("| `")]
-    listed = [name.removeprefix("guide ") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    told = [name.removeprefix("guide ") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    # a second command of a family is named without it, where that is told already
     known = list(names(typer.main.get_command(load_app())))
-    assert sorted(listed) == sorted(known)
+    assert sorted(told) == sorted(known)
 
 
 def test_the_settings_file_of_the_readme_is_read(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_settings_file_of_the_readme_is_read(tmp_path: Path) -> None:
     assert settings_for(tmp_path / "guide.toml", group, ["pretrain"]) == {"size": "tiny", "batch_size": 64}
 
 
-def test_the_lines_for_your_own_code_train_save_and_load(tmp_path: Path) -> None:
+def test_the_lines_for_your_own_code_train_save_and_come_back(tmp_path: Path) -> None:
     import torch
 
     import guidance
@@ -140,11 +141,11 @@ def test_the_lines_for_your_own_code_train_save_and_load(tmp_path: Path) -> None
 
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "guidance.install" in block]
     model = tiny_model("bert")
-    names = {"model": model, "tokenizer": None, "batch": {**batch(), "labels": batch()["input_ids"]}}
-    names |= {"step": 3, "total_steps": 10, "folder": tmp_path / "saved"}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["loss"].item() > names["output"].loss.item()
-    names["loss"].backward()
+    places = {"model": model, "tokenizer": None, "batch": {**batch(), "labels": batch()["input_ids"]}}
+    places |= {"step": 3, "total_steps": 10, "folder": tmp_path / "saved"}
+    exec(compile(code, "README.md", "exec"), places)
+    assert places["loss"].item() > places["output"].loss.item()
+    places["loss"].backward()
     again, handle = guidance.load(tmp_path / "saved")
     assert handle.plan == guidance.Plan.load("preset:ag")
     assert torch.equal(again(**batch()).logits, model(**batch()).logits)

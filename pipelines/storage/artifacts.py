@@ -73,7 +73,7 @@ class Artifact:
                 raise ArtifactMissing(f"{path}: not a guide artifact (a file, not a folder)")
             try:
                 lock.acquire(wait=True)
-                if lock.is_current():
+                if lock.in_place():
                     return lock
             except BaseException:
                 lock.release()
@@ -165,9 +165,9 @@ class Artifact:
                     hint=f"rerun {self.manifest['stage']} with the same settings; it rebuilds damaged artifacts",
                 )
 
-    def is_current(self) -> bool:
+    def in_place(self) -> bool:
         """False once another directory has replaced the one that was opened."""
-        return self._lock.fd < 0 or self._lock.is_current()
+        return self._lock.fd < 0 or self._lock.in_place()
 
     def unlisted_files(self) -> list[str]:
         """Files in the directory that the manifest does not list."""

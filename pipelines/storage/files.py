@@ -235,7 +235,7 @@ class Lock:
         Lock._held.add(self)
         return True
 
-    def is_current(self) -> bool:
+    def in_place(self) -> bool:
         """True if the path still leads to the locked file or directory, which may have been replaced while we waited."""
         try:
             found, locked = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)

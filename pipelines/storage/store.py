@@ -366,7 +366,7 @@ class Store:
             try:
                 if not lock.acquire(wait=False):
                     raise ArtifactInUse(f"{reference} is being read", hint="try again after that run has ended")
-                if not lock.is_current():
+                if not lock.in_place():
                     raise ArtifactInUse(f"{reference} was just replaced")
                 trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}.{secrets.token_hex(4)}"
                 trash.parent.mkdir(exist_ok=True)

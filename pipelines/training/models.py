@@ -146,7 +146,7 @@ def build_model(
         folder = folder_of(init)
         model = load_model(folder, auto_class, plan)
         _check_init(model, folder, tokenizer)
-        if isinstance(init, Artifact) and not init.is_current():
+        if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was built again while it was read", hint="run again")
         return model
     family = family_of(config, objective)

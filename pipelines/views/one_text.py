@@ -136,7 +136,7 @@ def read(
     columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT) | roles
     for name, written in (given or {}).items():
         values = _values(name, written, len(words.spans), word_of, backend)
-        columns[name] = torch.tensor([values if len(values) == len(ids) else _per_token(name, values, word_of)])
+        columns[name] = torch.tensor([values if len(values) == len(ids) else _spread(name, values, word_of)])
     tables = {"cooccurrence": _counted_in_text(ids, words.segments, word_of)}
     notes = (
         ()
@@ -233,10 +233,12 @@ def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], 
 
     from guidance.statistics.roles import NOTHING, Pieces, Words, assign, role_columns
 
-    bounds = np.array(spans, np.int64).reshape(-1, 2)
-    firsts = [start for n, (start, _) in enumerate(words.spans) if words.segments[n] not in words.segments[:n]]
-    sentence = np.searchsorted(firsts, np.maximum(bounds[:, 0], bounds[:, 1] - 1), side="right") - 1
-    columns = (np.zeros(len(spans)), np.maximum(sentence, 0), bounds[:, 0], bounds[:, 1])
+    places = np.array(spans, np.int64).reshape(-1, 2)
+    firsts = [
+        start for place, (start, _) in enumerate(words.spans) if words.segments[place] not in words.segments[:place]
+    ]
+    sentence = np.searchsorted(firsts, np.maximum(places[:, 0], places[:, 1] - 1), side="right") - 1
+    columns = (np.zeros(len(spans)), np.maximum(sentence, 0), places[:, 0], places[:, 1])
     pieces = Pieces(
         np.array([0, len(spans) + 2]), *(np.pad(c.astype(np.int64), 1, constant_values=-1) for c in columns)
     )
@@ -246,7 +248,7 @@ def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], 
     table = Words(np.zeros(len(start), np.int64), start, end, None if head is None else head.astype(np.int64), known)
     word_of = assign(pieces, table).tolist()
     found = role_columns(pieces, table).columns
-    found |= {n: np.array(_per_token(n, values, word_of)) for n, values in words.known.items() if n not in NOTHING}
+    found |= {n: np.array(_spread(n, values, word_of)) for n, values in words.known.items() if n not in NOTHING}
     tensors = {name: torch.from_numpy(column)[None] for name, column in found.items()}
     return word_of, {n: t if t.dtype == torch.bool or t.is_floating_point() else t.long() for n, t in tensors.items()}
 
@@ -342,7 +344,7 @@ def _values(name: str, written: str, num_words: int, word_of: Sequence[int], bac
     return values
 
 
-def _per_token(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
+def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
     """Expand values per word to values per token."""
     from guidance.patterns.features import FEATURES
 

@@ -144,7 +144,7 @@ def _continued(given: Given, auto_class: Any) -> Any:
         return None
     check_same_tokenizer(folder, given.tokenizer)
     generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))
-    if isinstance(init, Artifact) and not init.is_current():
+    if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was built again while it was read", hint="run again")
     return generator
 

@@ -96,11 +96,11 @@ def test_a_lock_is_held_by_one_and_free_once_released(tmp_path):
 def test_a_lock_notices_that_its_directory_was_replaced(tmp_path):
     folder = folder_with(tmp_path / "a", "x")
     lock = Lock(folder, shared=True)
-    assert lock.is_current()
+    assert lock.in_place()
     os.rename(folder, tmp_path / "b")
-    assert not lock.is_current()
+    assert not lock.in_place()
     folder_with(tmp_path / "a", "y")
-    assert not lock.is_current()
+    assert not lock.in_place()
     lock.release()
 
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.convergence --text FOLDER [--seeds 3] [--steps 900] [--store artifacts] [--out docs/results]
 
-8 layers x 128, 4 heads of which 2 are guided (next, previous), length 64, batch 32, byte-level BPE of 4,000, AdamW at a
-constant 1e-3, weight decay 0.01, clipping 1.0, no warm-up, attention dropout 0, weight 12 in the default reduction (the
-paper's 100 at length 512 corresponds to 12.5), linear to zero.  Losses are means over the last 50 steps.  Unfinished runs
-are continued; finished ones are not repeated.
+8 layers x 128, 4 heads of which 2 are guided (next, previous), length 64, batch 32, byte-level BPE of 4,000, AdamW
+at a constant 1e-3, weight decay 0.01, clipping 1.0, no warm-up, attention dropout 0, weight 12 in the default
+reduction (the paper's 100 at length 512 corresponds to 12.5), linear to zero.  Losses are means over the last 50
+steps.  Unfinished runs are continued; finished ones are not repeated.
 """
 
 from __future__ import annotations

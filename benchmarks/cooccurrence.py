@@ -5,8 +5,8 @@
 The default text is ``builtin:python-docs``.  All programs count the same units, blocks of text, in one thread and a
 process each.  They take turns in every round; the smallest time of each is reported.  The C program reads words from a
 text file (here, ids) and drops those outside its vocabulary without leaving gaps, so such tokens are removed for all
-programs.  Its time includes start-up.  The time of "ours, files" runs from encoded ids to counts in Parquet; the start of
-Python and the loading of compiled code are reported separately.  All programs must find the same counts.
+programs.  Its time includes start-up.  The time of "ours, files" runs from encoded ids to counts in Parquet; the start
+of Python and the loading of compiled code are reported separately.  All programs must find the same counts.
 
 With ``--copies N``, ``build-cooccur`` as a whole also runs on N copies of the text, with one process and with two.
 """
@@ -115,7 +115,7 @@ def read_text(folder: Path) -> tuple[Any, Any, int]:
 
 
 def run_side(name: str, folder: Path, window: int) -> None:
-    """Run one program in this process; prints seconds to start and to count, CPU seconds, peak memory, and the counts."""
+    """Run one program in this process; prints seconds to start and to count, CPU seconds, peak memory, counts."""
     started = time.perf_counter()
     side = SIDES[name](folder, window)
     next(side)
@@ -278,7 +278,7 @@ def compare_jobs(store: Store, made: str, arguments: argparse.Namespace, folder:
     for jobs, runs in found.items():
         seconds, memory, tokens = min(run[0] for run in runs), max(run[1] for run in runs), runs[0][2]
         print(
-            f"{jobs} processes: {seconds:7.1f} s, {tokens / seconds:,.0f} tokens/s, {memory:.0f} MB in the largest process"
+            f"{jobs} processes: {seconds:7.1f} s, {tokens / seconds:,.0f} tokens/s, {memory:.0f} MB in the largest one"
         )
     if len({run[3] for runs in found.values() for run in runs}) != 1:
         raise SystemExit("one process and two processes disagree")

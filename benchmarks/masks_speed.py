@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/masks_speed.py [FILE_OR_FOLDER] [--parser conllu:FILE] [--length 128] [--rounds 3]
 
-The default text is ``builtin:python-docs``.  Give a parser, or the treebank that is the text, to include the cost of parse
-trees.  The time covers the whole stage, from opening its inputs to publishing; the best round is reported.
+The default text is ``builtin:python-docs``.  Give a parser, or the treebank that is the text, to include the cost of
+parse trees.  The time covers the whole stage, from opening its inputs to publishing; the best round is reported.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/parsing.py MODEL [FILE ...] [--characters 2000000] [--rounds 5] [--jobs 2]
 
-The default text is ``builtin:python-docs``.  The variants take turns in every round.  The model is already in memory, except
-for the processes of `--jobs`, which load it.  Each ratio is computed within a round, since the speed of a machine drifts,
-and the median is reported.  `nlp.pipe` starts from sentences in memory and discards the parses; `build-deps` reads the
-corpus, parses, writes, fsyncs and publishes.  `--jobs 1` leaves the last variant out.
+The default text is ``builtin:python-docs``.  The variants take turns in every round.  The model is already in memory,
+except for the processes of `--jobs`, which load it.  Each ratio is computed within a round, since the speed of a
+machine drifts, and the median is reported.  `nlp.pipe` starts from sentences in memory and discards the parses;
+`build-deps` reads the corpus, parses, writes, fsyncs and publishes.  `--jobs 1` leaves the last variant out.
 """
 
 from __future__ import annotations

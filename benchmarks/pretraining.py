@@ -3,8 +3,8 @@
     python -m benchmarks.pretraining TABLE [--seeds 1] [--only TEXT] [--steps N] [--store artifacts] [--out docs/results]
 
 The texts come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data):
-``lm-litbank-books`` (LitBank's ``original/*.txt``), ``cls-masakhanews`` (MasakhaNEWS, Oromo), ``lm-masakhane-text`` (VOA,
-Swahili) and ``mt-multi30k``.
+``lm-litbank-books`` (LitBank's ``original/*.txt``), ``cls-masakhanews`` (MasakhaNEWS, Oromo), ``lm-masakhane-text``
+(VOA, Swahili) and ``mt-multi30k``.
 
 Runs whose figures are in the JSON of the table are not repeated, and interrupted ones are continued, so a table may be
 made in several sessions.  Losses are those of the task alone, in nats; the final loss is a mean over 50 steps.  The
@@ -73,8 +73,10 @@ class Table:
 
 
 def ag(*patterns: str, decoder: Sequence[str] = ()) -> Plan:
-    """Attention guidance, one head per pattern, with the weight of the paper: 100 (10 for 12 or more layers) at 512 tokens,
-    falling linearly to zero."""
+    """Attention guidance, one head per pattern.
+
+    The weight is that of the paper, 100 (10 for 12 or more layers) at 512 tokens, and falls linearly to zero.
+    """
     return Plan(
         tuple(
             Guide(
@@ -485,7 +487,7 @@ def main() -> None:
             if old is not None:
                 if old["settings"] != settings_of(table, setting, seed, arguments.steps):
                     raise SystemExit(
-                        f"{path}: {setting.label}, seed {seed}, was trained with other settings; remove it from the file"
+                        f"{path}: {setting.label}, seed {seed}, was trained with other settings; remove its entry"
                     )
                 continue
             row = figures_of(table, setting, seed, arguments.steps, Store(arguments.store))

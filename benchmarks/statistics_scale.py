@@ -4,8 +4,8 @@
                                           [--runs 1,2,dask,shares] [--parser spacy:MODEL] [--store FOLDER]
 
 The corpora repeat the documents of a text, by default ``builtin:python-docs``; each copy has a new id and a different
-first sentence, so none is a duplicate.  Memory is the maximum over time of the resident memory of the command and all its
-descendants.  Prints one line per run; all runs must give the same content.
+first sentence, so none is a duplicate.  Memory is the maximum over time of the resident memory of the command and all
+its descendants.  Prints one line per run; all runs must give the same content.
 """
 
 from __future__ import annotations

@@ -174,8 +174,9 @@ def root(
 ) -> None:
     """Guide attention heads: patterns, losses, masks and statistics for transformers.
 
-    Each build or training command writes one artifact and prints its reference, an input for the next command.  A setting
-    is taken from its flag, or else from GUIDE_<SETTING> in the environment, from guide.toml, or from its default.
+    Each build or training command writes one artifact and prints its reference, an input for the next command.  A
+    setting is taken from its flag, or else from GUIDE_<SETTING> in the environment, from guide.toml, or from its
+    default.
     """
     given = {
         "store": store,

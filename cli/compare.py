@@ -55,8 +55,8 @@ def compare_runs(
 ) -> None:
     """Compare finished or running training runs: loss at equal steps, steps and seconds to equal loss, speed.
 
-    Losses exclude those of guides.  With --group, seeds are summarised as mean and sample standard deviation, and tested
-    against those of the baseline with a two-sided paired t-test.
+    Losses exclude those of guides.  With --group, seeds are summarised as mean and sample standard deviation, and
+    tested against those of the baseline with a two-sided paired t-test.
     """
     from pipelines.storage.files import write_file
     from pipelines.views import comparison, comparison_tables

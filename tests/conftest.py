@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one case in n of tests marked ``one_in(n)``: different cases for each test, so that together they cover most.
+    """Keep one case in n of tests marked ``one_in(n)``: different cases for each test, to cover most together.
 
     Files with few tests come first: they take longest, and parallel processes should finish at about the same time.
     """

@@ -1,10 +1,10 @@
 """Map over the shards of a corpus to partial files on disk, then merge those files.
 
-A shard is a range of blocks of a corpus.  Processing one is a function from plain data to one file, so it runs the same
-way in this process, in worker processes, on a cluster (`pipelines.engine.executor`), or as one of many jobs that share a
-folder.  Only files are merged, never state in memory.  The name of a partial file ends with the digest of its bytes, so a
-damaged one is detected and made again.  The result does not depend on where, in what order or in what pieces the work
-was done.
+A shard is a range of blocks of a corpus.  Processing one is a function from plain data to one file, so it runs the
+same way in this process, in worker processes, on a cluster (`pipelines.engine.executor`), or as one of many jobs
+that share a folder.  Only files are merged, never state in memory.  The name of a partial file ends with the digest of
+its bytes, so a damaged one is detected and made again.  The result does not depend on where, in what order or in what
+pieces the work was done.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Task(Protocol):
 AnyTask = TypeVar("AnyTask", bound=Task)
 
 MapFunction = Callable[[AnyTask, Mapping[str, Any], Path], None]
-"""Writes the partial file of a shard, given the settings.  Must be a module-level function, so that workers can import it."""
+"""Writes the partial file of a shard, given the settings.  A module-level function, so that workers can import it."""
 
 Merge = Callable[[Sequence[Path], Mapping[str, Any], Path], None]
 """Merges partial files, given in text order, into one of the same format."""

@@ -110,7 +110,7 @@ def build(run: Run) -> None:
 def guided_attention(
     model: Any, data: Any, steps: Sequence[int]
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
-    """The attention of guided heads in the first, middle and last layer on one sequence, at the given steps of training.
+    """The attention of guided heads in the first, middle and last layer on one sequence, at given steps of training.
 
     Returns:
         A (Q, K) array for each step and head, and the tokens.

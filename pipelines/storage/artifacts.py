@@ -220,7 +220,7 @@ class Builder:
 
     @contextlib.contextmanager
     def parquet(self, name: str, schema: Any) -> Iterator[Any]:
-        """A ``pyarrow.parquet.ParquetWriter`` with fixed options: the same tables in the same row groups give the same bytes."""
+        """A ``pyarrow.parquet.ParquetWriter`` whose fixed options give the same bytes for the same row groups."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -191,7 +191,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> No
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two directories: atomically where the kernel can (Linux ``RENAME_EXCHANGE``), otherwise with three renames."""
+    """Swap two directories: atomically if the kernel can (Linux ``RENAME_EXCHANGE``), otherwise by three renames."""
     at_fdcwd, rename_exchange = -100, 2
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
@@ -236,7 +236,7 @@ class Lock:
         return True
 
     def in_place(self) -> bool:
-        """True if the path still leads to the locked file or directory, which may have been replaced while we waited."""
+        """True if the path still leads to what is locked, which may have been replaced while we waited."""
         try:
             found, locked = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
         except FileNotFoundError:

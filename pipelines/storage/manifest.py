@@ -82,7 +82,8 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
             raise ValueError("it is not a manifest")
         if manifest["format"] > FORMAT:
             raise ArtifactMismatch(
-                f"{path}: made by guide {manifest.get('guide', '?')}, format {manifest['format']}; this guide reads formats up to {FORMAT}",
+                f"{path}: made by guide {manifest.get('guide', '?')}, format {manifest['format']}; "
+                f"this guide reads formats up to {FORMAT}",
                 hint="upgrade attention-guide, or rerun the stage with this version",
             )
         if manifest.get("seal") != seal(manifest)["seal"]:

@@ -1,10 +1,10 @@
 """The store: versioned artifacts that are either absent or complete, and are verified when they are read.
 
-``<store>/<kind>/<recipe>/`` holds the files of an artifact and its manifest, ``artifact.json``.  The recipe is a digest
-of everything that determines the result: stage, stage version, configuration and the content of all inputs.  The content
-is a digest of the files.  Names with versions (``wiki@2``) are small files under ``<store>/names``.  Unfinished work that
-a later run continues is under ``<store>/.partial``; locks, half-built and discarded directories are under ``.locks``,
-``.tmp`` and ``.trash``.
+``<store>/<kind>/<recipe>/`` holds the files of an artifact and its manifest, ``artifact.json``.  The recipe is a
+digest of everything that determines the result: stage, stage version, configuration and the content of all
+inputs.  The content is a digest of the files.  Names with versions (``wiki@2``) are small files under
+``<store>/names``.  Unfinished work that a later run continues is under ``<store>/.partial``; locks, half-built and
+discarded directories are under ``.locks``, ``.tmp`` and ``.trash``.
 """
 
 from __future__ import annotations
@@ -410,8 +410,8 @@ class Store:
     def collect(self, *, unnamed: bool = False, dry_run: bool = False) -> list[Path]:
         """Delete leftovers of crashed runs, and with ``unnamed`` all artifacts that no named one was made from.
 
-        Unfinished work, named artifacts, all artifacts that they were made from, and artifacts in use are kept.  Returns
-        the deleted paths; with ``dry_run`` those that would be deleted.
+        Unfinished work, named artifacts, all artifacts that they were made from, and artifacts in use are
+        kept.  Returns the deleted paths; with ``dry_run`` those that would be deleted.
         """
         removed = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
         if not dry_run:

@@ -1,4 +1,4 @@
-"""Compare runs with a baseline: loss at equal steps, steps and seconds to equal loss, speed; over seeds mean, spread, t-test.
+"""Compare runs with a baseline: loss at equal steps, steps and seconds to equal loss, speed; statistics over seeds.
 
 Losses are those of the task, without the losses of guides.  All runs are compared up to the last step of the shortest.
 The smoothed loss at a step is the mean over the last ``window`` steps.
@@ -187,7 +187,7 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
 
 
 def _common_label(labels: Sequence[str]) -> str:
-    """One label for several runs: ``plain-*`` for plain-0 and plain-1; without a common prefix, ``a +1`` for a and b."""
+    """One label for several runs: ``plain-*`` for plain-0 and plain-1; without a common prefix, ``a +1``."""
     if len(labels) == 1:
         return labels[0]
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(labels), max(labels), strict=False))
@@ -298,7 +298,7 @@ def _own_figures(curve: Curve, window: int, valid_step: int | None) -> Figures:
 
 
 def _relative_figures(curve: Curve, other: Curve | None, window: int) -> Figures:
-    """The figures in `RELATIVE`, but for scores: when a run reaches the final loss of another, and both after equal time."""
+    """The figures in `RELATIVE`, except that of scores."""
     if other is None:
         return dict.fromkeys(RELATIVE)
     elapsed, others = curve.elapsed(), other.elapsed()

@@ -111,7 +111,7 @@ def _pieces(tokenizer: Any, text: str) -> list[_Piece]:
 
 
 def dense(artifact: Artifact, *, half: bool = False, totals: Literal["pairs", "tokens"] = "pairs") -> bytes:
-    """The matrix S in safetensors format: ``scores`` (N, N), float32 or with ``half`` float16; ``ids`` (N,), each row's token."""
+    """The matrix S as safetensors: ``scores`` (N, N), float32 or float16, and ``ids`` (N,), the token of each row."""
     import numpy as np
     from safetensors.numpy import save
 

@@ -1,6 +1,7 @@
 """The logged metrics of runs: loss, seconds and tokens of every step; validation losses and scores of some steps.
 
-A finished run has ``metrics.parquet`` in its artifact, a running one ``metrics.jsonl`` in its folder of unfinished work.
+A finished run has ``metrics.parquet`` in its artifact, a running one ``metrics.jsonl`` in its folder of unfinished
+work.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Curve:
         return np.cumsum(self.seconds, dtype=np.float64)
 
     def first_step_at(self, loss: float, window: int) -> int | None:
-        """The first step, once the window is full, at which the smoothed loss is at most ``loss``; None if there is none."""
+        """The first step, once the window is full, with a smoothed loss of at most ``loss``; None if there is none."""
         import numpy as np
 
         means = self.smoothed(window)
@@ -194,7 +195,7 @@ def _unfinished(folder: Path, reference: str, loss: str | None) -> Curve:
 
 
 def _parts(log: Path) -> Iterator[Any]:
-    """The needed columns, `PART` rows at a time.  The last line is skipped if it is incomplete, as while a run writes it."""
+    """The needed columns, `PART` rows at a time.  An incomplete last line, still being written, is skipped."""
     import pyarrow as pa
 
     yield pa.table({})

@@ -125,7 +125,7 @@ def _validations(group: Group) -> dict[int, float]:
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
-    """Attention maps as PNG: ``rows`` by time of training, then by head, each (Q, K); queries go down, darker is more."""
+    """Attention maps as PNG: ``rows`` by time of training, then by head, each (Q, K); queries go down; dark is high."""
     columns = list(next(iter(rows.values())))
     figure, grid = _figure(2.1 * len(columns) + 1.2, 2.1 * len(rows) + 1.0, len(rows), len(columns))
     for row, (moment, heads) in enumerate(rows.items()):

@@ -1,7 +1,7 @@
 """One text as a batch of one example, with the features that patterns read, for drawing patterns.
 
-Features that follow from the text alone (words, sentences, characters) are always available.  A spaCy model adds parses.
-The user may give any other feature, with one value per word or token.
+Features that follow from the text alone (words, sentences, characters) are always available.  A spaCy model adds
+parses. The user may give any other feature, with one value per word or token.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _split(text: str) -> _Words:
 
 
 def _segments(words: Sequence[str]) -> list[int]:
-    """The number of the sentence of each word: a new one begins after a full stop and any closing quotes or brackets."""
+    """The number of the sentence of each word: a new one begins after a full stop and closing quotes or brackets."""
     segments, segment, ended = [], 0, False
     for word in words:
         if ended and word not in _ENDS_SENTENCE and word not in _CLOSES:

@@ -1,4 +1,4 @@
-"""A commented plan to start from.  Patterns, mechanisms and options come from their tables, so it is always complete."""
+"""A commented plan to start from.  Patterns, mechanisms and options come from their tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 KEYS: Mapping[str, str] = {
-    "pattern": 'the keys that a query should attend to: a name, or a combination, for example { or = ["next", "previous"] }',
+    "pattern": 'the keys that a query should attend to: a name, or a combination such as { or = ["next", "previous"] }',
     "mechanism": "how the pattern acts on a head",
     "part": "model; or generator or discriminator, if two models are trained together",
     "stack": "encoder or decoder",
@@ -62,7 +62,7 @@ def _explanation() -> Iterator[str]:
     from guidance.plan import SCHEDULES, Guide, as_toml
 
     yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
-    yield "# `guide plan show FILE --model FOLDER` shows the selected heads, `guide pretrain --plan FILE` trains with it."
+    yield "# `guide plan show FILE --model FOLDER` shows its heads, `guide pretrain --plan FILE` trains with it."
     yield "#"
     yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
     for item in fields(Guide):

@@ -147,7 +147,10 @@ class Opened:
         return Example(tuple(labels[n] for n in kept), masks, int(segment.max()) + 1)
 
     def batches(self, split: str, most: int) -> Iterator[tuple[Tokens, list[int]]]:
-        """All sequences of a split in batches, with their lengths; a batch has one sequence, or masks of at most ``most`` entries."""
+        """All sequences of a split in batches, with their lengths.
+
+        The masks of a batch have at most ``most`` entries each, unless it is a single sequence.
+        """
         held: list[tuple[dict[str, Any], dict[str, Any]]] = []
         longest = 0
         for pair in zip(*(self._rows(artifact, split) for artifact in (self.data, self.masks)), strict=True):

@@ -1,4 +1,4 @@
-"""The full sweep, not part of CI: ``strace`` kills real commands, or makes them fail, at every file-related system call.
+"""The full sweep, not part of CI: ``strace`` kills commands, or makes them fail, at every file-related system call.
 
     python -m tests.faults.sweep [--stages build-corpus,…] [--points 60]
 

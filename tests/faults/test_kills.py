@@ -34,7 +34,7 @@ def state(store: Store) -> str:
 
 
 def sweep(tmp_path: Path, point: str, action: str, expected: int, prepare=None, **options) -> int:
-    """Make runs die at the first, second, … time that they pass a point, each in a new store; returns how often they pass it."""
+    """Make runs die the first, second, … time that they pass a point; returns how often a complete run passes it."""
     for number in range(1, 200):
         store = Store(tmp_path / f"{point}-{number}")
         if prepare:

@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a fresh machine: `make quickstart` and `make test`.
+# `make quickstart` and `make test` work on a fresh machine: they create the environment first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,7 @@ quickstart: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# With every combination of family, plan and law.
+# Also runs the cases that `make test` leaves out of large sampled tests.
 test-every: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --every --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
@@ -23,11 +23,11 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Kill and fail stages at every system call, with real signals; needs strace and some minutes.
+# Kill stages, or make them fail, at every file-related system call; needs strace and a few minutes.
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults.sweep
 
-# Some figures of docs/results, the last ones of novels beside the checkout. Each table there names its command.
+# Some of the figures in docs/results; each table there names its command. The last benchmark needs the shared novels.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step_cost
 	$(BIN)/python -m benchmarks.text_speed

@@ -1,11 +1,11 @@
-"""How much sooner does a guided model learn?  Masked LM on novels, with and without guided heads, several seeds.
+"""How much faster does a guided model learn?  Masked LM on novels, with and without guided heads, over several seeds.
 
     python -m benchmarks.convergence --text FOLDER [--seeds 3] [--steps 900] [--store artifacts] [--out docs/results]
 
-8 layers x 128, 4 heads of which 2 are guided (next, previous), length 64, batch 32, byte-level BPE of 4,000, AdamW at a
-constant 1e-3, weight decay 0.01, clipping 1.0, no warm-up, attention dropout 0, weight 12 in the default reduction (the
-paper's 100 at length 512 comes to 12.5), linear to zero.  Losses are means over the last 50 steps.  Unfinished runs
-continue; finished ones are not run again.
+8 layers x 128, 4 heads of which 2 are guided (next, previous), length 64, batch 32, byte-level BPE of 4,000, AdamW
+at a constant 1e-3, weight decay 0.01, clipping 1.0, no warm-up, attention dropout 0, weight 12 in the default
+reduction (the paper's 100 at length 512 corresponds to 12.5), linear to zero.  Losses are means over the last 50
+steps.  Unfinished runs are continued; finished ones are not repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAN = Plan(
 
 
 def books() -> Path:
-    """The novels beside the checkout, unless told otherwise."""
+    """The folder of novels below ``GUIDE_SHARED``, or else next to the checkout."""
     shared = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
     return shared / "data" / "lm-litbank-books" / "books"
 

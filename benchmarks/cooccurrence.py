@@ -1,14 +1,14 @@
-"""Counting pairs of tokens: ours, scipy.sparse, numpy and, where it is installed, the C program of the authors of GloVe.
+"""Counting token pairs: ours against scipy.sparse, numpy and, if installed, the C program of the GloVe authors.
 
     python -m benchmarks.cooccurrence [FILE_OR_FOLDER] [--window 15] [--top 5000] [--glove PATH] [--rounds 3] [--copies 20]
 
-Without a text it takes ``builtin:python-docs``.  All sides count the same units, blocks of text, in one thread, each in a
-process of its own; they take turns in each round, and the smallest time of each counts.  The C program reads words from a
-text file (here, ids) and leaves out those that are not in its vocabulary without keeping their place: so they are taken
-out for all.  Its time is all told; so is that of "ours, files", from kept ids to counts in Parquet, but for the start of
-Python and the loading of compiled code, which are given apart.  All must find the same counts.
+The default text is ``builtin:python-docs``.  All programs count the same units, blocks of text, in one thread and a
+process each.  They take turns in every round; the smallest time of each is reported.  The C program reads words from a
+text file (here, ids) and drops those outside its vocabulary without leaving gaps, so such tokens are removed for all
+programs.  Its time includes start-up.  The time of "ours, files" runs from encoded ids to counts in Parquet; the start
+of Python and the loading of compiled code are reported separately.  All programs must find the same counts.
 
-With ``--copies N`` the whole of ``build-cooccur`` runs on the text N times over, with one process and with two.
+With ``--copies N``, ``build-cooccur`` as a whole also runs on N copies of the text, with one process and with two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pipelines.text.tokens import tokenizer_folder
 KERNEL, FILES, SCIPY, NUMPY, GLOVE = "ours", "ours, files", "scipy.sparse", "numpy", "GloVe's cooccur"
 
 
-# the sides: each counts the pairs of a text in a folder, and stops when it is ready, when it has counted, and with the counts
+# the programs: generators that yield when ready, yield when done counting, and then yield the counts
 
 
 def ours(folder: Path, window: int) -> Iterator[Any]:
@@ -94,10 +94,10 @@ def plain_numpy(folder: Path, window: int) -> Iterator[Any]:
         together = unit[distance:] == unit[:-distance]
         one, other = rows[:-distance][together].astype(np.int64), rows[distance:][together]
         counts += np.bincount(np.minimum(one, other) * size + np.maximum(one, other), minlength=size * size)
-    place = counts.nonzero()[0]
-    i, j = place // size, place % size
+    index = counts.nonzero()[0]
+    i, j = index // size, index % size
     yield
-    yield i, j, np.where(i == j, 2, 1) * counts[place]
+    yield i, j, np.where(i == j, 2, 1) * counts[index]
 
 
 SIDES: dict[str, Callable[[Path, int], Iterator[Any]]] = {
@@ -109,37 +109,37 @@ SIDES: dict[str, Callable[[Path, int], Iterator[Any]]] = {
 
 
 def read_text(folder: Path) -> tuple[Any, Any, int]:
-    """Rows, where units begin, and the number of rows."""
+    """Table rows of all tokens, offsets of the units, and the number of rows."""
     rows, lengths = np.load(folder / "rows.npy"), np.load(folder / "lengths.npy")
     return rows, np.concatenate([[0], lengths]).cumsum(), len(json.loads((folder / "ids.json").read_text()))
 
 
 def run_side(name: str, folder: Path, window: int) -> None:
-    """In a process of its own: seconds to get ready and to count, of these on a core, the most memory, the counts."""
+    """Run one program in this process; prints seconds to start and to count, CPU seconds, peak memory, counts."""
     started = time.perf_counter()
     side = SIDES[name](folder, window)
     next(side)
     ready, on_core = time.perf_counter(), time.process_time()
     next(side)
-    told = [ready - started, time.perf_counter() - ready, time.process_time() - on_core, most_memory()]
+    figures = [ready - started, time.perf_counter() - ready, time.process_time() - on_core, peak_memory()]
     i, j, count = next(side)
-    print(json.dumps([*told, len(i), digest(i, j, count)]))
+    print(json.dumps([*figures, len(i), digest(i, j, count)]))
 
 
-def most_memory() -> float:
-    """Megabytes that this process has held at most; what ``getrusage`` says is inherited from the one that started it."""
+def peak_memory() -> float:
+    """Peak memory of this process in MB; ``getrusage`` would report that of its parent if it is larger."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1000
 
 
 def digest(i: Any, j: Any, count: Any) -> int:
-    """A number that differs for other counts, whatever their order."""
-    place = i.astype(np.uint64) * np.uint64(1 << 32) + j.astype(np.uint64)
-    return int(((place * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)) * count.astype(np.uint64)).sum())
+    """A hash of the counts that does not depend on their order."""
+    pair = i.astype(np.uint64) * np.uint64(1 << 32) + j.astype(np.uint64)
+    return int(((pair * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)) * count.astype(np.uint64)).sum())
 
 
 def run_glove(program: str, folder: Path, window: int) -> None:
-    """The C program, from text to its file, as `run_side`."""
+    """Run the C program, from text to its output file; prints the same as `run_side`."""
     options = ["-verbose", "0", "-symmetric", "1", "-distance-weighting", "0", "-memory", "4.0"]
     command = [program, *options, "-window-size", str(window), "-vocab-file", str(folder / "vocab.txt")]
     command += ["-overflow-file", str(folder / "overflow")]
@@ -149,7 +149,7 @@ def run_glove(program: str, folder: Path, window: int) -> None:
         _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     if status:
-        raise SystemExit(f"{program} ended with {os.waitstatus_to_exitcode(status)}")
+        raise SystemExit(f"{program} failed with exit code {os.waitstatus_to_exitcode(status)}")
     kind = np.dtype([("i", np.int32), ("j", np.int32), ("count", np.float64)])
     found = np.fromfile(folder / "glove.bin", kind)
     found = found[found["i"] <= found["j"]]
@@ -161,7 +161,7 @@ def run_glove(program: str, folder: Path, window: int) -> None:
 
 
 def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
-    """Everything that the sides read; gives the seconds that encoding took."""
+    """Write the inputs of all programs; returns the seconds spent on encoding."""
     import pyarrow as pa
 
     from pipelines.statistics.pair_counting import most_frequent
@@ -202,7 +202,7 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
 
 
 def compare(folder: Path, arguments: argparse.Namespace) -> None:
-    """One table of all sides."""
+    """Run all programs and print a table."""
     names = list(SIDES)
     program = arguments.glove or shutil.which("cooccur")
     if program:
@@ -212,7 +212,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> None:
     rows, offsets, _ = read_text(folder)
     lengths = np.diff(offsets)
     pairs = sum(int(np.maximum(lengths - distance, 0).sum()) for distance in range(1, arguments.window + 1))
-    print(f"{len(rows):,} tokens of the vocabulary in {len(lengths):,} units, {pairs:,} pairs of places")
+    print(f"{len(rows):,} tokens of the vocabulary in {len(lengths):,} units, {pairs:,} pairs of positions")
     found: dict[str, list[list[Any]]] = {name: [] for name in names}
     for _ in range(arguments.rounds):
         for name in names:
@@ -226,13 +226,13 @@ def compare(folder: Path, arguments: argparse.Namespace) -> None:
     titles = ("ready, s", "count, s", "on core, s", "M pairs/s", "memory, MB")
     print(f"{'side':16}" + "".join(f"{title:>12}" for title in titles) + "  seconds of all rounds")
     for name, runs in found.items():
-        ready, seconds, on_core, memory = (min(run[place] for run in runs) for place in range(4))
+        ready, seconds, on_core, memory = (min(run[column] for run in runs) for column in range(4))
         speed = pairs / seconds / 1e6
         rounds = " ".join(f"{run[1]:.2f}" for run in runs)
         print(f"{name:16}{ready:12.2f}{seconds:12.3f}{on_core:12.3f}{speed:12.1f}{memory:12.0f}  {rounds}")
     answers = {tuple(run[4:]) for runs in found.values() for run in runs}
     if len(answers) != 1:
-        raise SystemExit(f"the sides do not agree: {answers}")
+        raise SystemExit(f"the programs disagree: {answers}")
     print(f"all found the same {next(iter(answers))[0]:,} counts")
 
 
@@ -240,19 +240,19 @@ def compare(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def stage(store: str, text: str, made: str, jobs: int, arguments: argparse.Namespace) -> None:
-    """In a process of its own: seconds and the most memory of any process."""
+    """Run ``build-cooccur`` in this process; prints seconds, and the peak memory of the largest process."""
     started = time.perf_counter()
     config = cooccurrence.Config(jobs=jobs, window=str(arguments.window), cross_sentences=True, top=arguments.top)
     result = cooccurrence.run(text, made, config, store=Store(Path(store)), force=True)
     seconds = time.perf_counter() - started
     assert result is not None
-    memory = max(most_memory(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000)
+    memory = max(peak_memory(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000)
     counts = result.artifact.files["counts.parquet"]["sha256"]
     print(json.dumps([seconds, memory, result.artifact.counts["tokens"], counts]))
 
 
 def copies(source: Path, number: int, folder: Path) -> Path:
-    """The files of a text, several times over, each copy of a file a document of its own."""
+    """Write several copies of the files of a text; each copy is a separate document."""
     folder.mkdir()
     for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
         if path.is_file():
@@ -266,7 +266,7 @@ def compare_jobs(store: Store, made: str, arguments: argparse.Namespace, folder:
     if not source.exists():
         print("--copies needs a file or a folder of text")
         return
-    print(f"the text {arguments.copies} times: building the corpus")
+    print(f"building a corpus of {arguments.copies} copies of the text")
     text = corpus.run([str(copies(source, arguments.copies, folder / "copies"))], corpus.Config(), store=store)
     found: dict[int, list[Any]] = {}
     for jobs in [1, 2] * arguments.stage_rounds:
@@ -277,9 +277,11 @@ def compare_jobs(store: Store, made: str, arguments: argparse.Namespace, folder:
         found.setdefault(jobs, []).append(json.loads(done.stdout))
     for jobs, runs in found.items():
         seconds, memory, tokens = min(run[0] for run in runs), max(run[1] for run in runs), runs[0][2]
-        print(f"{jobs} processes: {seconds:7.1f} s, {tokens / seconds:,.0f} tokens/s, {memory:.0f} MB at most in one")
+        print(
+            f"{jobs} processes: {seconds:7.1f} s, {tokens / seconds:,.0f} tokens/s, {memory:.0f} MB in the largest one"
+        )
     if len({run[3] for runs in found.values() for run in runs}) != 1:
-        raise SystemExit("one process and two do not agree")
+        raise SystemExit("one process and two processes disagree")
     print(f"speed-up {min(run[0] for run in found[1]) / min(run[0] for run in found[2]):.2f}, the same bytes")
 
 
@@ -289,7 +291,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=15)
     parser.add_argument("--top", type=int, default=5000)
     parser.add_argument("--vocab-size", type=int, default=16_000)
-    parser.add_argument("--glove", help="the C program `cooccur`, else what PATH has")
+    parser.add_argument("--glove", help="the C program `cooccur`; by default the one in PATH")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=0)
     parser.add_argument("--stage-rounds", type=int, default=1)

@@ -1,9 +1,9 @@
-"""Tokens per second of ``build-masks`` on one core, and what its columns take against n x n masks.
+"""Tokens per second of ``build-masks`` on one core, and the size of its columns compared with n x n masks.
 
     OMP_NUM_THREADS=1 python benchmarks/masks_speed.py [FILE_OR_FOLDER] [--parser conllu:FILE] [--length 128] [--rounds 3]
 
-Without a text it takes ``builtin:python-docs``.  Trees make the work larger: give the parser, or the treebank that the
-text is.  The time is that of the whole stage, from opening its inputs to publishing; the best of all rounds counts.
+The default text is ``builtin:python-docs``.  Give a parser, or the treebank that is the text, to include the cost of
+parse trees.  The time covers the whole stage, from opening its inputs to publishing; the best round is reported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipelines.storage.store import Store
 from pipelines.views import role_masks
 
 
-def made(result: Result | None) -> Result:
-    """What a stage gives that was not asked for a share of its work."""
+def complete(result: Result | None) -> Result:
+    """The result of a stage that ran without ``--shard``, which is never None."""
     assert result is not None
     return result
 
@@ -43,16 +43,16 @@ def main() -> None:
         text = corpus.run([arguments.text], corpus.Config(), store=store).reference
         pieces = tokenizer.run(text, tokenizer.Config(), store=store).reference
         data = sequences.run(text, pieces, sequences.Config(max_length=arguments.length), store=store)
-        given = {"idf": made(idf.run(text, None, idf.Config(), store=store)).reference}
+        given = {"idf": complete(idf.run(text, None, idf.Config(), store=store)).reference}
         if arguments.parser:
             trees = dependencies.Config(parser=arguments.parser)
-            given["deps"] = made(dependencies.run(text, trees, store=store)).reference
+            given["deps"] = complete(dependencies.run(text, trees, store=store)).reference
         config = masks.Config(**given, jobs=arguments.jobs)
         tokens = sum(counts["tokens"] for counts in data.artifact.counts["splits"].values())
         best = float("inf")
         for number in range(arguments.rounds):
             started = time.perf_counter()
-            found = made(masks.run(data.reference, config, store=store, force=number > 0))
+            found = complete(masks.run(data.reference, config, store=store, force=number > 0))
             seconds = time.perf_counter() - started
             best = min(best, seconds)
             print(f"build-masks {seconds:6.2f} s   {tokens / seconds:10,.0f} tokens/s")
@@ -73,9 +73,9 @@ def main() -> None:
                 f"{count * pairs / tokens / 8:,.0f} as bits"
             )
             if arguments.dense:
-                place = Path(folder) / "dense"
-                role_masks.export(opened, roles, place, Progress())
-                size = sum(path.stat().st_size for path in place.iterdir())
+                target = Path(folder) / "dense"
+                role_masks.export(opened, roles, target, Progress())
+                size = sum(path.stat().st_size for path in target.iterdir())
                 print(f"n x n masks of {count} roles: {size / tokens:,.1f} bytes per token as Parquet (zstd)")
 
 

@@ -1,11 +1,11 @@
-"""Words per second of ``build-deps`` over bare ``nlp.pipe`` on the same sentences, and of two processes over one.
+"""Words per second of ``build-deps``, relative to bare ``nlp.pipe`` on the same sentences, and with two processes.
 
     python benchmarks/parsing.py MODEL [FILE ...] [--characters 2000000] [--rounds 5] [--jobs 2]
 
-Without a text it takes ``builtin:python-docs``.  The sides take turns in each round, each with the model in memory, but for
-the processes of `--jobs`, which load it; each ratio is the median of those within a round, since the speed of a machine
-drifts from round to round.  The bare side starts from sentences in memory and throws its documents away; ours reads the
-corpus, parses, writes, fsyncs and publishes.  `--jobs 1` leaves the third side out.
+The default text is ``builtin:python-docs``.  The variants take turns in every round.  The model is already in memory,
+except for the processes of `--jobs`, which load it.  Each ratio is computed within a round, since the speed of a
+machine drifts, and the median is reported.  `nlp.pipe` starts from sentences in memory and discards the parses;
+`build-deps` reads the corpus, parses, writes, fsyncs and publishes.  `--jobs 1` leaves the last variant out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipelines.storage.store import Store
 
 
 def make_text(files: list[Path], characters: int, store: Store, folder: Path) -> Artifact:
-    """A corpus of so many characters, as one file per source."""
+    """A corpus of the first ``characters`` characters of the files."""
     if not files:
         whole = corpus.run(["builtin:python-docs"], corpus.Config(), store=store).artifact
         text = "\n\n".join(t for batch in corpus.read_blocks(whole, ["text"]) for t in batch.column(0).to_pylist())
@@ -49,14 +49,14 @@ def sentences_of(artifact: Artifact) -> list[str]:
 
 
 def bare(nlp: object, sentences: list[str]) -> tuple[float, int]:
-    """Seconds and words of what a user would write by hand."""
+    """Seconds and words of the loop that a user would write."""
     started = time.perf_counter()
     words = sum(len(doc) for doc in nlp.pipe(sentences))  # type: ignore[attr-defined]
     return time.perf_counter() - started, words
 
 
 def ours(store: Store, text: str, model: str, jobs: int) -> tuple[float, int]:
-    """Seconds and words of the whole stage."""
+    """Seconds and words of the stage as a whole."""
     started = time.perf_counter()
     config = dependencies.Config(parser=f"spacy:{model}", device="cpu", jobs=jobs, shard_size=100_000)
     result = dependencies.run(text, config, store=store, force=True)
@@ -81,7 +81,7 @@ def main() -> None:
         nlp = spacy.load(arguments.model)
         stage = functools.partial(ours, store, artifact.reference, arguments.model)
         print(f"{len(sentences):,} sentences, {artifact.counts['characters']:,} characters")
-        bare(nlp, sentences[:500]), stage(1)  # models are loaded, files are in the cache
+        bare(nlp, sentences[:500]), stage(1)  # warm up: load models, fill the file cache
         sides = {"nlp.pipe": lambda: bare(nlp, sentences), "build-deps": lambda: stage(1)}
         if arguments.jobs > 1:
             sides[f"--jobs {arguments.jobs}"] = lambda: stage(arguments.jobs)

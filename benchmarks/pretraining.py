@@ -1,15 +1,16 @@
-"""The papers' comparisons of pre-training, small enough for two cores: one command a table.
+"""The pre-training comparisons of the papers, small enough for two cores; one command per table.
 
     python -m benchmarks.pretraining TABLE [--seeds 1] [--only TEXT] [--steps N] [--store artifacts] [--out docs/results]
 
-Texts are those of public repositories, in the folder ``GUIDE_SHARED``/data (../shared/data): ``lm-litbank-books`` (LitBank's
-``original/*.txt``), ``cls-masakhanews`` (MasakhaNEWS, Oromo), ``lm-masakhane-text`` (VOA, Swahili) and ``mt-multi30k``.
+The texts come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data):
+``lm-litbank-books`` (LitBank's ``original/*.txt``), ``cls-masakhanews`` (MasakhaNEWS, Oromo), ``lm-masakhane-text``
+(VOA, Swahili) and ``mt-multi30k``.
 
-A run whose figures are in the table's JSON is not made again, and one that was stopped goes on, so that a table may be made
-in several sittings.  Losses are those of the task alone, in nats, the last one a mean over 50 steps.  The baseline is the
-best of the settings without a plan; the other runs are held against its run with the same seed.  *Equal loss* is the
-first step, and the time of training, at which a run is down at the last loss of the baseline; *ahead at equal time* is by how
-much its loss is lower when the first of both was ready.
+Runs whose figures are in the JSON of the table are not repeated, and interrupted ones are continued, so a table may be
+made in several sessions.  Losses are those of the task alone, in nats; the final loss is a mean over 50 steps.  The
+baseline is the best setting without a plan; every other run is compared with its run of the same seed.  *Equal loss* is
+the first step, and the training time, at which a run reaches the final loss of the baseline.  *Ahead at equal time* is
+how much lower its loss is at the time at which the first of the two ended.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ from pipelines.views.curves import Curve
 
 WINDOW = 50
 POINTS = 60
-"""How many points of a curve are kept."""
+"""Number of points to keep of each curve."""
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 
 Prepare = Callable[[Store], tuple[str, dict[str, Any]]]
-"""Makes the sequences of a table; gives their reference and the settings that come with them."""
+"""Builds the sequences of a table; returns their reference and the settings that they require."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of a table: in what its runs differ from the others."""
+    """One row of a table: the plan and the settings in which its runs differ from the others."""
 
     label: str
     plan: Plan | str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
-    """Settings whose spread is of interest have a group."""
+    """The spread within each group of settings is reported."""
     follows: str = ""
-    """The label of the run whose shares of masked units a scheduled mask has."""
+    """For a scheduled mask: the label of the run from which it takes the fractions of masked units."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is compared; the best of the settings without a plan is the baseline."""
+    """A comparison; the best setting without a plan is the baseline."""
 
     title: str
     prepare: Prepare
@@ -72,8 +73,10 @@ class Table:
 
 
 def ag(*patterns: str, decoder: Sequence[str] = ()) -> Plan:
-    """Attention guidance of one head for each pattern: the paper's weight (100, from 12 layers on 10) at 512 tokens, linear
-    to zero."""
+    """Attention guidance, one head per pattern.
+
+    The weight is that of the paper, 100 (10 for 12 or more layers) at 512 tokens, and falls linearly to zero.
+    """
     return Plan(
         tuple(
             Guide(
@@ -93,13 +96,13 @@ def ag(*patterns: str, decoder: Sequence[str] = ()) -> Plan:
 
 
 def conflicts(**options: Any) -> Plan:
-    """McMisP: two heads of the last three layers."""
+    """McMisP for two heads of the last three layers."""
     guide = Guide("conflict", "logit_loss", layers=("last 3",), heads=("first 2",), options=options)
     return Plan((guide,))
 
 
 def random_masks(**options: Any) -> Plan:
-    """Masks that are drawn, in a second pass."""
+    """Random masks, in a second pass."""
     return Plan((Guide(mechanism="random_mask", options=options),))
 
 
@@ -107,7 +110,7 @@ def random_masks(**options: Any) -> Plan:
 
 
 def packed(store: Store, part: str, length: int = 64, **reading: Any) -> tuple[str, str, str]:
-    """Text, a byte-level BPE of 4,000 and packed sequences."""
+    """References of a corpus, a byte-level BPE of 4,000 tokens, and packed sequences."""
     text = corpus.run([str(SHARED / "data" / part)], corpus.Config(**reading), store=store).reference
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=4000), store=store).reference
     return text, bpe, sequences.run(text, bpe, sequences.Config(max_length=length), store=store).reference
@@ -119,7 +122,7 @@ def books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def counted_books(store: Store) -> tuple[str, dict[str, Any]]:
-    """The same, and which of their tokens stand together in a sentence."""
+    """The novels, and the co-occurrence of their tokens within sentences."""
     text, bpe, reference = packed(store, "lm-litbank-books/books")
     counts = cooccurrence.run(text, bpe, cooccurrence.Config(), store=store)
     assert counts is not None
@@ -127,7 +130,7 @@ def counted_books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def swahili(store: Store) -> tuple[str, dict[str, Any]]:
-    """News in Swahili, a sentence a line."""
+    """News in Swahili, with one sentence per line."""
     return packed(store, "lm-masakhane-text/swahili_voa.txt.gz", sentences="line")[2], {}
 
 
@@ -137,7 +140,7 @@ def oromo(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
-    """The novels, and a model that has learned from them, guided, so that its heads have something to attack."""
+    """The novels, and a guided model pre-trained on them, so that its heads have something to attack."""
     reference = books(store)[0]
     config = {**SMALL, "plan": _plan_file(ag("next", "previous"), store)}
     first = pretrain.run(reference, pretrain.Config(**config), store=store)
@@ -146,7 +149,7 @@ def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def captions(store: Store) -> tuple[str, dict[str, Any]]:
-    """Pairs of German and English captions, with one vocabulary of 8,000."""
+    """Pairs of German and English captions, with a joint vocabulary of 8,000."""
     folder = SHARED / "data/mt-multi30k"
     names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
     sides = [{split: [str(folder / f"{name}.{side}.gz")] for split, name in names.items()} for side in ("de", "en")]
@@ -190,7 +193,7 @@ WARMUPS = (0, 100)
 
 
 def grid(name: str, plan: Plan | None, rates: Sequence[float], warmups: Sequence[int], dropout: float) -> list[Setting]:
-    """Runs over rates and warm-up."""
+    """One setting for each combination of learning rate and warm-up."""
     return [
         Setting(
             f"{name}, rate {rate:g}, warm-up {warmup}, dropout {dropout:g}",
@@ -292,7 +295,7 @@ TABLES = {
 
 
 def settings_of(table: Table, setting: Setting, seed: int, steps: int | None) -> str:
-    """What tells a run from one with other settings."""
+    """A digest of all settings of a run."""
     plan = setting.plan.dumps() if isinstance(setting.plan, Plan) else setting.plan
     return digest([dict(table.common), dict(setting.changes), plan, seed, steps])[:16]
 
@@ -300,10 +303,10 @@ def settings_of(table: Table, setting: Setting, seed: int, steps: int | None) ->
 def train(
     table: Table, setting: Setting, seed: int, steps: int | None, store: Store, reference: str, more: Mapping[str, Any]
 ) -> Artifact:
-    """Make a run, unless the store has it.
+    """Train a model, unless the store has it.
 
     Args:
-        reference, more: the sequences, and settings that come with them.
+        reference, more: the sequences, and the settings that they require.
     """
     changes = {**table.common, **more, **setting.changes, "seed": seed} | ({"steps": steps} if steps else {})
     if setting.plan is None:
@@ -356,64 +359,64 @@ Row = Mapping[str, Any]
 
 
 def baseline(table: Table, by_label: Mapping[str, Sequence[Row]]) -> str:
-    """The label of the best of those without a plan, by the last loss of the first seed."""
+    """The label of the setting without a plan that has the lowest final loss for the first seed."""
     plain = [setting.label for setting in table.rows if setting.plan is None and by_label[setting.label]]
     return min(plain, key=lambda label: by_label[label][0]["loss"])
 
 
 def equal_loss(row: Row, base: Row) -> tuple[float | None, float | None]:
-    """Steps and seconds to the last loss of the baseline, between the points that are kept of the curve."""
+    """Steps and seconds to the final loss of the baseline, interpolated between the kept points of the curve."""
     steps, losses = np.array(row["curve"]).T
-    behind = np.flatnonzero((steps >= WINDOW) & (losses <= base["loss"]))
-    if not len(behind):
+    reached_at = np.flatnonzero((steps >= WINDOW) & (losses <= base["loss"]))
+    if not len(reached_at):
         return None, None
-    last = behind[0]
+    last = reached_at[0]
     reached = float(np.interp(base["loss"], losses[[last, last - 1]], steps[[last, last - 1]])) if last else steps[0]
     return reached, row["seconds"] * reached / row["steps"]
 
 
-def losses_at_equal_time(row: Row, base: Row) -> float:
-    """How far the loss is from that of the baseline when the first of both was ready."""
+def loss_difference_at_equal_time(row: Row, base: Row) -> float:
+    """Loss minus that of the baseline, at the time at which the first of the two ended."""
     seconds = min(row["seconds"], base["seconds"])
-    here, there = (
+    ours, theirs = (
         float(np.interp(one["steps"] * seconds / one["seconds"], *np.array(one["curve"]).T)) for one in (row, base)
     )
-    return here - there
+    return ours - theirs
 
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
-    """The table, one line a setting: mean, deviation, and the paired test against the baseline."""
+    """The table with one line per setting: mean, standard deviation, and a paired test against the baseline."""
     by_label = {setting.label: [row for row in rows if row["label"] == setting.label] for setting in table.rows}
     label_of_base = baseline(table, by_label)
     bases = {row["seed"]: row for row in by_label[label_of_base]}
     names = ["run", "n", "loss", "average", "validation", *(["test NLL", "BLEU", "chrF"] if table.translates else [])]
     names += ["p", "steps to equal loss", "ahead at equal time", "seconds to equal loss", "seconds"]
     lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
-    for label, mine in by_label.items():
-        if not mine:
+    for label, runs in by_label.items():
+        if not runs:
             continue
-        p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in mine if row["seed"] in bases))
-        cells = [_cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average", "valid")]
+        p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in runs if row["seed"] in bases))
+        cells = [_cell([row[name] for row in runs], "{:.3f}") for name in ("loss", "average", "valid")]
         if table.translates:
             cells += [
-                _cell([row["scores"]["metrics"][name] for row in mine], "{:.2f}") for name in ("nll", "bleu", "chrf")
+                _cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
             ]
         cells.append("–" if p is None else f"{p:.3f}")
-        held = [row for row in mine if row["seed"] in bases and label != label_of_base]
-        reached = [equal_loss(row, bases[row["seed"]]) for row in held]
-        timed = [-losses_at_equal_time(row, bases[row["seed"]]) for row in held]
+        compared = [row for row in runs if row["seed"] in bases and label != label_of_base]
+        reached = [equal_loss(row, bases[row["seed"]]) for row in compared]
+        timed = [-loss_difference_at_equal_time(row, bases[row["seed"]]) for row in compared]
         cells += [_cell([steps for steps, _ in reached], "{:.0f}"), _cell(timed, "{:.3f}")]
         cells += [
             _cell([seconds for _, seconds in reached], "{:.0f}"),
-            _cell([row["seconds"] for row in mine], "{:.0f}"),
+            _cell([row["seconds"] for row in runs], "{:.0f}"),
         ]
         name = f"**{label}** (baseline)" if label == label_of_base else label
-        lines.append(f"| {' | '.join([name, str(len(mine)), *cells])} |")
+        lines.append(f"| {' | '.join([name, str(len(runs)), *cells])} |")
     return "\n".join([*lines, *_spread(table, by_label)])
 
 
 def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """How far the settings of a group lie apart, by the first seed."""
+    """A table of the spread of final losses within each group, for the first seed."""
     groups: dict[str, list[float]] = {}
     for setting in table.rows:
         if setting.group and by_label[setting.label]:
@@ -436,7 +439,7 @@ def _cell(values: Sequence[float | None], form: str) -> str:
 
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The curves of the first seed; where there are many, each group has a colour."""
+    """Draw the curves of the first seed; if there are many, with one colour per group."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -468,8 +471,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", default="", metavar="TEXT", help="settings whose label has it")
-    parser.add_argument("--steps", type=int, help="instead of the table's own")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only settings whose label contains TEXT")
+    parser.add_argument("--steps", type=int, help="steps of each run, instead of those of the table")
     parser.add_argument("--store", type=Path, default=Path("artifacts"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
@@ -483,7 +486,9 @@ def main() -> None:
             old = next((row for row in rows if (row["label"], row["seed"]) == (setting.label, seed)), None)
             if old is not None:
                 if old["settings"] != settings_of(table, setting, seed, arguments.steps):
-                    raise SystemExit(f"{path}: {setting.label}, seed {seed}, was made with other settings: remove it")
+                    raise SystemExit(
+                        f"{path}: {setting.label}, seed {seed}, was trained with other settings; remove its entry"
+                    )
                 continue
             row = figures_of(table, setting, seed, arguments.steps, Store(arguments.store))
             rows.append(row)
@@ -493,7 +498,7 @@ def main() -> None:
             path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     draw(table, rows, path.with_suffix(".png"))
     if not any(row["label"] == setting.label for row in rows for setting in table.rows if setting.plan is None):
-        raise SystemExit("there is no run without a plan yet to hold the others against")
+        raise SystemExit("no run without a plan exists yet, so there is no baseline")
     text = as_markdown(table, rows)
     path.with_suffix(".md").write_text(
         f"# {table.title}\n\n`python -m benchmarks.pretraining {arguments.table}`\n\n{text}\n\n"

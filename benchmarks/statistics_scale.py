@@ -3,9 +3,9 @@
     python -m benchmarks.statistics_scale [FILE_OR_FOLDER] [--sizes 10,1000] [--stages idf,idf-tokens,cooccur]
                                           [--runs 1,2,dask,shares] [--parser spacy:MODEL] [--store FOLDER]
 
-The corpora are the documents of a text, ``builtin:python-docs`` without one, over and over: each copy has a fresh id and a
-first sentence of its own, so that none is a duplicate.  Memory is the largest sum, over time, of the resident memory of
-the command and of all processes below it.  One line per run; the content of the result must be that of the first run.
+The corpora repeat the documents of a text, by default ``builtin:python-docs``; each copy has a new id and a different
+first sentence, so none is a duplicate.  Memory is the maximum over time of the resident memory of the command and all
+its descendants.  Prints one line per run; all runs must give the same content.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RUNS = {
     "dask": [["--executor", "dask", "--jobs", "2"]],
     "shares": [["--shard", "1/2"], ["--shard", "2/2"], []],
 }
-"""The commands of each kind of run; shares run one after the other here, each as a machine of its own would."""
+"""The options of each kind of run.  Runs with --shard, meant for separate machines, run one after the other here."""
 
 
 def documents_of(source: str, folder: Path) -> list[list[str]]:
@@ -59,7 +59,7 @@ def documents_of(source: str, folder: Path) -> list[list[str]]:
 
 
 def repeated(documents: list[list[str]], megabytes: float) -> Iterator[str]:
-    """Lines of JSON with so many million bytes of text."""
+    """Lines of JSON with about ``megabytes`` million bytes of text."""
     size = 0
     for number, blocks in enumerate(itertools.cycle(documents)):
         text = "\n\n".join([f"Copy number {number} begins here.", *blocks])
@@ -70,7 +70,7 @@ def repeated(documents: list[list[str]], megabytes: float) -> Iterator[str]:
 
 
 def memory_below(root: int) -> int:
-    """Bytes in memory of a process and of all that descend from it."""
+    """Resident memory of a process and all its descendants, in bytes."""
     parents, resident = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -80,21 +80,21 @@ def memory_below(root: int) -> int:
                 resident[int(entry.name)] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
             except (OSError, IndexError):
                 continue
-    family, grown = {root}, True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family, grown = family | more, bool(more)
+    family, new = {root}, {root}
+    while new:
+        new = {child for child, parent in parents.items() if parent in family} - family
+        family |= new
     return sum(resident.get(pid, 0) for pid in family)
 
 
 def guide(store: Path, *words: str) -> tuple[dict[str, Any], float, int]:
-    """Run a command: what it says, seconds, and the largest memory."""
+    """Run a command: its JSON output, seconds, and peak memory."""
     command = [sys.executable, "-m", "cli", *words, "--store", str(store), "--json", "--quiet"]
     started, most = time.perf_counter(), 0
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             most = max(most, memory_below(process.pid))
-            time.sleep(0.25)  # to look at all processes takes time from them
+            time.sleep(0.25)  # looking at all processes slows them down
         seconds = time.perf_counter() - started
         assert process.stdout is not None
         out = process.stdout.read()
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--stages", default="idf,idf-tokens,cooccur", help=f"of {', '.join(STAGES)}")
     parser.add_argument("--runs", default="1,2,dask,shares", help=f"of {', '.join(RUNS)}")
     parser.add_argument("--parser", default="spacy:en_core_web_sm", help="for the stage deps")
-    parser.add_argument("--store", type=Path, help="where corpora and results go, else a temporary folder")
+    parser.add_argument("--store", type=Path, help="folder of corpora and results; by default a temporary one")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = arguments.store or Path(folder) / "store"

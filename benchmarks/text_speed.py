@@ -1,9 +1,9 @@
-"""Time of ``build-sequences`` over bare ``tokenizers.encode_batch`` with its ids, word ids and offsets, on the same text.
+"""Time of ``build-sequences``, relative to ``tokenizers.encode_batch`` with ids, word ids and offsets on the same text.
 
     python benchmarks/text_speed.py [FILE_OR_FOLDER] [--rounds 5]
 
-Without a text it takes ``builtin:python-docs``.  The two sides take turns in each round; the smallest time of each side
-makes the ratio.  The bare side starts from texts in memory; ours reads the corpus, packs, writes, fsyncs and publishes.
+The default text is ``builtin:python-docs``.  Both take turns in every round; the ratio is that of the smallest times.
+`encode_batch` starts from texts in memory; `build-sequences` reads the corpus, packs, writes, fsyncs and publishes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.storage.store import Store
 
 
 def bare(artifact: Artifact, tokenizer_path: Path) -> float:
-    """Seconds for what a user would write by hand."""
+    """Seconds of the loop that a user would write."""
     from tokenizers import Tokenizer
 
     bare_tokenizer = Tokenizer.from_file(str(tokenizer_path / "tokenizer.json"))
@@ -37,14 +37,14 @@ def bare(artifact: Artifact, tokenizer_path: Path) -> float:
 
 
 def ours(store: Store, text: str, tokens: str) -> float:
-    """Seconds for the whole stage."""
+    """Seconds of the stage as a whole."""
     started = time.perf_counter()
     sequences.run(text, tokens, sequences.Config(), store=store, force=True)
     return time.perf_counter() - started
 
 
 def help_time() -> float | None:
-    """Smallest wall time of ``guide --help`` in seconds; None where the command is not installed."""
+    """Smallest wall time of ``guide --help`` in seconds; None if the command is not installed."""
     command = shutil.which("guide", path=str(Path(sys.executable).parent))
     if command is None:
         return None

@@ -1,1 +1,1 @@
-"""The command line: the only part that prints, exits and reads flags."""
+"""The command line: the only package that reads flags, prints and exits."""

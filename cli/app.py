@@ -1,4 +1,4 @@
-"""The Typer app: its groups of commands, its help pages and the options that stand before a command."""
+"""The Typer app: groups of commands, help pages, and the options that may come before a command."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
 """Headings of `guide --help`, in order."""
 
 FAMILIES = {
-    "patterns": ("Understand", "List the patterns, and see what each one says about a text."),
-    "plan": ("Understand", "Show plans, check and compare them, and start new ones."),
-    "cooccur": ("Understand", "See what a word expects beside it, and write all of it out for other tools."),
-    "masks": ("Understand", "Draw the role masks of a sequence, and write them out for other tools."),
+    "patterns": ("Understand", "List patterns, and draw them on a text."),
+    "plan": ("Understand", "Show, check, compare and start plans."),
+    "cooccur": ("Understand", "Show what a word co-occurs with, and export the table for other tools."),
+    "masks": ("Understand", "Draw the role masks of a sequence, and export masks for other tools."),
 }
-"""Commands of two words, ``guide plan check``: under the first word, its heading and what `guide --help` says of it."""
+"""First words of two-word commands such as ``guide plan check``, with their heading and summary in `guide --help`."""
 
 
 class Page(TyperCommand):
-    """A command whose help ends with examples.
+    """A command whose help page ends with examples.
 
     Attributes:
         group: heading under which `guide --help` lists it.
         examples: command lines, without the prompt.
-        shared: names of the options that every command has.
+        shared: names of the options that all commands have.
         topics: headings for some of the other options, in order, each with their names.
     """
 
@@ -52,7 +52,7 @@ class Page(TyperCommand):
                     formatter.write_dl(rows)
 
     def _title(self, param: Any) -> str:
-        """The heading under which a parameter stands."""
+        """The heading of a parameter on the help page."""
         if param.param_type_name == "argument":
             return "Arguments"
         if param.name in self.shared or param.name == "help":
@@ -64,7 +64,7 @@ class Page(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The list of commands, under headings."""
+    """A group of commands, listed under headings."""
 
     examples: tuple[str, ...] = (
         "guide build-corpus text/*.txt --name wiki",
@@ -73,7 +73,7 @@ class Group(TyperGroup):
     )
 
     def title(self, command: Any) -> str:
-        """The heading under which a command stands."""
+        """The heading of a command in the list."""
         return getattr(command, "group", "Help")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -90,7 +90,7 @@ class Group(TyperGroup):
 
 
 class Family(Group):
-    """The commands that share their first word; its examples are theirs."""
+    """The commands that share a first word; its examples are the first one of each command."""
 
     group = "Help"
 
@@ -107,7 +107,7 @@ class Family(Group):
 
 
 def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
-    """The last section of a help page, each example in one line however narrow the terminal is."""
+    """Write the last section of a help page: one line per example, not wrapped."""
     if examples:
         formatter.write_paragraph()
         formatter.write("Examples:\n")
@@ -115,28 +115,30 @@ def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
             formatter.write(f"  $ {example}\n")
 
 
-_LOOKS: dict[str, Any] = {
+_APP_OPTIONS: dict[str, Any] = {
     "rich_markup_mode": None,
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
-app = typer.Typer(name="guide", cls=Group, **_LOOKS)
+app = typer.Typer(name="guide", cls=Group, **_APP_OPTIONS)
 
 _families: dict[str, typer.Typer] = {}
 
 
-def home_of(name: str) -> tuple[typer.Typer, str, str]:
-    """Where a command lives: ``build-corpus`` in the app itself, ``plan check`` in the app of its family, which is made
-    when its first command comes.  Gives the app, the word that names the command there, and the family's heading."""
+def parent_app(name: str) -> tuple[typer.Typer, str, str]:
+    """The app in which to register a command, its name there, and the heading of its family.
+
+    ``build-corpus`` belongs to the main app, ``plan check`` to the app of its family, which is created on first use.
+    """
     first, _, last = name.rpartition(" ")
     if not first:
         return app, name, ""
     heading, summary = FAMILIES[first]
     if first not in _families:
         page = type("Page", (Family,), {"group": heading})
-        _families[first] = typer.Typer(cls=page, callback=root, help=summary, **_LOOKS)
+        _families[first] = typer.Typer(cls=page, callback=root, help=summary, **_APP_OPTIONS)
         app.add_typer(_families[first], name=first)
     return _families[first], last, heading
 
@@ -159,21 +161,22 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    store: Annotated[Path | None, typer.Option(help="Folder of the artifacts  [env: GUIDE_STORE].")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file instead of ./guide.toml.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Write one JSON object instead of a line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors on stderr.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of any error.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="No colours  [env: NO_COLOR].")] = False,
+    store: Annotated[Path | None, typer.Option(help="Folder of artifacts  [env: GUIDE_STORE].")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file, instead of ./guide.toml.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print more on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Use no colours  [env: NO_COLOR].")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Guide attention heads: patterns, losses, masks and statistics for transformers.
 
-    Commands that make something write one artifact and print its reference, which the next command takes.  A setting
-    comes from its flag, else from GUIDE_<SETTING> in the environment, else from guide.toml, else from its default.
+    Each build or training command writes one artifact and prints its reference, an input for the next command.  A
+    setting is taken from its flag, or else from GUIDE_<SETTING> in the environment, from guide.toml, or from its
+    default.
     """
     given = {
         "store": store,

@@ -1,4 +1,4 @@
-"""``guide compare``: how much sooner a guided run learns than its baseline."""
+"""``guide compare``: how much faster a guided run learns than its baseline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Session, command
-from cli.output import check_place, escape, say, say_json, speaks_unicode
+from cli.output import check_output_path, escape, say, say_json, speaks_unicode
 from guidance.errors import InputError
 
 PICTURES = (".png", ".svg")
@@ -21,7 +21,7 @@ PICTURES = (".png", ".svg")
         "guide compare plain guided",
         "guide compare plain guided --plot curves.svg --csv runs.csv",
         "guide compare plain-0 plain-1 plain-2 guided-0 guided-1 guided-2 --group",
-        "guide compare plain model/1f0c   # one that is still going",
+        "guide compare plain model/1f0c   # a run that has not finished",
         "guide compare plain guided --markdown > results.md",
     ],
 )
@@ -32,42 +32,40 @@ def compare_runs(
         typer.Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", show_default=False),
     ],
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="What to compare with it.", show_default=False)
+        list[str] | None, typer.Argument(metavar="RUN", help="Runs to compare with it.", show_default=False)
     ] = None,
-    group: Annotated[
-        bool, typer.Option("--group", help="Take together the runs that differ in nothing but their seed.")
-    ] = False,
+    group: Annotated[bool, typer.Option("--group", help="Group runs that differ only in their seed.")] = False,
     loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare this loss, else the first one that is logged.")
+        str | None, typer.Option(metavar="NAME", help="Compare this loss instead of the first logged one.")
     ] = None,
     score: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare this score as well: eval/TASK/METRIC.")
+        str | None, typer.Option(metavar="NAME", help="Also compare this score: eval/TASK/METRIC.")
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help="Average training losses over so many steps, else 50; a quarter of the run at most."),
+        typer.Option(min=1, help="Steps to average training losses over, at most a quarter of the run; 50 by default."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw losses over steps and seconds, PNG or SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Draw losses over steps and seconds as PNG or SVG.")
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write every figure of every run, one row a run.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all figures as CSV, one row per run.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write tables for a Markdown document.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """Compare finished or running trainings: loss at equal steps, steps and seconds to equal loss, speed.
+    """Compare finished or running training runs: loss at equal steps, steps and seconds to equal loss, speed.
 
-    Losses of guides are left out.  With --group, several seeds are shown as mean and sample standard deviation, and
-    tested against those of the baseline (two-sided paired t-test).
+    Losses exclude those of guides.  With --group, seeds are summarised as mean and sample standard deviation, and
+    tested against those of the baseline with a two-sided paired t-test.
     """
     from pipelines.storage.files import write_file
     from pipelines.views import comparison, comparison_tables
 
     if markdown and session.json:
-        raise InputError("--markdown and --json are two ways to write the same", hint="leave one of them out")
+        raise InputError("--markdown and --json exclude each other", hint="leave one of them out")
     for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
         if path is not None:
-            check_place(path, flag, *endings)
+            check_output_path(path, flag, *endings)
     found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
     if plot is not None:
         from pipelines.views.drawing import run_curves

@@ -1,4 +1,4 @@
-"""``guide.toml``: one table per command, its keys the names of the flags, and ``store`` above them.
+"""``guide.toml``: one table per command, with the names of flags as keys; ``store`` comes before the tables.
 
 store = "/data/guide"
 
@@ -26,11 +26,12 @@ def settings_for(path: Path | None, group: Any, names: Iterable[str]) -> dict[st
     """The settings of one command, by parameter name; the whole file is checked.
 
     Args:
-        path: the file that the user named, or None for ``./guide.toml`` if it is there.
-        group: the top of the command tree.
-        names: the command, from below the top: ``("build-corpus",)``.
+        path: the file that the user named, or None for ``./guide.toml`` if it exists.
+        group: the root of the command tree.
+        names: the words of the command: ``("plan", "check")``.
+
     Raises:
-        InputError: the file cannot be read, or has a table or a key that no command knows.
+        InputError: the file cannot be read, or has an unknown table or key.
     """
     if path is None:
         if not os.path.lexists(DEFAULT_FILE):
@@ -52,7 +53,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a small TOML file.
 
     Raises:
-        InputError: it cannot be read, is too large, or is not TOML.
+        InputError: the file cannot be read, is too large, or is not TOML.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,13 +76,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def misspelt(variables: Iterable[str], group: Any) -> list[tuple[str, str]]:
-    """The variables of the environment that no command reads, each with the one that it nearly is."""
+    """Environment variables that no command reads but that resemble one, each with the likely intended name."""
     found = []
     if ours := sorted(name for name in variables if name.startswith("GUIDE_")):
         known = {"GUIDE_DEBUG", *_variables(group)}
         for name in ours:
-            near = () if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            found += [(name, right) for right in near]
+            similar = () if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            found += [(name, right) for right in similar]
     return found
 
 

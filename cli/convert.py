@@ -20,11 +20,11 @@ from cli.output import escape, say, say_json
 def convert_command(
     session: Session,
     folder: Annotated[Path, typer.Argument(help="A model folder with pytorch_model.bin.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.", show_default=False)],
 ) -> None:
-    """Copy a model folder, with safetensors in the place of pickled weights.
+    """Copy a model folder, converting pickled weights to safetensors.
 
-    The pickle is read by a process of its own that takes tensors and refuses everything else.
+    A separate process reads the pickle; it accepts tensors and refuses everything else.
     """
     from pipelines.tools.convert import convert
 

@@ -1,6 +1,6 @@
-"""The console script ``guide`` and the one place where failures become exit codes.
+"""The console script ``guide``, and the only place that turns errors into exit codes.
 
-Nothing heavy is imported at the top: a Ctrl-C while modules load ends the process quietly.
+Imports nothing heavy at the top, so that Ctrl-C during imports ends the process quietly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ try:
 except KeyboardInterrupt:
     os._exit(130)
 
-TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this file
+TYPE_CHECKING = False  # importing typing for this takes longer than the rest of this file
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
@@ -35,9 +35,9 @@ CODES = {
     "builtins.KeyboardInterrupt": 130,
     "cli.signals.Terminated": 143,
 }
-"""Exit code of each class of exception and its subclasses; whatever is not here is a bug of ours.
+"""Exit code of each class of exception and its subclasses; any other exception is a bug in guide.
 
-By name, so that nothing has to be imported to look: ``torch`` least of all.
+Classes are given by name to avoid imports, above all of ``torch``.
 """
 
 
@@ -55,14 +55,14 @@ COMMANDS = (
     "models",
     "doctor",
 )
-"""Modules of this package that hold commands, in the order of the help page."""
+"""Modules of this package that define commands, in the order of the help page."""
 
 
 def main() -> NoReturn:
-    """Run the command line and leave with its exit code."""
-    signals.leave_on_signals()
+    """Run the command line and exit with its code."""
+    signals.exit_on_signals()
     prepare_streams()
-    leave(run(sys.argv[1:], handle_signals=True))
+    end_process(run(sys.argv[1:], handle_signals=True))
 
 
 def load_app() -> typer.Typer:
@@ -77,7 +77,7 @@ def load_app() -> typer.Typer:
 
 
 def run(argv: Sequence[str], *, handle_signals: bool = False) -> int:
-    """Run one command line in this process; gives its exit code and never raises."""
+    """Run one command line in this process; returns its exit code and never raises."""
     try:
         import typer.main
 
@@ -95,12 +95,12 @@ def run(argv: Sequence[str], *, handle_signals: bool = False) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that a failure means."""
+    """The exit code for an exception."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError) and reader_gone():
         return 141
-    for attribute in ("exit_code", "signal_number"):  # typer's own exceptions; guidance.errors.Interrupted
+    for attribute in ("exit_code", "signal_number"):  # of Typer's exceptions, of guidance.errors.Interrupted
         value = getattr(error, attribute, None)
         if isinstance(value, int):
             return value if attribute == "exit_code" else signals.exit_code(value)
@@ -112,7 +112,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(error: BaseException, *, as_json: bool = False, debug: bool = False) -> int:
-    """Say on stderr what failed and what to do next; gives the exit code."""
+    """Print on stderr what failed and what to do next; returns the exit code."""
     code = exit_code(error)
     if isinstance(error, SystemExit) or code == 141 or (type(error).__name__ == "Exit" and hasattr(error, "exit_code")):
         return code
@@ -128,13 +128,13 @@ def report(error: BaseException, *, as_json: bool = False, debug: bool = False) 
         for line in lines[: MAX_LINES - 1]:
             tell(line)
         if len(lines) >= MAX_LINES:
-            tell(f"  … and {len(lines) - MAX_LINES + 1} lines more; --json shows all")
+            tell(f"  … and {len(lines) - MAX_LINES + 1} more lines; --json shows all")
     return code
 
 
 def describe(error: BaseException, code: int) -> tuple[str, str | None]:
-    """The message and the hint of a failure."""
-    if hasattr(error, "format_message"):  # a usage error found by typer
+    """The message and the hint for an exception."""
+    if hasattr(error, "format_message"):  # a usage error found by Typer
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "guide"
         no_arguments = type(error).__name__ == "NoArgsIsHelpError"
@@ -147,15 +147,15 @@ def describe(error: BaseException, code: int) -> tuple[str, str | None]:
     if isinstance(error, signals.Terminated):
         return "terminated", None
     if isinstance(error, OSError):
-        place = f"{error.filename!r}: " if error.filename is not None else ""
-        return f"{place}{error.strerror or error}", None
+        prefix = f"{error.filename!r}: " if error.filename is not None else ""
+        return f"{prefix}{error.strerror or error}", None
     if isinstance(error, MemoryError):
         return f"not enough memory{f': {error}' if str(error) else ''}", None
     if code == BUG:
         kind = type(error).__name__
-        return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command that you ran"
+        return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command you ran"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return first, "a smaller batch needs less memory" if code == 3 else None
+    return first, "use a smaller batch to need less memory" if code == 3 else None
 
 
 def _show_traceback(error: BaseException) -> None:
@@ -165,8 +165,8 @@ def _show_traceback(error: BaseException) -> None:
         tell(escape(line))
 
 
-def leave(code: int) -> NoReturn:
-    """End the process here: threads of native libraries that abort at exit cannot change the code any more."""
+def end_process(code: int) -> NoReturn:
+    """End the process with ``os._exit``, so that native threads that abort at exit cannot change the code."""
     if "multiprocessing" in sys.modules:
         import multiprocessing
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from cli.options import Session, command, stage_command
-from cli.output import check_place, escape, say, say_json, speaks_unicode
+from cli.output import check_output_path, escape, say, say_json, speaks_unicode
 from cli.patterns import inline
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
@@ -77,7 +77,7 @@ def show_masks(
     from pipelines.views.pictures import legend, matrix_lines
 
     if png is not None:
-        check_place(png, "--png", ".png")
+        check_output_path(png, "--png", ".png")
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
         roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
         found = opened.example(split, example, roles.found, sentence)

@@ -13,7 +13,7 @@ from cli.tables import say_table
     examples=["guide models", "guide models --json | jq -r '.models[] | select(.supported) | .family'"],
 )
 def models(session: Session) -> None:
-    """List the architectures that can be guided, each proved on a tiny model with the transformers installed here."""
+    """List the architectures that can be guided, each tested on a tiny model with the installed transformers."""
     import transformers
 
     from pipelines.tools.support import examine

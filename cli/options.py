@@ -1,6 +1,6 @@
-r"""From a stage's ``Config`` to flags, and from a function to a command: the one mechanism that every command uses.
+r"""Turn a function into a command and the ``Config`` of a stage into flags, for all commands.
 
-A command file reads like this; flags of the configuration, shared flags, output and examples come from here:
+A command file looks like this; this module adds the flags of the configuration, shared flags, output and examples:
 
     @stage_command("build-sequences", sequences.Config, examples=["guide build-sequences wiki bpe"])
     def build_sequences(
@@ -27,7 +27,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from cli.app import Page, home_of
+from cli.app import Page, parent_app
 from cli.config import misspelt, settings_for
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
@@ -42,7 +42,7 @@ DEFAULT_STORE = Path("artifacts")
 
 @dataclass(frozen=True)
 class Session:
-    """What the shared flags say: where the artifacts are, who draws progress, and how results are written."""
+    """The values of the shared flags: the store, the progress display, and how to print results."""
 
     store: Store
     progress: Progress
@@ -63,7 +63,7 @@ class Session:
         }
 
     def tell(self, text: str) -> None:
-        """A line on stderr for people, unless they asked for quiet."""
+        """Print a line on stderr, unless --quiet was given."""
         if not self.quiet:
             tell(text)
 
@@ -71,27 +71,27 @@ class Session:
 _SHARED = {
     "store": (
         Path | None,
-        typer.Option("--store", envvar="GUIDE_STORE", help="Folder of the artifacts, else ./artifacts."),
+        typer.Option("--store", envvar="GUIDE_STORE", help="Folder of artifacts; ./artifacts by default."),
         None,
     ),
     "config_file": (
         Path | None,
-        typer.Option("--config", envvar="GUIDE_CONFIG", help="File with settings, else ./guide.toml."),
+        typer.Option("--config", envvar="GUIDE_CONFIG", help="Settings file; ./guide.toml by default."),
         None,
     ),
-    "json": (bool, typer.Option("--json", help="Write one JSON object instead of a line."), False),
-    "quiet": (bool, typer.Option("--quiet", "-q", help="Only warnings and errors on stderr."), False),
-    "verbose": (bool, typer.Option("--verbose", "-v", help="More on stderr."), False),
-    "debug": (bool, typer.Option("--debug", help="Show the traceback of any error."), False),
-    "no_color": (bool, typer.Option("--no-color", help="No colours; NO_COLOR does the same."), False),
+    "json": (bool, typer.Option("--json", help="Print one JSON object instead of a line."), False),
+    "quiet": (bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr."), False),
+    "verbose": (bool, typer.Option("--verbose", "-v", help="Print more on stderr."), False),
+    "debug": (bool, typer.Option("--debug", help="Show the traceback of errors."), False),
+    "no_color": (bool, typer.Option("--no-color", help="Use no colours, as with NO_COLOR."), False),
 }
 
 _STAGE = {
     "name": (str | None, typer.Option("--name", help="Also give the artifact a new version of this name."), None),
-    "force": (bool, typer.Option("--force", help="Run again even if the artifact is there."), False),
+    "force": (bool, typer.Option("--force", help="Build the artifact again even if it exists."), False),
     "wait": (
         bool,
-        typer.Option("--wait/--no-wait", help="Wait for a run that builds the same artifact, or fail."),
+        typer.Option("--wait/--no-wait", help="Wait for another run that is building the same artifact, or fail."),
         True,
     ),
 }
@@ -106,12 +106,13 @@ def stage_command(
     next_command: str | Callable[[Artifact], str] | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function that runs a stage; it returns the `Result`, or None where another process speaks for it.
+    """Register a function that runs a stage.  It returns the `Result`, or None if another process reports it.
 
     Args:
-        config: becomes the flags; the function gets an instance of it as ``config``.
-        next_command: what to suggest afterwards, or what gives it for the new artifact, whose reference ``{}`` stands for.
-        topics: headings for the options on the help page, where there are many; the others stand under "Options".
+        config: its fields become flags; the function gets an instance of it as ``config``.
+        next_command: the command to suggest afterwards, or a function from the artifact to it; ``{}`` stands for the
+            reference of the artifact.
+        topics: headings for groups of options on the help page; all others are listed under "Options".
     """
     finish = _announce(next_command)
     return command(name, examples=examples, group=group, config=config, finish=finish, shared=_STAGE, topics=topics)
@@ -127,11 +128,12 @@ def command(
     shared: dict[str, Any] | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as a command.  Its first parameter is ``session``, with ``config`` the second is ``config``;
-    the others are Typer's.  The function comes back unchanged, so that Python code can call it.
+    """Register a function as a command and return it unchanged, so that Python code can call it.
+
+    Its first parameter is ``session``, followed by ``config`` if a config is given; all others are Typer parameters.
 
     Args:
-        name: one word, or two, of which the first is in `cli.app.FAMILIES`, which then says the heading.
+        name: one word, or two words, the first of which is in `cli.app.FAMILIES` and then determines the heading.
     """
     if not examples:
         raise ValueError(f"{name} has no examples")
@@ -145,7 +147,7 @@ def command(
             if parameter.name not in given
         ]
         fields = field_parameters(config) if config else []
-        always = [_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
+        common = [_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
         def call(context: typer.Context, **values: Any) -> None:
@@ -158,24 +160,24 @@ def command(
             if finish:
                 finish(session, result)
 
-        parameters = [context, *own, *fields, *always]
+        parameters = [context, *own, *fields, *common]
         if len({parameter.name for parameter in parameters}) != len(parameters):
-            raise ValueError(f"{name}: two parameters have one name")
-        if strangers := {key for names in (topics or {}).values() for key in names} - {p.name for p in parameters}:
-            raise ValueError(f"{name} has no option {min(strangers)}")
+            raise ValueError(f"{name}: two parameters have the same name")
+        if unknown := {key for names in (topics or {}).values() for key in names} - {p.name for p in parameters}:
+            raise ValueError(f"{name} has no option {min(unknown)}")
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
         settings = {p.name for p in (*own, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
-        home, word, heading = home_of(name)
+        parent, word, heading = parent_app(name)
         attributes = {
             "group": heading or group,
             "examples": tuple(examples),
-            "shared": frozenset(parameter.name for parameter in always),
+            "shared": frozenset(parameter.name for parameter in common),
             "topics": topics or {},
             "settings": frozenset(settings & {parameter.name for parameter in parameters}),
         }
         page = type("Page", (Page,), attributes)
-        home.command(word, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
+        parent.command(word, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
         return function
 
     return register
@@ -185,7 +187,7 @@ def command(
 
 
 def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
-    """One keyword parameter per field, as Typer reads it."""
+    """One keyword parameter per field, annotated for Typer."""
     parameters = []
     for name, field in config.model_fields.items():
         if is_internal(field):
@@ -203,7 +205,7 @@ def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
 
 
 def flag_type(annotation: Any) -> Any:
-    """The type of a flag for the type of a field; pydantic checks the value once more."""
+    """The type of a flag for the type of a field; pydantic validates the value again."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return flag_type(arguments[0])
@@ -224,7 +226,7 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
     """An instance of the configuration.
 
     Raises:
-        InputError: a value is refused; its flag is named.
+        InputError: a value is invalid; the message names its flag.
     """
     try:
         return config(**values)
@@ -241,7 +243,7 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
 
 
 def _field_help(field: Any) -> str:
-    """The description of a field and the range that its rules allow."""
+    """The description of a field, and its allowed range."""
     rules = {}
     for rule in field.metadata:
         for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
@@ -287,7 +289,7 @@ _SHARED["config_file"][1].is_eager = True
 
 
 def open_session(context: Any, values: dict[str, Any]) -> Session:
-    """The session of one command: its own shared flags, else those that stood before the command."""
+    """The session of one command, from shared flags after the command or else before it."""
     before = (context.parent.obj or {}) if context.parent else {}
 
     def shared(key: str) -> Any:
@@ -315,18 +317,18 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
 
 def _announce(next_command: str | Callable[[Artifact], str] | None) -> Callable[[Session, Result], None]:
     def finish(session: Session, result: Result | None) -> None:
-        if result is not None:  # None: a process of torchrun that is not the first
+        if result is not None:  # None: a process of torchrun other than rank 0
             announce(session, result, next_command(result.artifact) if callable(next_command) else next_command)
 
     return finish
 
 
 def announce(session: Session, result: Result, next_command: str | None = None) -> None:
-    """The one line on stdout that a script reads, and a summary on stderr for people."""
+    """Print the reference on stdout, for scripts, and a summary on stderr, for people."""
     artifact = result.artifact
     reference = result.name or artifact.reference
     warnings = [str(warning) for warning in artifact.manifest.get("warnings", [])]
-    for warning in warnings if result.reused else []:  # a run that is not skipped has said them already
+    for warning in warnings if result.reused else []:  # a run that built the artifact has logged them already
         session.tell(f"warning: {escape(warning)}")
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"

@@ -1,4 +1,4 @@
-"""What people and programs see: one line or one object on stdout, everything else on stderr, nothing raw."""
+"""All output: one line or one JSON object on stdout, everything else on stderr, control characters escaped."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 from guidance.errors import InputError
 
 MAX_LINES = 20
-"""No message is longer."""
+"""Maximum length of a message."""
 
 
 def escape(text: object) -> str:
-    r"""The text with every character that a terminal would obey, or not show, written as ``\x1b``."""
+    r"""The text with control and other unprintable characters written as escapes such as ``\x1b``."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def say(text: str = "") -> None:
-    """One line on stdout; the only place where results are written."""
+    """Print one line on stdout; nothing else prints results."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def say_json(value: object) -> None:
-    """One object on stdout, in one line of ASCII, so that any encoding and any reader will do."""
+    """Print one JSON object on stdout, as one line of ASCII, which is safe in any encoding."""
     import json
 
     say(json.dumps(value, allow_nan=False, default=str))
 
 
 def tell(text: str = "") -> None:
-    """One line on stderr.  A reader of stderr that went away is no reason to fail."""
+    """Print one line on stderr; errors such as a closed stderr are ignored."""
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -40,7 +40,7 @@ def tell(text: str = "") -> None:
 
 
 def human_size(count: float) -> str:
-    """Bytes as people write them: ``512 B``, ``1.5 MB``."""
+    """A number of bytes with a unit: ``512 B``, ``1.5 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -49,7 +49,7 @@ def human_size(count: float) -> str:
 
 
 def speaks_unicode() -> bool:
-    """Whether stdout can write block characters."""
+    """Whether the encoding of stdout has block characters."""
     try:
         "░▒▓█·…".encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
@@ -57,18 +57,18 @@ def speaks_unicode() -> bool:
     return True
 
 
-def check_place(path: Path, flag: str, *endings: str) -> None:
-    """See that a file can be written there, before the work.
+def check_output_path(path: Path, flag: str, *endings: str) -> None:
+    """Check before the work that a file can be written to ``path``.
 
     Args:
-        endings: those that its name may have, with their dots; any where none is given.
+        endings: the allowed endings of its name, with their dots; without any, all are allowed.
 
     Raises:
-        InputError: another ending; there is no such folder; a folder is in the way.
+        InputError: the ending is wrong, the parent folder does not exist, or the path is a folder.
     """
     if endings and path.suffix.lower() not in endings:
         raise InputError(
-            f"{flag} {str(path)!r}: a name that ends in {' or '.join(endings)} is expected",
+            f"{flag} {str(path)!r}: the name must end in {' or '.join(endings)}",
             hint=f"for example: {flag} {path.stem or 'picture'}{endings[0]}",
         )
     if not path.parent.is_dir():
@@ -78,9 +78,9 @@ def check_place(path: Path, flag: str, *endings: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Give closed standard streams a place, and let no encoding stop a message.
+    """Open closed standard streams on /dev/null, and escape characters that an encoding lacks.
 
-    With ``>&-`` the first file that is opened would get number 1, and whatever is printed would end up in it.
+    Otherwise, after ``>&-``, the next file to be opened would get descriptor 1, and output would be written into it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -96,7 +96,7 @@ def prepare_streams() -> None:
 
 
 def reader_gone() -> bool:
-    """True when stdout is a pipe that nobody reads any more."""
+    """True if stdout is a pipe whose reader has closed it."""
     import select
 
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""``guide patterns``: what there is, and what each pattern says about a text."""
+"""``guide patterns``: list the patterns, and draw one on a text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, command
-from cli.output import check_place, escape, say, say_json, speaks_unicode
+from cli.output import check_output_path, escape, say, say_json, speaks_unicode
 from cli.tables import say_table
 from guidance.errors import InputError
 
 
 @command("patterns list", examples=["guide patterns list", "guide patterns list --json | jq '.patterns[].name'"])
 def list_patterns(session: Session) -> None:
-    """List every pattern: what it says, what it reads, its options and where it is from."""
+    """List all patterns with the data that they need, their options and their sources."""
     from guidance.options import declared
     from guidance.patterns import PATTERNS
     from guidance.plan import as_toml
@@ -67,27 +67,28 @@ def show_pattern(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A pattern, or a combination as plans write it: { or = [...] }.", show_default=False
+            metavar="NAME", help="A pattern, or a combination as in plans: { or = [...] }.", show_default=False
         ),
     ],
-    text: Annotated[str | None, typer.Option(help="The text, instead of a sample whose parse is known.")] = None,
+    text: Annotated[str | None, typer.Option(help="The text; by default a sample with a known parse.")] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the pattern (repeatable).")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="A folder with tokenizer.json, or a tokenizer artifact; else words.")
+        str | None,
+        typer.Option(help="A folder with tokenizer.json, or a tokenizer artifact; by default tokens are words."),
     ] = None,
     parser: Annotated[
-        str | None, typer.Option(help="spacy:NAME_OR_FOLDER: heads, relations, parts of speech, stop words.")
+        str | None, typer.Option(help="spacy:NAME_OR_FOLDER, for heads, relations, parts of speech and stop words.")
     ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=V1,V2,…", help="A feature, one value for each word or token (repeatable)."),
+        typer.Option(metavar="NAME=V1,V2,…", help="A feature, with one value per word or token (repeatable)."),
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw it into this file.")] = None,
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw to this file.")] = None,
+    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
 ) -> None:
-    """Draw which keys each query of a text is pointed at: queries go down, keys across."""
+    """Draw the keys that a pattern selects for each query of a text: queries go down, keys across."""
     from guidance.patterns.combinations import read_pattern
     from pipelines.storage.files import write_file
     from pipelines.views import one_text
@@ -96,7 +97,7 @@ def show_pattern(
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
     pattern = read_pattern(inline(name), options)
     if png is not None:
-        check_place(png, "--png", ".png")
+        check_output_path(png, "--png", ".png")
     example = one_text.read(
         text,
         store=session.store,
@@ -107,7 +108,7 @@ def show_pattern(
     for note in example.notes:
         session.tell(escape(note))
     if pattern.tables:
-        session.tell("co-occurrence is counted in this text alone; `guide build-cooccur` counts it in a corpus")
+        session.tell("co-occurrence is counted in this text only; count it in a corpus with `guide build-cooccur`")
     weights = one_text.weights_of(pattern, example)
     title = str(pattern)
     if png is not None:
@@ -140,7 +141,7 @@ def show_pattern(
 
 
 def inline(text: str) -> Any:
-    """A name, or the inline table of a combination."""
+    """A pattern name, or a combination parsed from an inline table."""
     if not text.lstrip().startswith("{"):
         return text
     try:
@@ -152,7 +153,7 @@ def inline(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A value as TOML writes it; what is none is a string."""
+    """A value parsed as TOML; any other text is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""``guide plan``: show plans, check them against a model, compare them, and start new ones."""
+"""``guide plan``: show plans, check them against a model, compare two, and start a new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, command
-from cli.output import check_place, escape, say, say_json
+from cli.output import check_output_path, escape, say, say_json
 from cli.tables import say_table
 from guidance.errors import GateFailed, InputError, PlanError
 
@@ -21,7 +21,7 @@ Model = Annotated[
 ]
 Scores = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="JSON, CSV or Parquet with layer, head, score, for rules by importance."),
+    typer.Option(metavar="FILE", help="JSON, CSV or Parquet with layer, head, score, for selectors by importance."),
 ]
 
 
@@ -33,12 +33,14 @@ def show_plan(
     session: Session,
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="[REF]", help="preset:NAME or a TOML file; else all presets.", show_default=False),
+        typer.Argument(
+            metavar="[REF]", help="preset:NAME or a TOML file; by default all presets are listed.", show_default=False
+        ),
     ] = None,
     model: Model = None,
     scores: Scores = None,
 ) -> None:
-    """Show the guides of a plan, and with a model the heads that each one reaches."""
+    """Show the guides of a plan, and with --model the heads that each one selects."""
     from pipelines.views import plans
 
     if reference is None:
@@ -94,14 +96,12 @@ def _show_presets(session: Session) -> None:
     examples=["guide plan check my-plan.toml", "guide plan check my-plan.toml --model ./roberta-base"],
 )
 def check_plan(session: Session, reference: Reference, model: Model = None, scores: Scores = None) -> None:
-    """Check a plan, and with a model that every guide reaches heads and none contradicts another."""
+    """Check a plan, and with --model that every guide selects heads and no two guides conflict."""
     from pipelines.views import plans
 
     plan, shape, reach = _read(session, reference, model, scores)
     if not plan.guides and plan.pal is None:
-        raise PlanError(
-            f"{reference}: there is no guide in this plan", hint="`guide plan new` writes one to start from"
-        )
+        raise PlanError(f"{reference}: this plan has no guides", hint="`guide plan new` writes a plan to start from")
     needs = plans.needs_of(plan)
     heads = {(site, head) for found in reach.values() for site, heads in found.items() for head in heads}
     silent = [row.label for row in plans.rows_of(plan) if shape and not reach[row.number - 1]]
@@ -127,9 +127,9 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
         say(f"ok: {count}, on {len(heads) - added} of the {total} heads of {escape(model)}{more}")
     else:
         say(f"ok: {count}")
-        session.tell("--model checks it against a model, for example --model roberta:12x12")
+        session.tell("to check it against a model, add --model, for example --model roberta:12x12")
     for label in silent:
-        session.tell(f"guide {escape(label)} is off, or selects no head of this model")
+        session.tell(f"guide {escape(label)} is disabled, or selects no head of this model")
     for (number, label, source), group in itertools.groupby(
         needs, key=lambda need: (need.number, need.label, need.source)
     ):
@@ -143,10 +143,10 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
 def diff_plans(
     session: Session,
     first: Annotated[str, typer.Argument(metavar="A", help="preset:NAME or a TOML file.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
-    fail: Annotated[bool, typer.Option("--fail-if-different", help="End with code 5 where they differ.")] = False,
+    second: Annotated[str, typer.Argument(metavar="B", help="Another plan.", show_default=False)],
+    fail: Annotated[bool, typer.Option("--fail-if-different", help="Exit with code 5 if they differ.")] = False,
 ) -> None:
-    """Show what differs between two plans, row by row; how they are written makes no difference."""
+    """Show the differences between two plans, row by row; formatting does not matter."""
     from guidance.plan import Plan
     from pipelines.views import plans
 
@@ -162,7 +162,7 @@ def diff_plans(
             )
             say(f"    {key}: {escape(both)}")
     if not found:
-        session.tell("the plans say the same")
+        session.tell("the plans are equal")
     elif fail:
         raise GateFailed(f"{first} and {second} differ in {len(found)} row{'' if len(found) == 1 else 's'}")
 
@@ -174,10 +174,10 @@ def diff_plans(
 def new_plan(
     session: Session,
     preset: Annotated[str | None, typer.Option(help="Start with the rows of this preset.")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write here instead of to stdout.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to this file instead of stdout.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented plan to start from: every key, pattern and mechanism is explained in it."""
+    """Write a commented plan to start from, which explains all keys, patterns and mechanisms."""
     from pipelines.storage.files import write_file
     from pipelines.views.plan_template import template
 
@@ -188,9 +188,9 @@ def new_plan(
         else:
             say(text.rstrip("\n"))
         return
-    check_place(output, "--output")
+    check_output_path(output, "--output")
     if output.exists() and not force:
-        raise InputError(f"{str(output)!r} is there already", hint="--force writes over it")
+        raise InputError(f"{str(output)!r} exists already", hint="overwrite it with --force")
     write_file(output, text.encode())
     if session.json:
         say_json({"schema": 1, "plan": text, "path": output})
@@ -200,7 +200,7 @@ def new_plan(
 
 
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:
-    """A plan; with a model also its shape, and which heads each guide reaches."""
+    """A plan, and with a model also its shape and the heads that each guide selects."""
     from guidance.plan import Plan
     from pipelines.statistics.head_scores import read_scores
     from pipelines.views import plans
@@ -208,7 +208,7 @@ def _read(session: Session, reference: str, model: str | None, scores: Path | No
     plan = Plan.load(reference)
     if model is None:
         if scores is not None:
-            raise InputError("--scores choose heads of a model", hint="give --model too")
+            raise InputError("--scores needs a model", hint="give --model too")
         return plan, None, {}
     shape = plans.read_shape(model, session.store)
     return plan, shape, plans.reach_of(plan, shape, read_scores(scores) if scores else None)

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars with rates and time left on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: bars with rate and time left on a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cli.output import escape, tell
 from pipelines.engine.progress import Progress, Task, log
 
 LINE_EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if stderr is not a terminal."""
 
 DRAW_EVERY = 0.1
-"""Seconds between two updates of a bar: work may advance a million times a second."""
+"""Minimum number of seconds between two updates of a bar: ``advance`` may be called a million times a second."""
 
 
 class ConsoleProgress(Progress):
-    """Draws on stderr."""
+    """Draws progress on stderr."""
 
     def __init__(self, *, quiet: bool = False, color: bool = True) -> None:
         self._quiet = quiet
@@ -31,7 +31,7 @@ class ConsoleProgress(Progress):
 
     @contextmanager
     def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
-        """A bar on a terminal, lines elsewhere, nothing when quiet."""
+        """A bar on a terminal, otherwise lines; nothing with --quiet."""
         if self._quiet:
             yield Task()
         elif sys.stderr.isatty():
@@ -44,7 +44,7 @@ class ConsoleProgress(Progress):
 
     @contextmanager
     def _live(self) -> Iterator[Any]:
-        """The display that all running tasks share; it is there while at least one of them is."""
+        """The display shared by all running tasks; it ends with the last of them."""
         if self._bars is None:
             self._bars = _make_bars(self._color)
             self._bars.start()
@@ -77,7 +77,7 @@ def _make_bars(color: bool) -> Any:
 
 
 class _Counted(Task, ABC):
-    """Counts, and shows no more often than ``every`` seconds; rates leave out what was ``done`` before."""
+    """Counts units and shows them at most every ``every`` seconds; rates exclude units ``done`` by an earlier run."""
 
     def __init__(self, title: str, total: float | None, unit: str, done: float, every: float) -> None:
         self.title, self.total, self.unit = escape(title), total, unit
@@ -97,12 +97,12 @@ class _Counted(Task, ABC):
 
     @abstractmethod
     def show(self, now: float) -> None:
-        """Show where the work is."""
+        """Show the current state."""
 
     def rate(self, now: float) -> str:
         """Units per second so far."""
-        seconds, here = now - self._start, self.done - self._before
-        return f"{here / seconds:,.4g} {self.unit}/s".replace(" /", "/") if seconds > 0 and here else ""
+        seconds, units = now - self._start, self.done - self._before
+        return f"{units / seconds:,.4g} {self.unit}/s".replace(" /", "/") if seconds > 0 and units else ""
 
 
 class _Bar(_Counted):
@@ -115,7 +115,7 @@ class _Bar(_Counted):
         self._bars.update(self._id, completed=self.done, rate=self.rate(now), note=escape(self.note))
 
     def finish(self) -> None:
-        """The last state stays on the screen, as complete."""
+        """Show the task as complete; the bar stays on the screen."""
         self._bars.update(self._id, total=self.total if self.total is not None else self.done)
         self.show(time.monotonic())
 
@@ -137,7 +137,7 @@ class _Lines(_Counted):
 
 
 class _Messages(logging.Handler):
-    """Log records as lines on stderr, whatever stderr is at that moment."""
+    """Writes log records as lines to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -148,7 +148,7 @@ class _Messages(logging.Handler):
 
 
 def set_up_logging(*, quiet: bool = False, verbose: bool = False) -> None:
-    """Send the messages of the stages to stderr: warnings always, what is going on unless quiet."""
+    """Send log messages of the stages to stderr: warnings always, progress unless ``quiet``."""
     log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     log.propagate = False
     if not any(isinstance(handler, _Messages) for handler in log.handlers):

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP: at once while modules are imported, later as exceptions so that ``finally`` runs.
+"""Ctrl-C, SIGTERM and SIGHUP: end the process at once during imports, later raise so that ``finally`` blocks run.
 
-A signal that was ignored when we were started (``nohup``, ``&`` in a script) stays ignored.
+A signal that was ignored when the process started (``nohup``, ``&`` in a script) stays ignored.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived; like KeyboardInterrupt, no ``except Exception`` stops it."""
+    """SIGTERM or SIGHUP arrived.  Like KeyboardInterrupt, it is not caught by ``except Exception``."""
 
 
 def exit_code(number: int) -> int:
-    """130 for SIGINT; 143 for the others: a closed terminal means the same as a request to end."""
+    """130 for SIGINT, 143 for SIGTERM, and also for SIGHUP: a closed terminal is a request to end."""
     return 130 if number == signal.SIGINT else 143
 
 
-def leave_on_signals() -> None:
-    """For the time of the imports: there is nothing to clean up, and an exception could be swallowed."""
-    _install(_leave)
+def exit_on_signals() -> None:
+    """Use during imports: there is nothing to clean up yet, and an imported module could swallow an exception."""
+    _install(_exit)
 
 
 def raise_on_signals() -> None:
-    """For the time of the work: the first signal raises, a second Ctrl-C leaves at once."""
+    """Use during the work: the first signal raises, a second Ctrl-C exits at once."""
     _install(_raise)
     os.register_at_fork(after_in_child=_restore)
 
@@ -41,19 +41,19 @@ def _install(handler: object) -> None:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(exit_code(number))
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGINT:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit)
         raise KeyboardInterrupt
     raise Terminated
 
 
 def _restore() -> None:
-    """A forked worker is ended by its parent in the ordinary way."""
+    """Restore default handlers in a forked worker; its parent ends it."""
     for number in SIGNALS:
-        if signal.getsignal(number) in (_leave, _raise):
+        if signal.getsignal(number) in (_exit, _raise):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from cli.options import Session, command, stage_command
-from cli.output import check_place, escape, human_size, say, say_json, speaks_unicode
+from cli.output import check_output_path, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
 from pipelines.engine.stage import Result
 from pipelines.stages import cooccurrence, dependencies, idf
@@ -181,7 +181,7 @@ def export_cooccurrence(
     from pipelines.storage.files import write_file
     from pipelines.views import contexts
 
-    check_place(dense, "--dense", ".safetensors")
+    check_output_path(dense, "--dense", ".safetensors")
     artifact = session.store.load(reference, kind="cooccur")
     data = contexts.dense(artifact, half=half, totals=totals)
     write_file(dense, data)

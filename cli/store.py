@@ -1,4 +1,4 @@
-"""Commands that look after the store: what is there, where it comes from, whether it is whole, and away with it."""
+"""Commands for the store: list, inspect, verify, remove, rename, export and import artifacts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, a
 
 @command("ls", group="Store", examples=["guide ls", "guide ls --kind corpus", "guide ls --json | jq .artifacts"])
 def list_artifacts(
-    session: Session, kind: Annotated[str | None, typer.Option(help="Only artifacts of this kind.")] = None
+    session: Session, kind: Annotated[str | None, typer.Option(help="List only artifacts of this kind.")] = None
 ) -> None:
-    """List the artifacts and the unfinished work."""
+    """List artifacts and unfinished work."""
     store = session.store
     names: defaultdict[Path, list[str]] = defaultdict(list)
     for name in store.names():
-        names[store.place(name.kind, name.recipe)].append(str(name))
+        names[store.folder(name.kind, name.recipe)].append(str(name))
     folders = [folder for folder in store.folders() if kind in (None, folder.parent.name)]
     rows: list[dict[str, Any]] = [row for folder in folders if (row := _row(folder, names[folder]))]
     unfinished: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def list_artifacts(
         return
     kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})
     if kind and kinds:
-        session.tell(f"nothing of kind {escape(repr(kind))} in {escape(store.root)}; it has {', '.join(kinds)}")
+        session.tell(f"nothing of kind {escape(repr(kind))} in {escape(store.root)}; there are: {', '.join(kinds)}")
     else:
         session.tell(f"nothing in {escape(store.root)}")
 
@@ -72,7 +72,7 @@ def _row(folder: Path, names: list[str]) -> dict[str, Any] | None:
             size = artifact.size
         return row | made | {"bytes": size, "counts": artifact.counts, "path": os.fspath(folder), "state": "ok"}
     except ArtifactMissing:
-        if not folder.exists():  # removed meanwhile
+        if not folder.exists():  # it has just been removed
             return None
     except InputError:
         pass
@@ -85,7 +85,7 @@ def show(session: Session, reference: Reference) -> None:
     """Show what an artifact holds and how it was made."""
     with session.store.load(reference, verify=False) as artifact:
         manifest = artifact.manifest
-        strangers = artifact.strangers()
+        unlisted = artifact.unlisted_files()
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     if session.json:
         say_json(
@@ -98,7 +98,7 @@ def show(session: Session, reference: Reference) -> None:
     for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
         if manifest.get(key) is not None:
             say(f"{key:<10} {escape(manifest[key])}")
-    sections = {  # what one came for first, what is only kept last
+    sections = {  # the most useful first
         "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
         "counts": manifest.get("counts", {}),
         "inputs": {
@@ -115,7 +115,7 @@ def show(session: Session, reference: Reference) -> None:
             for key, value in entries.items():
                 text = value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
                 say(f"  {escape(key)}: {escape(text)}")
-    for name in strangers:
+    for name in unlisted:
         log.warning("%s: not in the manifest", artifact.path / name)
 
 
@@ -136,7 +136,7 @@ def lineage(session: Session, reference: Reference) -> None:
 
 
 def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> dict[str, Any]:
-    """An artifact and, as a tree, all that it was made from."""
+    """An artifact and, as a tree, everything that it was made from."""
     recipe = str(manifest["recipe"])
     node: dict[str, Any] = {"artifact": f"{manifest['kind']}/{recipe[:16]}", "stage": manifest.get("stage")}
     node["content"] = manifest["content"]
@@ -147,7 +147,7 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
             continue
         entry = {"artifact": f"{given.get('kind')}/{str(given['recipe'])[:16]}", "content": given.get("content")}
         try:
-            with Artifact(store.place(str(given.get("kind")), str(given["recipe"]))) as parent:
+            with Artifact(store.folder(str(given.get("kind")), str(given["recipe"]))) as parent:
                 entry = family(store, parent.manifest, seen=seen | {recipe})
             if parent.content != given.get("content"):
                 entry["note"] = "built again since: other content"
@@ -158,7 +158,7 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
 
 
 def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str]:
-    """The lines of a tree."""
+    """A tree as lines of text."""
     if "artifact" in node:
         text = f"{node['artifact']}  {node.get('stage') or ''}".rstrip()
     else:
@@ -174,28 +174,28 @@ def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str
 def verify(
     session: Session,
     references: Annotated[
-        list[str] | None, typer.Argument(metavar="[REF]...", help="All of them, if none is given.")
+        list[str] | None, typer.Argument(metavar="[REF]...", help="By default, all artifacts.")
     ] = None,
 ) -> None:
-    """Compare every file of artifacts with its recorded digest."""
+    """Compare the files of artifacts with their recorded digests."""
     store = session.store
     folders = [store.find(reference) for reference in references] if references else store.folders()
-    checked, damaged, strangers = [], [], []
+    checked, damaged, unlisted = [], [], []
     with session.progress.task("Verifying", total=len(folders), unit="artifacts") as task:
         for folder in folders:
             reference = f"{folder.parent.name}/{folder.name}"
             try:
                 with Artifact(folder) as artifact:
                     artifact.verify()
-                    strangers += [os.fspath(folder / name) for name in artifact.strangers()]
+                    unlisted += [os.fspath(folder / name) for name in artifact.unlisted_files()]
                 checked.append(reference)
             except InputError as error:
                 damaged.append({"artifact": reference, "message": error.message})
             task.advance()
-    for path in strangers:
+    for path in unlisted:
         log.warning("%s: not in the manifest", path)
     if session.json:
-        say_json({"schema": 1, "verified": checked, "damaged": damaged, "strangers": strangers})
+        say_json({"schema": 1, "verified": checked, "damaged": damaged, "strangers": unlisted})
     else:
         say(f"{len(checked)} verified, {len(damaged)} damaged")
     if damaged:
@@ -210,9 +210,11 @@ def remove(
     references: Annotated[
         list[str], typer.Argument(metavar="REF...", help="Artifacts, or unfinished work as kind/id.")
     ],
-    force: Annotated[bool, typer.Option("--force", help="Even if other artifacts were made from it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove it even if other artifacts were made from it.")
+    ] = False,
 ) -> None:
-    """Remove artifacts, with all their names; or unfinished work."""
+    """Remove artifacts, with all their names, or unfinished work."""
     store = session.store
     removed = []
     for reference in references:
@@ -223,7 +225,7 @@ def remove(
             folder = store.find(reference)
             if not force:
                 _refuse_if_needed(store, folder, references)
-            store.remove(store.root / folder.parent.name / folder.name if _same(store, folder) else folder)
+            store.remove(store.root / folder.parent.name / folder.name if _is_in_store(store, folder) else folder)
         removed.append(f"{folder.parent.name}/{folder.name}")
     if session.json:
         say_json({"schema": 1, "removed": removed})
@@ -232,8 +234,8 @@ def remove(
             say(reference)
 
 
-def _same(store: Store, folder: Path) -> bool:
-    """True for a path into the store that is only written in another way."""
+def _is_in_store(store: Store, folder: Path) -> bool:
+    """True if the path, however it is written, leads to an artifact folder of the store."""
     return folder.resolve() == (store.root / folder.parent.name / folder.name).resolve()
 
 
@@ -250,20 +252,22 @@ def _refuse_if_needed(store: Store, folder: Path, removing: Sequence[str]) -> No
     try:
         with Artifact(folder) as artifact:
             users = store.users(artifact)
-    except InputError:  # damaged: whoever needs it has to build it again anyway
+    except InputError:  # damaged, so it must be built again anyway
         return
-    going = {os.path.realpath(store.find(r)) for r in removing if _unfinished(store, r) is None and _is_there(store, r)}
-    needed_by = [user.reference for user in users if os.path.realpath(user.path) not in going]
+    to_remove = {
+        os.path.realpath(store.find(r)) for r in removing if _unfinished(store, r) is None and _exists(store, r)
+    }
+    needed_by = [user.reference for user in users if os.path.realpath(user.path) not in to_remove]
     for user in users:
         user.close()
     if needed_by:
         raise InputError(
-            f"{artifact.reference} is what {', '.join(needed_by[:5])} was made from",
-            hint="--force removes it all the same",
+            f"{', '.join(needed_by[:5])} was made from {artifact.reference}",
+            hint="to remove it anyway, add --force",
         )
 
 
-def _is_there(store: Store, reference: str) -> bool:
+def _exists(store: Store, reference: str) -> bool:
     try:
         return store.find(reference).exists()
     except ArtifactMissing:
@@ -274,9 +278,9 @@ def _is_there(store: Store, reference: str) -> bool:
 def rename(
     session: Session,
     old: Annotated[str, typer.Argument(metavar="OLD", help="A name.", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A name that is free.", show_default=False)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A new name.", show_default=False)],
 ) -> None:
-    """Give all versions of a name another name."""
+    """Rename all versions of a name."""
     session.store.rename(old, new)
     if session.json:
         say_json({"schema": 1, "old": old, "new": new})
@@ -287,21 +291,23 @@ def rename(
 @command("gc", group="Store", examples=["guide gc", "guide gc --unnamed --dry-run"])
 def collect(
     session: Session,
-    unnamed: Annotated[bool, typer.Option("--unnamed", help="Also artifacts that no name needs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    unnamed: Annotated[
+        bool, typer.Option("--unnamed", help="Also delete artifacts that no named one was made from.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
 ) -> None:
-    """Delete what crashed runs left behind.  Unfinished work and whatever is in use stay."""
+    """Delete leftovers of crashed runs.  Unfinished work and artifacts in use are kept."""
     started = time.monotonic()
     if not session.store.root.is_dir():
         raise ArtifactMissing(f"no store at {str(session.store.root)!r}")
-    gone = session.store.collect(unnamed=unnamed, dry_run=dry_run)
-    paths = [os.fspath(path) for path in gone]
+    removed = session.store.collect(unnamed=unnamed, dry_run=dry_run)
+    paths = [os.fspath(path) for path in removed]
     if session.json:
         say_json({"schema": 1, "dry_run": dry_run, "removed": paths})
     else:
         for path in paths:
             say(escape(path))
-    session.tell(f"{len(gone)} {'would go' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")
+    session.tell(f"{len(removed)} {'would be removed' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")
 
 
 @command("export", group="Store", examples=["guide export wiki-model ./for-a-colleague"])
@@ -326,10 +332,12 @@ def export(
 @command("import", group="Store", examples=["guide import ./from-a-colleague --name wiki"])
 def import_artifact(
     session: Session,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `guide export` made.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="Also give it a new version of this name.")] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder made by `guide export`.", show_default=False)
+    ],
+    name: Annotated[str | None, typer.Option(help="Also give the artifact a new version of this name.")] = None,
 ) -> None:
-    """Take an exported artifact into the store, after checking it."""
+    """Check an exported artifact and copy it into the store."""
     from pipelines.storage import transfer
 
     artifact, reused = transfer.import_folder(session.store, folder, name=name, progress=session.progress)
@@ -341,7 +349,7 @@ def import_artifact(
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all plain files below a folder; what vanishes meanwhile counts nothing."""
+    """Total bytes of all files below a folder; files that vanish meanwhile count as 0."""
     total = 0
     for path in folder.rglob("*"):
         try:

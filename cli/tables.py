@@ -1,4 +1,4 @@
-"""Tables for people: columns as wide as they need to be, folded where a terminal is narrower."""
+"""Tables for people: columns as wide as needed, wrapped to fit the terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NARROWEST = 12
 
 
 def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout, easy to read and to cut.  In a file or a pipe every row is one line; in a terminal long cells go on below."""
+    """Print a table on stdout.  In a file or a pipe every row is one line; on a terminal long cells are wrapped."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in folded(titles, rows, width):
         say(line)
 
 
 def folded(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table, two spaces between columns; the widest columns give way until ``width`` is kept."""
+    """The lines of a table, with two spaces between columns; the widest columns are narrowed to fit ``width``."""
     lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
     while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > NARROWEST:

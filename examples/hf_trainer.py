@@ -1,9 +1,9 @@
-"""A plan in the Hugging Face Trainer: one argument more.
+"""A plan in the Hugging Face Trainer: one more argument.
 
     python examples/hf_trainer.py                    # attention guidance
-    python examples/hf_trainer.py preset:ag out/     # checkpoints and model in a folder of your own
+    python examples/hf_trainer.py preset:ag out/     # save checkpoints and model to a folder
 
-A small BERT learns to fill in blanks in a handful of sentences; nothing is downloaded.
+A small BERT learns to predict masked words in a few sentences; nothing is downloaded.
 """
 
 # ruff: noqa: T201
@@ -20,7 +20,7 @@ import guidance
 
 
 def main(plan: str = "preset:ag", folder: str = "") -> None:
-    """Train with a plan, save, open again, and show that both compute the same."""
+    """Train with a plan, save, load, and check that the loaded model computes the same."""
     torch.manual_seed(0)
     tokenizer = new_tokenizer()
     batches = [blanked(tokenizer, seed) for seed in range(20)]

@@ -80,37 +80,37 @@ class Guide:
     pattern: str | Mapping[str, Any] = _key(
         "",
         (str, dict),
-        'which keys a query should look at: a name, or a combination, for example { or = ["next", "previous"] }',
+        'the keys that a query should attend to: a name, or a combination such as { or = ["next", "previous"] }',
     )
     mechanism: str = _key("", (str,), "how the pattern acts on a head")
-    part: str = _key("model", (str,), "model; or generator, discriminator, when two models are trained together")
+    part: str = _key("model", (str,), "model; or generator or discriminator, if two models are trained together")
     stack: str = _key("encoder", (str,), "encoder or decoder")
     attention: str = _key("self", (str,), "self or cross")
     layers: tuple[Selector, ...] = _key(
         ("all",),
         (list, str, int),
-        'numbers and rules: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
+        'numbers and selectors: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
     )
     heads: tuple[Selector, ...] = _key(
         ("all",),
         (list, str, int),
-        'the same; also "least important 3" by a table of scores, and "pal:0" for a head that [pal] adds',
+        'likewise; also "least important 3", by a table of scores, and "pal:0" for a head that [pal] adds',
     )
     weight: float | tuple[tuple[int, float], ...] = _key(
         1.0,
         (float, int, dict),
-        "of a loss: a number, or by the depth of the model: { 1 = 100.0, 12 = 10.0 }",
+        "of a loss: a number, or one that depends on the number of layers: { 1 = 100.0, 12 = 10.0 }",
     )
     reference_length: int | None = _key(
         None,
         (int,),
-        "attention_loss: the sequence length to which the weight belongs; n tokens count n / this",
+        "attention_loss: the sequence length for which the weight is meant; n tokens count n / this",
     )
-    schedule: str = _key("constant", (str,), "of a weight, over the run")
-    hold_steps: int = _key(0, (int,), "steps before a schedule starts to fall; 20000 in paper A's code")
-    optional: bool = _key(False, (bool,), "true: the row may select no head, as in models that have fewer")
-    enabled: bool = _key(True, (bool,), "false leaves the row out")
-    name: str = _key("", (str,), "what logs call the row; by default its pattern")
+    schedule: str = _key("constant", (str,), "how the weight changes over the run")
+    hold_steps: int = _key(0, (int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
+    optional: bool = _key(False, (bool,), "true: the row may select no head, for example in smaller models")
+    enabled: bool = _key(True, (bool,), "false: ignore the row")
+    name: str = _key("", (str,), "the name of the row in logs; by default that of its pattern")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and options for all tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.storage.store import Store
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("GUIDE_"):
             monkeypatch.delenv(name)
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Run a command line in this process, in ``tmp_path`` with its own store: gives code, out and err."""
+    """Runs a command line in this process, in ``tmp_path`` with its own store; returns code, out and err."""
     before = Path.cwd()
     os.chdir(tmp_path)
 
@@ -50,7 +50,7 @@ def guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callab
 
 @pytest.fixture
 def edit_manifest() -> Callable[..., None]:
-    """Change a manifest as somebody would who knows the format: the seal fits."""
+    """Changes a manifest and updates its seal."""
 
     def edit(folder: Path, **changes: Any) -> None:
         path = folder / MANIFEST
@@ -60,46 +60,49 @@ def edit_manifest() -> Callable[..., None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", action="store_true", help="every case of large products of cases, not one in some")
+    parser.addoption("--every", action="store_true", help="also run the cases that one_in(n) leaves out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with the mark ``one_in(n)`` keep one case in n, others for each test: together they have nearly all.
+    """Keep one case in n of tests marked ``one_in(n)``: different cases for each test, to cover most together.
 
-    Files with few tests come first: theirs take longest, and processes that share the work should end together.
+    Files with few tests come first: they take longest, and parallel processes should finish at about the same time.
     """
     if not config.getoption("--every"):
-        left = _left_out(items)
-        items[:] = [item for item in items if item not in left]
-        config.hook.pytest_deselected(items=list(left))
+        dropped = _dropped(items)
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=list(dropped))
     number = Counter(item.path for item in items)
     items.sort(key=lambda item: (number[item.path], item.path))
 
 
-def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """All but every n-th diagonal of what a test's ``parametrize`` marks span; never all that there is of a test."""
-    left, kept = defaultdict(list), set()
-    places: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values of an axis
+def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases to leave out: all but every n-th diagonal of the product of the ``parametrize`` axes of a test.
+
+    A test is never left out as a whole.
+    """
+    dropped, kept = defaultdict(list), set()
+    indices: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values per axis
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is None or not isinstance(item, pytest.Function):
             continue
         test = (item.parent, item.originalname)
-        place = zlib.crc32(item.originalname.encode())
+        diagonal = zlib.crc32(item.originalname.encode())
         for number, axis in enumerate(item.iter_markers("parametrize")):
             names = axis.args[0].split(",") if isinstance(axis.args[0], str) else axis.args[0]
             value = tuple(id(item.callspec.params[name.strip()]) for name in names)
-            known = places[*test, number]
-            place += known.setdefault(value, len(known))
-        if place % mark.args[0]:
-            left[test].append(item)
+            known = indices[*test, number]
+            diagonal += known.setdefault(value, len(known))
+        if diagonal % mark.args[0]:
+            dropped[test].append(item)
         else:
             kept.add(test)
-    return {item for test in left.keys() & kept for item in left[test]}
+    return {item for test in dropped.keys() & kept for item in dropped[test]}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Undo what a shell's ``&`` or ``nohup`` hands down: where a signal is ignored, tests of it would prove nothing."""
+    """Restore signals that a shell made us ignore (``&``, ``nohup``); tests of ignored signals would prove nothing."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -77,7 +77,7 @@ def finished(
                 writer.write_table(table)
         out.counts |= {"device": "cpu", "precision": "fp32", "processes": 1}
         out.counts |= dict(counts or {})
-    return Artifact(store.place("model", recipe))
+    return Artifact(store.folder("model", recipe))
 
 
 def going(

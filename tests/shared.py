@@ -1,4 +1,4 @@
-"""Real data and trained parsers that live beside the checkout; tests that need them skip where they are absent."""
+"""Real data and trained parsers outside the repository; tests that need them are skipped if they are missing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-GIVEN = os.environ.get("GUIDE_SHARED")
-"""Read here, since tests run without variables of the user's."""
+FROM_ENVIRONMENT = os.environ.get("GUIDE_SHARED")
+"""Read at import time: a fixture removes ``GUIDE_`` variables before each test."""
 
 
 def shared(part: str) -> Path:
-    """A folder of the shared material, ``GUIDE_SHARED`` or ``shared`` beside the checkout; skips when it is not there."""
-    folder = Path(GIVEN or Path(__file__).resolve().parents[2] / "shared") / part
+    """A folder below ``GUIDE_SHARED``, by default ``shared`` next to the checkout; skips the test if it is missing."""
+    folder = Path(FROM_ENVIRONMENT or Path(__file__).resolve().parents[2] / "shared") / part
     if not folder.is_dir():
-        (pytest.fail if GIVEN else pytest.skip)(f"no {folder}: this test needs the shared data")
+        (pytest.fail if FROM_ENVIRONMENT else pytest.skip)(f"no {folder}: this test needs the shared data")
     return folder

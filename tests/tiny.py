@@ -1,4 +1,4 @@
-"""A stage that costs nothing, for tests of what all stages share; and ways to run things in forked children."""
+"""A trivial stage, for tests of what all stages share, and functions that run code in forked children."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ OTHER = Stage("build-other", "other", 1, TinyConfig, build)
 
 
 def make(store: Store, *, stage: Stage = TINY, inputs: Mapping[str, Input] | None = None, **options: Any) -> Result:
-    """Run the tiny stage; what is no field of its configuration goes to `run_stage`."""
+    """Run the tiny stage; options that are not fields of its configuration go to `run_stage`."""
     fields = {key: options.pop(key) for key in list(options) if key in TinyConfig.model_fields}
     return run_stage(stage, TinyConfig(**fields), inputs or {}, store=store, **options)
 
 
 def start(function: Callable[[], object], *, failpoint: str | None = None) -> int:
-    """Run a function in a forked child, which ends with the exit code that the command line would give; its pid."""
+    """Run a function in a forked child that exits with the code of the command line; returns its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -62,7 +62,7 @@ def start(function: Callable[[], object], *, failpoint: str | None = None) -> in
 
 
 def wait_for(pid: int) -> int:
-    """Exit code of a child; minus the signal that killed it."""
+    """Exit code of a child, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -71,7 +71,7 @@ def in_child(function: Callable[[], object], *, failpoint: str | None = None) ->
 
 
 def processes(world: int, function: Callable[[int], object], *, seconds: int = 60) -> list[int]:
-    """Exit codes of the processes of one run, as ``torchrun`` would start them; none may outlive the limit."""
+    """Run ``function(rank)`` in forked processes, as ``torchrun`` would start them; returns their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

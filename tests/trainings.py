@@ -79,7 +79,7 @@ def write_sequences(
     shown = {split: [str(table.schema), table.to_pylist()] for split, table in tables.items()}
     tokenizer = tokenizer or tokenizer_files()
     recipe = digest(["tiny sequences", shown, max_length, sorted(map(repr, tokenizer.items()))])
-    place = store.place("sequences", recipe)
+    place = store.folder("sequences", recipe)
     if not place.exists():
         manifest = {"stage": "build-sequences", "stage_version": 1, "config": {"max_length": max_length}, "inputs": {}}
         with store.build("sequences", recipe, manifest) as out:

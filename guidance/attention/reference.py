@@ -23,7 +23,9 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     if call.position_bias is not None:
         scores = scores + heads_of(call.position_bias, heads)
     attacks = []
-    for assignment in call.making("attack", heads) if batch.attacking else ():  # sees the scores before anything is added
+    for assignment in (
+        call.making("attack", heads) if batch.attacking else ()
+    ):  # sees the scores before anything is added
         at = positions(assignment.heads, heads)
         attack = assignment.mechanism.attack(heads_of(scores, at), call.inputs(assignment))
         batch.attacks[assignment.number, call.site] = attack

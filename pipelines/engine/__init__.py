@@ -1,1 +1,1 @@
-"""How stages run: settings to an artifact, work in shards, processes and clusters."""
+"""How stages run: from settings to an artifact, in shards, on processes or clusters."""

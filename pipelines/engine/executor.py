@@ -1,7 +1,7 @@
-"""Where work runs: in this process, in others, or on a Dask cluster; and what becomes of workers that die or fail.
+"""Run tasks in this process, in worker processes or on a Dask cluster, and recover from workers that die.
 
-A worker that dies costs the tasks in hand, which are given again, not the run.  An expected failure in a worker arrives
-as itself.
+When a worker dies, its unfinished tasks are retried; the run goes on.  A `GuideError` raised in a worker reaches the
+caller unchanged.
 """
 
 from __future__ import annotations
@@ -27,42 +27,46 @@ from pipelines.engine.progress import log
 from pipelines.engine.stage import knob, require
 
 ATTEMPTS = 3
-"""How often workers may die without one shard being finished in between."""
+"""Give up after this many worker deaths in a row without a finished task."""
 
 SCHEDULER_SECONDS = 20.0
-"""How long a Dask scheduler may take to answer."""
+"""Time limit for connecting to a Dask scheduler."""
 
 DASK = "'attention-guide[dask]'"
 
 
 class Config(stage.Config):
-    """Where and in which pieces a statistic is computed; nothing of it changes the result."""
+    """Where a statistic is computed, and in what pieces.  None of these settings changes the result."""
 
-    executor: Literal["local", "dask"] = knob("local", "Where shards are worked on: processes here, or a Dask cluster.")
-    jobs: int = knob(1, "Processes at work here.", ge=1, le=4096)
-    scheduler: str = knob(
-        "", "Address of a Dask scheduler, tcp://HOST:PORT; without one, --executor dask starts --jobs workers here."
+    executor: Literal["local", "dask"] = knob(
+        "local", "Where to process shards: on this machine, or on a Dask cluster."
     )
-    shard: str = knob("", "i/n: work on every n-th shard, from the i-th, and stop; the command without it merges.")
-    shard_size: int = knob(1_000_000, "Characters of a shard, about.", ge=1)
+    jobs: int = knob(1, "Worker processes on this machine.", ge=1, le=4096)
+    scheduler: str = knob(
+        "", "Address of a Dask scheduler, tcp://HOST:PORT. Without it, --executor dask starts --jobs local workers."
+    )
+    shard: str = knob(
+        "", "i/n: process every n-th shard, starting at the i-th, and stop. The same command without --shard merges."
+    )
+    shard_size: int = knob(1_000_000, "Approximate number of characters per shard.", ge=1)
 
     @field_validator("shard")
     @classmethod
     def _check_shard(cls, value: str) -> str:
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", value)
         if value and (match is None or not 1 <= int(match[1]) <= int(match[2])):
-            raise ValueError("a share is i/n with i from 1 to n, for example 3/8")
+            raise ValueError("give it as i/n with i from 1 to n, for example 3/8")
         return value
 
 
 def run_all(
     function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], config: Config
 ) -> Iterator[tuple[int, Any]]:
-    """Run tasks wherever the configuration says; gives the number of each and its result, as they are done.
+    """Run tasks where the configuration says; yields (index, result) as tasks finish.
 
     Raises:
-        MachineError: workers died, `ATTEMPTS` times in a row without one task being done; or the cluster went away.
-        GuideError: whatever a task raises, from wherever.
+        MachineError: workers died `ATTEMPTS` times in a row without finishing a task, or the cluster went away.
+        GuideError: whatever a task raises, wherever it runs.
     """
     if config.executor == "local" and min(config.jobs, len(tasks)) <= 1:
         for number, task in enumerate(tasks):
@@ -72,8 +76,8 @@ def run_all(
     while left:
         before = len(left)
         try:
-            with _executor(config, len(left)) as (executor, room):
-                for number, result in _as_done(executor, function, left, room):
+            with _executor(config, len(left)) as (executor, limit):
+                for number, result in _as_completed(executor, function, left, limit):
                     del left[number]
                     yield number, result
         except BrokenExecutor as error:
@@ -81,24 +85,25 @@ def run_all(
             if deaths >= ATTEMPTS:
                 raise MachineError(
                     f"workers died {deaths} times without finishing a shard (out of memory?)",
-                    hint="less memory: --jobs 1, or a smaller --shard-size",
+                    hint="use less memory: --jobs 1, or a smaller --shard-size",
                 ) from error
-            log.warning("a worker died; trying the %d unfinished shards again", len(left))
+            log.warning("a worker died; retrying %d unfinished shards", len(left))
 
 
-def _as_done(
-    executor: Executor, function: Callable[..., Any], tasks: Mapping[int, tuple[Any, ...]], room: int
+def _as_completed(
+    executor: Executor, function: Callable[..., Any], tasks: Mapping[int, tuple[Any, ...]], limit: int
 ) -> Iterator[tuple[int, Any]]:
-    """Results as they come; no more than ``room`` tasks are given away at once: a scheduler remembers every one."""
+    """(index, result) as tasks finish.  At most ``limit`` tasks are submitted at once: a scheduler keeps all of them
+    in memory."""
     waiting, done = iter(list(tasks.items())), queue.SimpleQueue[Future[Any]]()
-    flying: dict[Future[Any], int] = {}
+    running: dict[Future[Any], int] = {}
     while True:
-        for number, task in itertools.islice(waiting, room - len(flying)):
-            with _no_interrupts():
-                future = executor.submit(_remotely, function, task)
-            flying[future] = number
+        for number, task in itertools.islice(waiting, limit - len(running)):
+            with _interrupts_blocked():
+                future = executor.submit(_run_in_worker, function, task)
+            running[future] = number
             future.add_done_callback(done.put)
-        if not flying:
+        if not running:
             return
         future = done.get()
         result, failure = _outcome(future)
@@ -107,7 +112,7 @@ def _as_done(
             error = kind.__new__(kind, *arguments)
             vars(error).update(state)
             raise error
-        yield flying.pop(future), result
+        yield running.pop(future), result
 
 
 def _outcome(future: Future[Any]) -> Any:
@@ -115,26 +120,27 @@ def _outcome(future: Future[Any]) -> Any:
         return future.result()
     except concurrent.futures.CancelledError as error:
         raise MachineError(
-            "the Dask scheduler went away", hint="what was done is kept: the same command goes on from there"
+            "the Dask scheduler went away", hint="finished shards are kept; run the same command again to continue"
         ) from error
     except ModuleNotFoundError as error:
         raise MachineError(
-            f"a worker has no module {error.name}", hint="install the same guide on every machine"
+            f"a worker cannot import {error.name}", hint="install the same version of guide on every machine"
         ) from error
     except Exception as error:
-        if type(error).__name__ == "KilledWorker":  # Dask's name for a task whose workers died, one after the other
+        if type(error).__name__ == "KilledWorker":  # Dask gives up on a task after several of its workers died
             raise MachineError(
-                f"workers died again and again over one shard (out of memory?): {error}",
-                hint="workers with more memory, or a smaller --shard-size",
+                f"several workers died on the same shard (out of memory?): {error}",
+                hint="use workers with more memory, or a smaller --shard-size",
             ) from error
         raise
 
 
-def _remotely(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The result of a task in a worker, or an expected failure as data: nobody tries it again.  Nothing is printed."""
+def _run_in_worker(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Run a task in a worker: its result, or a `GuideError` as data, so that the executor does not retry it.  Logs
+    nothing."""
     log.addHandler(logging.NullHandler())
     log.propagate = False
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as many workers as there are cores
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # there is one worker per core already
     try:
         return function(*task), None
     except GuideError as error:
@@ -142,8 +148,8 @@ def _remotely(function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[Any,
 
 
 @contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Processes that are started now, and threads, never get Ctrl-C: who gave the work ends them."""
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes and threads started inside ignore Ctrl-C; the main process stops them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -153,19 +159,19 @@ def _no_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
-    """Workers, and how many tasks to give them at once."""
+    """An executor, and how many tasks to submit to it at once."""
     if config.executor == "dask":
         with _dask(config, num_tasks) as executor:
             yield executor, 4 * config.jobs if not config.scheduler else 1024
         return
-    import multiprocessing  # not at the top: `guide --help` has no time for it
+    import multiprocessing  # imported late, to keep `guide --help` fast
 
     jobs = min(config.jobs, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
     try:
         yield pool, 2 * jobs
     except BaseException:
-        # nobody waits for shards that will be thrown away
+        # do not wait for shards whose results will be discarded
         for process in list((pool._processes or {}).values()):
             process.terminate()
         raise
@@ -174,7 +180,7 @@ def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
 
 
 def _start_worker() -> None:
-    """One thread for each worker, which ends with the process that started it, however that one ends."""
+    """Limit a worker to one thread, and end it when its parent process ends, for whatever reason."""
     import multiprocessing
 
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -182,53 +188,53 @@ def _start_worker() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 @contextlib.contextmanager
 def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
     distributed = require("distributed", DASK)
-    for name in list(logging.root.manager.loggerDict):  # Dask gives each of its own a level
+    for name in list(logging.root.manager.loggerDict):  # Dask sets a level on each of its loggers
         if name.split(".")[0] in ("distributed", "tornado", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
-        place: Any = config.scheduler
-        if not place:
-            with _no_interrupts():
-                place = distributed.LocalCluster(
+        address: Any = config.scheduler
+        if not address:
+            with _interrupts_blocked():
+                address = distributed.LocalCluster(
                     n_workers=min(config.jobs, num_tasks),
                     threads_per_worker=1,
                     memory_limit=0,
                     dashboard_address=None,
                     silence_logs=logging.CRITICAL,
                 )
-            stack.enter_context(place)
+            stack.enter_context(address)
         try:
-            client = stack.enter_context(_client(distributed, place))
+            client = stack.enter_context(_client(distributed, address))
         except ValueError as error:
-            raise InputError(f"--scheduler {config.scheduler!r}: {error}", hint="tcp://HOST:PORT") from error
+            raise InputError(f"--scheduler {config.scheduler!r}: {error}", hint="give it as tcp://HOST:PORT") from error
         except (OSError, TimeoutError) as error:
             raise MachineError(
                 f"no Dask scheduler answers at {config.scheduler or 'this machine'}",
-                hint="start one: dask scheduler, and dask worker tcp://HOST:PORT on each machine",
+                hint="start one with `dask scheduler`, and `dask worker tcp://HOST:PORT` on each machine",
             ) from error
         if not client.scheduler_info()["workers"]:
             log.warning("the Dask scheduler has no workers yet; waiting for them")
-        # pure=False: the same call twice is work twice, where a file was lost
+        # pure=False: Dask must run the same call again when its output file was lost
         yield client.get_executor(pure=False, retries=ATTEMPTS - 1)
 
 
-def _client(distributed: Any, place: Any) -> Any:
-    """A Dask client; its own time limit does not hold for a port where somebody listens and says nothing."""
+def _client(distributed: Any, address: Any) -> Any:
+    """A Dask client.  We enforce the time limit: Dask's own does not apply to a port that accepts and stays silent."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def connect() -> None:
         try:
-            answers.put(distributed.Client(place, timeout=SCHEDULER_SECONDS, set_as_default=False))
+            answers.put(distributed.Client(address, timeout=SCHEDULER_SECONDS, set_as_default=False))
         except Exception as error:
             answers.put(error)
 

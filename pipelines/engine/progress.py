@@ -1,4 +1,4 @@
-"""How a stage says what it is doing, without printing: the command line passes a `Progress` that draws."""
+"""How a stage reports progress without printing: the command line passes in a `Progress` that draws."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 log = logging.getLogger("guide")
-"""Messages for people: warnings and what is going on."""
+"""Messages for people: warnings and progress."""
 
 
 class Task:
-    """One bar.  ``advance`` may be called as often as one likes."""
+    """One progress bar.  ``advance`` is cheap enough to call for every unit."""
 
     def advance(self, amount: float = 1, note: str = "") -> None:
-        """``amount`` more units are done; ``note`` stands beside the bar."""
+        """Add ``amount`` finished units; ``note`` is shown next to the bar."""
 
 
 class Progress:
-    """Draws nothing; the base of those that do."""
+    """A progress display that draws nothing; subclasses draw."""
 
     @contextmanager
     def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
-        """A bar for one piece of work of ``total`` units (None: unknown), of which an earlier run did ``done``."""
+        """A bar for ``total`` units of work (None: unknown), of which an earlier run finished ``done``."""
         yield Task()

@@ -1,4 +1,4 @@
-"""What all stages share: a configuration, a recipe digest, the decision to skip, and one published artifact."""
+"""What all stages share: a configuration, a recipe digest, the decision to skip, and publishing one artifact."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerat
 
 
 class Config(BaseModel):
-    """Settings of a stage.  Every field becomes a flag, a part of the recipe and a line of the manifest."""
+    """Settings of a stage.  Every field becomes a flag, part of the recipe and an entry in the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result; knobs of execution are left out."""
+        """The settings that determine the result, without the fields made by `knob`."""
         fields = type(self).model_fields
         return {key: value for key, value in self.model_dump(mode="json").items() if not is_knob(fields[key])}
 
 
 def knob(default: Any, description: str, **rules: Any) -> Any:
-    """A field that changes how the work is done but not what comes out."""
+    """A field that changes how the work is done but not the result, such as the number of processes."""
     return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
 
 
 def internal(description: str) -> Any:
-    """A text field that a stage fills in itself: part of the recipe, but not a flag."""
+    """A text field that the stage itself fills in: part of the recipe, but not a flag."""
     return Field("", description=description, json_schema_extra={"internal": True})
 
 
@@ -60,23 +60,23 @@ def is_knob(info: Any) -> bool:
 
 
 class Input(Protocol):
-    """What a stage reads: an `Artifact`, or something of the user's with a digest."""
+    """What a stage reads: an `Artifact`, or user data with a digest."""
 
     @property
     def content(self) -> str:
-        """Digest of all that a stage could read of it."""
+        """Digest of everything that a stage can read from it."""
 
     @property
     def provenance(self) -> list[dict[str, Any]]:
-        """Where it comes from and under which licence."""
+        """Where it comes from, and under which licence."""
 
     def describe(self) -> dict[str, Any]:
-        """The entry in the manifest."""
+        """Its entry in the manifest."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files of the user's, in the order in which they are read.  Their digests are taken now and compared later."""
+    """Files of the user in reading order, with their digests from the start of the run."""
 
     paths: tuple[Path, ...]
     names: tuple[str, ...]
@@ -96,23 +96,23 @@ class Files:
         return {"kind": "files", "content": self.content, "count": len(self.paths), "first": list(self.names[:20])}
 
     def check_unchanged(self) -> None:
-        """Raises InputError when a file is not what it was when the run began."""
+        """Raises InputError if a file has changed since the run began."""
         for path, before in zip(self.paths, self.digests, strict=True):
             if file_digest(path) != before:
-                raise InputError(f"{path}: changed during the run", hint="run again once it no longer changes")
+                raise InputError(f"{path}: changed during the run", hint="run again when nothing writes to it")
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a plain file.
+    """sha256 of a regular file.
 
     Raises:
-        InputError: it cannot be read, or is a pipe, a device or a folder.
+        InputError: the file cannot be read, or is a pipe, a device or a folder.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise InputError(f"{str(path)!r}: not a plain file", hint="`-` reads from a pipe")
+                raise InputError(f"{str(path)!r}: not a plain file", hint="use `-` to read from a pipe")
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{str(path)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
@@ -120,7 +120,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: its command name, the kind it writes, and a version that is raised whenever the result changes."""
+    """A stage: its command name, the kind of artifact it writes, and a version to raise whenever the result changes."""
 
     name: str
     kind: str
@@ -140,7 +140,7 @@ class Run:
     progress: Progress
 
     def warn(self, *warnings: str) -> None:
-        """Say something to people, now and whenever the artifact is used again."""
+        """Log warnings, and store them in the artifact, so that a run that reuses it shows them again."""
         self.out.warnings += warnings
         for warning in warnings:
             log.warning("%s", warning)
@@ -148,7 +148,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What a stage gives back: its artifact, whether it was there already, and the name it got."""
+    """What a stage returns: its artifact, whether it existed already, and the name it was given."""
 
     artifact: Artifact
     reused: bool
@@ -160,13 +160,13 @@ class Result:
 
 
 class Options(TypedDict, total=False):
-    """What every stage's ``run`` takes by keyword beside the store, and hands on to `run_stage`.
+    """Keyword arguments, besides the store, that every stage's ``run`` passes on to `run_stage`.
 
     Attributes:
-        name: give the artifact a new version of this name, too.
-        force: build it again even if it is there.
-        wait: wait for a run that builds the same artifact; else that is an error.
-        progress: draws what is going on.
+        name: also give the artifact a new version of this name.
+        force: build the artifact even if it exists.
+        wait: wait for a run that is building the same artifact, instead of raising ArtifactInUse.
+        progress: draws progress.
     """
 
     name: str | None
@@ -176,7 +176,7 @@ class Options(TypedDict, total=False):
 
 
 def recipe_of(stage: Stage, config: Config, inputs: Mapping[str, Input]) -> str:
-    """The digest of everything that decides the result."""
+    """The digest of everything that determines the result."""
     return digest(
         {
             "stage": stage.name,
@@ -198,11 +198,11 @@ def run_stage(
     wait: bool = True,
     progress: Progress | None = None,
 ) -> Result:
-    """Run a stage, unless the artifact it would write is there and verifies.
+    """Run a stage, unless the artifact that it would write exists and verifies.
 
     Raises:
-        ArtifactInUse: somebody else builds the same artifact and ``wait`` is off.
-        GuideError: whatever the stage raises; nothing is published then.
+        ArtifactInUse: another process is building the same artifact, and ``wait`` is off.
+        GuideError: whatever the stage raises; then nothing is published.
     """
     if name:
         store.check_name_free(name, stage.kind)
@@ -215,9 +215,9 @@ def run_stage(
             holder = lock.path.read_text(errors="replace").strip() or "another process"
             if not wait:
                 raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being built by {holder}")
-            log.info("waiting for %s, which builds the same artifact", holder)
+            log.info("waiting for %s, which is building the same artifact", holder)
             lock.acquire(wait=True)
-        with contextlib.suppress(OSError):  # only a hint for whoever waits
+        with contextlib.suppress(OSError):  # shown to processes that wait
             os.ftruncate(lock.fd, 0)
             os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
         artifact = _existing(store, stage, recipe, verify=not force)
@@ -234,17 +234,17 @@ def run_stage(
 
 
 def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artifact | None:
-    """The artifact of this recipe, if it is there and good.
+    """The artifact of this recipe, if it exists and is valid.
 
     Raises:
-        InputError: something else is in its place, which not even ``--force`` may replace.
+        InputError: see `Store.check_path_free`.
     """
-    place = store.place(stage.kind, recipe)
+    folder = store.folder(stage.kind, recipe)
     try:
-        artifact = Artifact(place)
+        artifact = Artifact(folder)
         try:
             if (artifact.kind, artifact.recipe) != (stage.kind, recipe):
-                raise ArtifactDamaged(f"{place}: holds {artifact.reference}")
+                raise ArtifactDamaged(f"{folder}: holds {artifact.reference}")
             if verify:
                 artifact.verify()
             return artifact
@@ -252,8 +252,7 @@ def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artif
             artifact.close()
             raise
     except ArtifactMissing:
-        if place.is_symlink() or (place.exists() and (not place.is_dir() or any(place.iterdir()))):
-            raise InputError(f"{place} is in the way and is not a guide artifact", hint="move it away") from None
+        store.check_path_free(stage.kind, recipe)
         return None
     except ArtifactDamaged as error:
         log.warning("%s; building it again", error.message)
@@ -283,12 +282,12 @@ def _build(
             if isinstance(given, Files):
                 given.check_unchanged()
         manifest["seconds"] = round(time.monotonic() - started, 3)
-    return Artifact(store.place(stage.kind, recipe))
+    return Artifact(store.folder(stage.kind, recipe))
 
 
 @functools.cache
 def _version(package: str) -> str | None:
-    from importlib import metadata  # not at the top: it costs a tenth of the time of `guide --help`
+    from importlib import metadata  # imported late, to keep `guide --help` fast
 
     try:
         return metadata.version(package)
@@ -298,10 +297,10 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def _git_revision() -> str | None:
-    """The commit of the code, when it runs from a checkout."""
+    """The commit of this code; None unless it runs from a checkout."""
     if not (ROOT / ".git").exists():
         return None
-    # `describe --dirty` takes the lock of the index, and a run that is killed there leaves it behind
+    # `git describe --dirty` locks the index; a run killed at that moment would leave the lock behind
     command = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain=v2", "--branch"]
     try:
         answer = subprocess.run([*command, "--untracked-files=no"], capture_output=True, timeout=5)
@@ -314,7 +313,7 @@ def _git_revision() -> str | None:
 
 
 def check_working_folder() -> None:
-    """Raises MachineError when the working folder was removed: libraries below torch end the process then."""
+    """Raises MachineError if the working folder was removed: native libraries would abort the process."""
     with machine_errors("the working folder is gone"):
         os.getcwd()
 
@@ -323,7 +322,7 @@ def require(package: str, install: str) -> Any:
     """Import an optional package.
 
     Raises:
-        MachineError: it is not installed; the message has the install line.
+        MachineError: it is not installed; the hint is the command that installs it.
     """
     import importlib
 
@@ -335,5 +334,5 @@ def require(package: str, install: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """A small JSON file of ours."""
+    """The content of a small JSON file that guide wrote."""
     return json.loads(path.read_bytes())

@@ -1,6 +1,7 @@
-"""Quickstart: everything at once, on a text that every Python carries or on the user's own.
+"""Quickstart: all stages in one run, on the documentation that comes with Python or on the user's own text.
 
-Corpus, tokenizer, sequences, then the same small RoBERTa twice, with and without guided heads, same seed, same steps.
+Builds a corpus, a tokenizer and sequences, then trains the same small RoBERTa without and with guided heads, with the
+same seed and steps.
 Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``.
 """
 
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 BUILTIN = "builtin:python-docs"
 PLAN = "preset:ag"
 SHOWN_TOKENS = 24
-"""How much of a sentence the attention picture shows."""
+"""How many tokens the attention picture shows."""
 
 
 class Config(stage.Config):
-    """Settings of the two runs; the defaults take a few minutes on two cores."""
+    """Settings of both runs; the defaults take a few minutes on two cores."""
 
     steps: int = Field(450, ge=4, description="Optimizer steps of each run.")
     layers: int = Field(8, ge=1, description="Layers of the model.")
@@ -41,13 +42,13 @@ class Config(stage.Config):
 
 
 def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Run all stages and report; stages whose artifacts are there are skipped.
+    """Run all stages and write the report; stages whose artifacts exist are skipped.
 
     Args:
-        sources: the user's text, as `corpus.run` takes it; none for the documentation of Python.
+        sources: the user's text, as for `corpus.run`; empty for the documentation of Python.
     """
     for_models: Options = {**options, "name": None}
-    for_data: Options = {**for_models, "force": False}  # nobody wants the same text to be read again
+    for_data: Options = {**for_models, "force": False}  # --force trains again but does not read the same text again
     log.info("1/5 corpus")
     text = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data).reference
     log.info("2/5 tokenizer")
@@ -59,14 +60,14 @@ def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpa
     for number, (label, plan) in enumerate((("plain", ""), ("guided", PLAN)), 4):
         log.info("%d/5 pre-training, %s", number, label)
         result = pretrain.run(packed, training(config, plan), store=store, **for_models)
-        assert result is not None, "only processes of torchrun get none"
+        assert result is not None, "only non-zero ranks of torchrun get None"
         models[label] = result.artifact
     inputs = {**models, "sequences": store.load(packed, kind="sequences")}
     return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def training(config: Config, plan: str) -> pretrain.Config:
-    """The settings of one of the two runs."""
+    """The settings of one run."""
     return pretrain.Config(
         layers=config.layers,
         hidden=config.hidden,
@@ -80,17 +81,17 @@ def training(config: Config, plan: str) -> pretrain.Config:
         plan=plan,
         evaluate_every=-(-config.steps // 4),
         valid_sequences=256,
-        snapshots=moments(config.steps),
+        snapshots=snapshot_steps(config.steps),
     )
 
 
-def moments(steps: int) -> list[int]:
-    """The steps at which attention is shown: 0 %, 1 % and 100 % of training."""
+def snapshot_steps(steps: int) -> list[int]:
+    """The steps at which to show attention: at 0 %, 1 % and 100 % of training."""
     return [0, max(1, steps // 100), steps]
 
 
 def build(run: Run) -> None:
-    """Compare the two runs and draw them."""
+    """Compare the two runs, and draw learning curves and attention."""
     from pipelines.views.comparison import Group, compare
     from pipelines.views.comparison_tables import as_json, as_text
     from pipelines.views.curves import Curve
@@ -102,17 +103,17 @@ def build(run: Run) -> None:
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
     title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
     run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title))
-    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], moments(run.config.steps))
+    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], snapshot_steps(run.config.steps))
     run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
 
 
 def guided_attention(
     model: Any, data: Any, steps: Sequence[int]
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
-    """The attention of guided heads in the first, middle and last layer on one sequence, at some steps of training.
+    """The attention of guided heads in the first, middle and last layer on one sequence, at given steps of training.
 
     Returns:
-        By moment, by head, a (Q, K) array; and the tokens.
+        A (Q, K) array for each step and head, and the tokens.
     """
     import torch
     from transformers import AutoModelForMaskedLM
@@ -144,7 +145,7 @@ def guided_attention(
 
 
 def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
-    """Among the first sequences, the one whose beginning has the most words, for a picture that can be read."""
+    """The one of the first 50 sequences whose beginning has the most words, for a readable picture."""
     candidates = [examples[i] for i in range(min(50, len(examples)))]
     return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
 

@@ -1,1 +1,1 @@
-"""The store on the disk: files that are published whole, manifests, artifacts, and what keeps them in order."""
+"""The store on disk: files that are published whole, manifests, artifacts, names, locks and transfer."""

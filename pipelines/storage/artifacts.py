@@ -1,4 +1,4 @@
-"""Artifacts: one that is published and is verified whenever it is read, and one that is being built."""
+"""Published artifacts, which are verified when they are read, and artifacts under construction."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from pipelines.storage.manifest import (
     seal,
 )
 
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
-"""Errors that say what a path leads to; all others are the machine's."""
+_WRONG_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
+"""Errors that mean the path is wrong; all others are failures of the machine."""
 
 
 class Artifact:
-    """One published artifact, open for reading; while it is open, nothing removes it."""
+    """One published artifact, open for reading; while it is open, it cannot be removed."""
 
     def __init__(self, path: Path) -> None:
-        """Open the manifest only; `verify` checks the files.
+        """Read the manifest only; `verify` checks the files.
 
         Raises:
-            ArtifactMissing: no artifact is there.
+            ArtifactMissing: there is no artifact at this path.
             ArtifactDamaged: the manifest is unreadable or altered.
         """
         self.path = path
         try:
-            self._lock = self._hold(path)
+            self._lock = self._lock_folder(path)
             data = self._manifest_bytes()
             if len(data) > MANIFEST_LIMIT:
                 raise ArtifactDamaged(f"{path / MANIFEST}: larger than {MANIFEST_LIMIT >> 20} MiB")
@@ -59,13 +59,13 @@ class Artifact:
             raise
 
     @staticmethod
-    def _hold(path: Path) -> Lock:
-        """A shared lock on what is at ``path`` now: while we waited, another run may have put a new directory there."""
+    def _lock_folder(path: Path) -> Lock:
+        """A shared lock on the directory at ``path``; retried if another run replaced the directory while we waited."""
         while True:
             try:
                 lock = Lock(path, shared=True)
             except OSError as error:
-                if error.errno not in _NOT_THERE:
+                if error.errno not in _WRONG_PATH:
                     raise machine_error(f"cannot open {path}", error) from error
                 raise ArtifactMissing(f"{path}: not a guide artifact ({os.strerror(error.errno or 0)})") from error
             if not stat.S_ISDIR(os.fstat(lock.fd).st_mode):
@@ -96,28 +96,28 @@ class Artifact:
 
     @property
     def id(self) -> str:
-        """The recipe's first digits: unique within a kind."""
+        """The first digits of the recipe; unique within a kind."""
         return str(self.recipe)[:ID_LENGTH]
 
     @property
     def reference(self) -> str:
-        """What a later command takes: ``kind/id``."""
+        """``kind/id``, as later commands take it."""
         return f"{self.kind}/{self.id}"
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
     def describe(self) -> dict[str, Any]:
-        """How a manifest made from this artifact names it."""
+        """Its entry in the manifests of artifacts made from it."""
         return {"kind": self.kind, "recipe": self.recipe, "content": self.content}
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file of the artifact; links are not followed.
+        """Open a file of the artifact, without following links.
 
         Raises:
-            ArtifactDamaged: the file is missing or is not a plain file.
+            ArtifactDamaged: the file is missing or not a plain file.
         """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY) if self._lock.fd < 0 else os.dup(self._lock.fd)
         try:
@@ -132,25 +132,25 @@ class Artifact:
                 raise ArtifactDamaged(f"{self.path / name}: not a plain file")
             return os.fdopen(fd, "rb")
         except OSError as error:
-            if error.errno not in _NOT_THERE:
+            if error.errno not in _WRONG_PATH:
                 raise machine_error(f"cannot read {self.path / name}", error) from error
             raise ArtifactDamaged(
                 f"{self.path / name}: {os.strerror(error.errno or 0)}",
-                hint="rerun the stage that made it, with --force",
+                hint="rerun the stage that made it with --force",
             ) from error
         finally:
             os.close(folder)
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file."""
+        """The content of a file."""
         with self.open(name) as file:
             return file.read()
 
     def verify(self, *names: str) -> None:
-        """Compare every file, or those that are named, with its recorded size and sha256.
+        """Compare the given files, by default all, with their recorded size and sha256.
 
         Raises:
-            ArtifactDamaged: a file is missing or differs; it is named.
+            ArtifactDamaged: a file is missing or differs; the message names it.
         """
         for name in names or self.manifest["files"]:
             entry = self.manifest["files"][name]
@@ -162,15 +162,15 @@ class Artifact:
                 found = f"{size} bytes, not {entry['bytes']}" if size != entry["bytes"] else "its digest differs"
                 raise ArtifactDamaged(
                     f"{self.path / name}: damaged ({found})",
-                    hint=f"rerun {self.manifest['stage']} with the same settings: it rebuilds what does not verify",
+                    hint=f"rerun {self.manifest['stage']} with the same settings; it rebuilds damaged artifacts",
                 )
 
     def in_place(self) -> bool:
-        """False once another directory stands where this artifact was opened."""
+        """False once another directory has replaced the one that was opened."""
         return self._lock.fd < 0 or self._lock.in_place()
 
-    def strangers(self) -> list[str]:
-        """Files in the directory that the manifest does not know."""
+    def unlisted_files(self) -> list[str]:
+        """Files in the directory that the manifest does not list."""
         found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink() or not p.is_dir()}
         return sorted(found - set(self.manifest["files"]) - {MANIFEST})
 
@@ -189,7 +189,7 @@ class Artifact:
 
 
 class Builder:
-    """An artifact in the making: a private directory whose files all pass through the one writer."""
+    """An artifact under construction: a private directory; all its files go through `DigestWriter`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -200,7 +200,7 @@ class Builder:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[DigestWriter]:
-        """A new file of the artifact; ``name`` may hold one or more folders."""
+        """Open a new file of the artifact; ``name`` may contain folders."""
         if not FILE_NAME.fullmatch(name) or name in self.files or name == MANIFEST:
             raise ValueError(f"bad or repeated file name {name!r}")
         target = self.path / name
@@ -211,7 +211,7 @@ class Builder:
         self.files[name] = {"bytes": file.size, "sha256": file.sha256}
 
     def write(self, name: str, data: bytes) -> None:
-        """A file from bytes in memory."""
+        """Write a file from bytes in memory."""
         with self.open(name) as file:
             file.write(data)
 
@@ -220,19 +220,19 @@ class Builder:
 
     @contextlib.contextmanager
     def parquet(self, name: str, schema: Any) -> Iterator[Any]:
-        """A ``pyarrow.parquet.ParquetWriter`` with our options: same table, same row groups, same bytes."""
+        """A ``pyarrow.parquet.ParquetWriter`` whose fixed options give the same bytes for the same row groups."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # columns of numbers are smaller, and written in two thirds of the time, without dictionaries
-        words = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
+        # without dictionaries, columns of numbers are smaller and take a third less time to write
+        strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
         rows = 0
         with self.open(name) as file:
             with pq.ParquetWriter(
                 file,
                 schema,
                 compression="zstd",
-                use_dictionary=words,
+                use_dictionary=strings,
                 write_page_checksum=True,
                 data_page_version="2.0",
             ) as writer:
@@ -248,12 +248,12 @@ class Builder:
         self.files[name]["rows"] = rows
 
     def remove(self, name: str) -> None:
-        """Take back a file that was written on the way to another."""
+        """Delete a file that is no longer needed."""
         del self.files[name]
         (self.path / name).unlink()
 
     def finish(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the manifest, last of all files."""
+        """Write the manifest, after all other files."""
         files = dict(sorted(self.files.items()))
         whole = seal(
             {

@@ -1,4 +1,4 @@
-"""Columns of tables: they are never null, and their metadata has the unit."""
+"""Columns of tables: never null, with the unit in their metadata."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def column(name: str, kind: Any, unit: str) -> Any:
     """A ``pyarrow.Field``.
 
     Args:
-        kind: its ``pyarrow.DataType``.
-        unit: what a value is, in a few words.
+        kind: a ``pyarrow.DataType``.
+        unit: what a value means, in a few words.
     """
     import pyarrow as pa
 
@@ -20,7 +20,7 @@ def column(name: str, kind: Any, unit: str) -> Any:
 
 
 def list_column(name: str, kind: Any, unit: str) -> Any:
-    """A column of lists, whose elements are of a kind and never null."""
+    """A column of lists whose elements have the type ``kind`` and are never null."""
     import pyarrow as pa
 
     return column(name, pa.list_(pa.field("element", kind, False)), unit)

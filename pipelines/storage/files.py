@@ -1,9 +1,9 @@
-"""Every byte that reaches the store goes through here: one writer that hashes, one rename that publishes, one kind of lock.
+"""Writing to the store: one writer that hashes, one rename that publishes, one kind of lock.
 
-A directory is built under a private name, each file is fsynced as it is closed, and one rename makes the whole visible.
-Readers therefore see nothing or everything, whenever the process dies.
+A directory is built under a private name, each file is fsynced when it is closed, and one rename publishes the whole.
+Readers therefore see all of it or nothing, even if the process dies at any moment.
 
-Faults are injected by name for tests: ``GUIDE_FAILPOINT=write:3:kill`` kills the process at the third write,
+Tests inject faults by name: ``GUIDE_FAILPOINT=write:3:kill`` kills the process at the third write,
 ``rename:ENOSPC`` makes the first rename fail with that error.
 """
 
@@ -28,7 +28,7 @@ _failpoint_hits: dict[str, int] = {}
 
 
 def failpoint(name: str) -> None:
-    """Die or fail here when ``GUIDE_FAILPOINT`` (``name[:n]:kill|term|ERRNO``) asks for it; otherwise nothing."""
+    """Die or fail here if ``GUIDE_FAILPOINT`` (``name[:n]:kill|term|int|ERRNO``) says so; otherwise do nothing."""
     request = os.environ.get("GUIDE_FAILPOINT")
     if not request:
         return
@@ -47,7 +47,7 @@ def failpoint(name: str) -> None:
 
 @contextlib.contextmanager
 def machine_errors(action: str) -> Iterator[None]:
-    """Turn any OSError inside into a MachineError that says what was being done."""
+    """Turn any OSError raised inside into a MachineError that begins with ``action``."""
     try:
         yield
     except OSError as error:
@@ -55,15 +55,15 @@ def machine_errors(action: str) -> Iterator[None]:
 
 
 def machine_error(action: str, error: OSError) -> MachineError:
-    """The MachineError for a failed system call, with the hint that the error number calls for."""
+    """The MachineError for a failed system call, with a hint that fits the error number."""
     hints = {
         errno.ENOSPC: "free some space, or choose another store with --store or GUIDE_STORE",
         errno.EDQUOT: "your quota is used up; choose another store with --store or GUIDE_STORE",
-        errno.EFBIG: "a file size limit (ulimit -f) is in force",
+        errno.EFBIG: "raise the file size limit (ulimit -f)",
         errno.EROFS: "the file system is read-only; choose another store with --store or GUIDE_STORE",
         errno.EACCES: "no permission; choose another store with --store or GUIDE_STORE",
         errno.EMFILE: "too many open files; raise ulimit -n",
-        errno.ENOLCK: "this file system has no locks; put the store on one that has (flock)",
+        errno.ENOLCK: "this file system does not support locks (flock); put the store on one that does",
     }
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOSPC:
@@ -72,11 +72,11 @@ def machine_error(action: str, error: OSError) -> MachineError:
 
 
 class DigestWriter(io.RawIOBase):
-    """A new file that hashes what is written to it and is on the disk, not in a cache, once closed.
+    """A new file that hashes what is written to it, and is fsynced when it is closed.
 
     Attributes:
         size: bytes written so far.
-        sha256: hexadecimal digest of those bytes.
+        sha256: their digest, in hexadecimal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class DigestWriter(io.RawIOBase):
             super().close()
 
     def abandon(self) -> None:
-        """Close without promising anything about the bytes."""
+        """Close without fsync, after an error."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -150,7 +150,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it is absent or complete: beside its place, then one rename."""
+    """Write a small file atomically: under a temporary name, then one rename."""
     with machine_errors(f"cannot save {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -169,11 +169,12 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> None:
-    """Give a finished directory its public name with one rename; a directory already there goes to ``trash``, or with
-    None it is an error.
+    """Give a finished directory its public name with one rename.
+
+    An existing directory of that name is moved to ``trash``; if ``trash`` is None, it is an error.
 
     Raises:
-        MachineError: any failure of the rename; the temporary directory is left to the caller.
+        MachineError: the rename failed; the caller removes the temporary directory.
     """
     with machine_errors(f"cannot publish {final}"):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ def publish_directory(temporary: Path, final: Path, *, trash: Path | None) -> No
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two directories in one step where the kernel can (Linux ``RENAME_EXCHANGE``), else in two."""
+    """Swap two directories: atomically if the kernel can (Linux ``RENAME_EXCHANGE``), otherwise by three renames."""
     at_fdcwd, rename_exchange = -100, 2
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
@@ -209,9 +210,9 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 class Lock:
-    """An advisory lock (``flock``) on a file or a directory, released when closed or when the process dies.
+    """An advisory lock (``flock``) on a file or a directory, released on close or when the process dies.
 
-    A forked child drops its copy at once, so that a worker that outlives its parent does not keep the lock.
+    A forked child closes its copy at once, so that a worker that outlives its parent does not keep the lock.
     """
 
     _held: ClassVar[set[Lock]] = set()
@@ -223,7 +224,7 @@ class Lock:
         self.fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
     def acquire(self, *, wait: bool) -> bool:
-        """True once held; False when somebody else holds it and ``wait`` is off."""
+        """True once acquired; False if another process holds it and ``wait`` is off."""
         try:
             failpoint("lock")
             fcntl.flock(self.fd, self._mode | (0 if wait else fcntl.LOCK_NB))
@@ -235,12 +236,12 @@ class Lock:
         return True
 
     def in_place(self) -> bool:
-        """True when the path still leads to what is locked: it may have been replaced while we waited."""
+        """True if the path still leads to what is locked, which may have been replaced while we waited."""
         try:
-            there, ours = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
+            found, locked = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
         except FileNotFoundError:
             return False
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return (found.st_dev, found.st_ino) == (locked.st_dev, locked.st_ino)
 
     def release(self) -> None:
         Lock._held.discard(self)
@@ -258,15 +259,15 @@ os.register_at_fork(after_in_child=Lock._drop_in_child)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a directory that nobody needs; what has gone already is no error."""
+    """Delete a directory, ignoring errors such as files that are gone already."""
     failpoint("unlink")
     shutil.rmtree(path, ignore_errors=True)
 
 
 def open_parquet(source: Any, **options: Any) -> Any:
-    """A ``pyarrow.parquet.ParquetFile`` whose memory is that of the row group being read.
+    """A ``pyarrow.parquet.ParquetFile`` that holds only the row group being read in memory.
 
-    Arrow's own default, pre-buffering, keeps all that was read until the file is closed: 440 MB for a corpus of 1 GB.
+    Arrow's default, pre-buffering, keeps everything read until the file is closed: 440 MB for a corpus of 1 GB.
     """
     import pyarrow.parquet as pq
 

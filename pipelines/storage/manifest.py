@@ -1,4 +1,4 @@
-"""The manifest of an artifact: what it says, what its digests mean, and what is wrong with a bad one."""
+"""The manifest of an artifact: its format, its digests, and checking it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from guidance.errors import InputError, MachineError
 from pipelines.engine.progress import log
 
 FORMAT = 1
-"""Version of the manifest; a reader refuses a newer one."""
+"""Version of the manifest format; newer ones are refused."""
 
 MANIFEST = "artifact.json"
 MANIFEST_LIMIT = 16 << 20
@@ -29,23 +29,23 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]
 
 
 class ArtifactMissing(InputError):
-    """No artifact answers to a reference."""
+    """A reference does not match any artifact."""
 
 
 class ArtifactDamaged(InputError):
-    """An artifact is not what its manifest says."""
+    """An artifact does not match its manifest."""
 
 
 class ArtifactMismatch(InputError):
-    """An artifact is of another kind, format or lineage than the one that is needed."""
+    """An artifact has another kind, format or lineage than needed."""
 
 
 class ArtifactInUse(MachineError):
-    """Somebody else is building or reading the artifact."""
+    """Another process is building or reading the artifact."""
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON text of a value: keys sorted, no spaces, no NaN."""
+    """A value as canonical JSON: keys sorted, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -55,7 +55,7 @@ def digest(value: Any) -> str:
 
 
 def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest with the digest of itself, so that no flipped bit in it goes unnoticed."""
+    """The manifest with its own digest added, which detects any change to it."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
     return body | {"seal": digest(body)}
 
@@ -64,17 +64,17 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
     """Read and check the bytes of a manifest.
 
     Raises:
-        ArtifactDamaged: it is no JSON object, is altered, or names files outside its directory.
+        ArtifactDamaged: it is not a JSON object, was altered, or names files outside its directory.
         ArtifactMismatch: it was written in a newer format.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
-            raise ValueError("a key stands twice")
+            raise ValueError("a key occurs twice")
         return dict(pairs)
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
+        raise ValueError(f"{constant} is not a number")
 
     try:
         manifest = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
@@ -82,7 +82,8 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
             raise ValueError("it is not a manifest")
         if manifest["format"] > FORMAT:
             raise ArtifactMismatch(
-                f"{path}: made by guide {manifest.get('guide', '?')}, format {manifest['format']}; this one reads up to {FORMAT}",
+                f"{path}: made by guide {manifest.get('guide', '?')}, format {manifest['format']}; "
+                f"this guide reads formats up to {FORMAT}",
                 hint="upgrade attention-guide, or rerun the stage with this version",
             )
         if manifest.get("seal") != seal(manifest)["seal"]:
@@ -92,25 +93,25 @@ def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ArtifactDamaged(
-            f"{path / MANIFEST}: {detail}", hint="rerun the stage that made it, with --force"
+            f"{path / MANIFEST}: {detail}", hint="rerun the stage that made it with --force"
         ) from error
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Whoever can write a manifest can seal it, so what it says is not trusted either.
+    """Check every value: a matching seal does not make a manifest trustworthy, since anyone can compute it.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: something in it is not what it must be.
+        ValueError, KeyError, TypeError, AttributeError: a value is missing or malformed.
     """
     for name, entry in manifest["files"].items():
         if not FILE_NAME.fullmatch(name) or ".." in name.split("/") or name == MANIFEST:
             raise ValueError(f"it names a file outside its directory: {name!r}")
         if type(entry["bytes"]) is not int or entry["bytes"] < 0 or not DIGEST.fullmatch(entry["sha256"]):
-            raise ValueError(f"no size or digest of {name!r}")
+            raise ValueError(f"the size or digest of {name!r} is malformed")
     if not KIND.fullmatch(manifest["kind"]) or not DIGEST.fullmatch(manifest["recipe"]):
         raise ValueError("its kind or its recipe is malformed")
     if manifest["content"] != content_of(manifest["files"]):
-        raise ValueError("its content is not the digest of its files")
+        raise ValueError("its content digest does not match its files")
     shapes = {"inputs": dict, "counts": dict, "config": dict, "packages": dict, "warnings": list, "provenance": list}
     for key, shape in shapes.items():
         if not isinstance(manifest.get(key, shape()), shape):
@@ -119,16 +120,16 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         isinstance(i, dict) for i in manifest.get("inputs", {}).values()
     ):
         raise ValueError("'stage' or 'inputs' is malformed")
-    _mention_unknown(frozenset(manifest) - _KEYS)
+    _warn_of_unknown(frozenset(manifest) - _KEYS)
 
 
 @functools.cache
-def _mention_unknown(keys: frozenset[str]) -> None:
-    """A newer version may add keys; that is no reason to refuse, but worth one line."""
+def _warn_of_unknown(keys: frozenset[str]) -> None:
+    """Warn once of keys that a newer version may have added."""
     if keys:
-        log.warning("ignored in a manifest, perhaps of a newer version: %s", ", ".join(sorted(keys)))
+        log.warning("ignored unknown keys in a manifest, perhaps written by a newer guide: %s", ", ".join(sorted(keys)))
 
 
 def content_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The digest of what all files hold."""
+    """One digest of the content of all files."""
     return digest({name: entry["sha256"] for name, entry in files.items()})

@@ -1,16 +1,15 @@
-"""The store: versioned artifacts that are absent or complete, and that are verified whenever they are read.
+"""The store: versioned artifacts that are either absent or complete, and are verified when they are read.
 
-``<store>/<kind>/<recipe>/`` holds the files and ``artifact.json``, its manifest.  The recipe is a digest of everything
-that decides the result: stage, stage version, configuration and the content of all inputs.  The content is a digest of
-the files.  Names with versions (``wiki@2``) are small files under ``<store>/names``; unfinished work that a second run
-continues lives under ``<store>/.partial``; locks, half-built and discarded directories under ``.locks``, ``.tmp``
-and ``.trash``.
+``<store>/<kind>/<recipe>/`` holds the files of an artifact and its manifest, ``artifact.json``.  The recipe is a
+digest of everything that determines the result: stage, stage version, configuration and the content of all
+inputs.  The content is a digest of the files.  Names with versions (``wiki@2``) are small files under
+``<store>/names``.  Unfinished work that a later run continues is under ``<store>/.partial``; locks, half-built and
+discarded directories are under ``.locks``, ``.tmp`` and ``.trash``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -31,7 +30,6 @@ from pipelines.storage.files import (
     write_file,
 )
 from pipelines.storage.manifest import (
-    DIGEST,
     ID_LENGTH,
     KIND,
     MANIFEST,
@@ -40,52 +38,13 @@ from pipelines.storage.manifest import (
     ArtifactMissing,
     canonical_json,
 )
+from pipelines.storage.names import Name, check_name, read_name
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
-_DEVICE_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
-
-
-@dataclass(frozen=True)
-class Name:
-    """One version of a name and what it stands for."""
-
-    name: str
-    version: int
-    kind: str
-    recipe: str
-    content: str
-
-    def __str__(self) -> str:
-        return f"{self.name}@{self.version}"
-
-
-def check_name(name: str) -> str:
-    """The name, if it is a good one.
-
-    Raises:
-        InputError: it could be mistaken for a path, an option or a device.
-    """
-    if not NAME.fullmatch(name) or _DEVICE_NAMES.fullmatch(name):
-        raise InputError(
-            f"bad name {name!r}", hint="up to 64 small letters, digits, dots, dashes; a letter or digit first"
-        )
-    return name
-
-
-def _read_name(entry: Path) -> Name | None:
-    """What one file under ``names`` says; None when it says nothing that can be used."""
-    try:
-        data = json.loads(entry.read_bytes())
-        name = Name(check_name(entry.parent.name), int(entry.name), data["kind"], data["recipe"], data["content"])
-        usable = KIND.fullmatch(name.kind) and DIGEST.fullmatch(name.recipe) and name.version > 0
-        return name if usable and entry.name == str(name.version) else None
-    except (OSError, ValueError, KeyError, TypeError, InputError, RecursionError):
-        return None
 
 
 def _in_use(folder: Path) -> bool:
-    """True while somebody holds a folder."""
+    """True while a process holds a lock on the folder."""
     try:
         lock = Lock(folder)
     except OSError:
@@ -102,29 +61,36 @@ class Store:
 
     root: Path
 
-    # where things are
+    # paths and locks
 
-    def place(self, kind: str, recipe: str) -> Path:
+    def folder(self, kind: str, recipe: str) -> Path:
+        """Where the artifact of a recipe is, or will be."""
         return self.root / kind / recipe[:ID_LENGTH]
 
     def partial(self, kind: str, recipe: str) -> Path:
-        """Where unfinished work of a recipe is kept until it is done."""
+        """Where unfinished work of a recipe is kept."""
         return self.root / ".partial" / kind / recipe[:ID_LENGTH]
 
     def lock(self, kind: str, recipe: str, *, shared: bool = False) -> Lock:
-        """The lock that whoever builds this recipe holds, shared by those who do a part; its file is never deleted."""
+        """The lock of a recipe: exclusive for building it, shared for ``--shard`` runs.  Its file is never deleted."""
         with machine_errors(f"cannot use the store {self.root}"):
             (self.root / ".locks").mkdir(parents=True, exist_ok=True)
             return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", shared=shared, create=True)
 
     # building
 
+    def check_path_free(self, kind: str, recipe: str) -> None:
+        """Raises InputError if the path of an artifact holds something else, which not even ``--force`` may replace."""
+        path = self.folder(kind, recipe)
+        if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+            raise InputError(f"{path} is in the way and is not a guide artifact", hint="move it away")
+
     def check_writable(self) -> None:
         """Fail now rather than after the work.
 
         Raises:
             InputError: the store is a file.
-        MachineError: the store cannot be written; the message says who owns it.
+            MachineError: the store cannot be written; the message names its owner.
         """
         if os.path.lexists(self.root) and not os.path.isdir(self.root):
             raise InputError(f"the store {str(self.root)!r} is not a folder", hint="choose another with --store")
@@ -132,7 +98,7 @@ class Store:
             (self.root / ".tmp").mkdir(parents=True, exist_ok=True)
             probe = self.root / ".tmp" / f"probe.{secrets.token_hex(4)}"
             probe.mkdir()
-            with contextlib.suppress(FileNotFoundError):  # a sweeper was faster
+            with contextlib.suppress(FileNotFoundError):  # another process may have swept it away
                 probe.rmdir()
 
     def _owner(self) -> str:
@@ -142,7 +108,7 @@ class Store:
 
     @contextlib.contextmanager
     def private(self, kind: str, recipe: str) -> Iterator[Path]:
-        """A new directory that no sweep deletes while we live, and that is gone at the end unless it was renamed."""
+        """A new directory that sweeps spare while this process lives; deleted at the end unless it was renamed."""
         temporary = self.root / ".tmp" / f"{kind}-{recipe[:ID_LENGTH]}.{secrets.token_hex(4)}"
         with machine_errors(f"cannot write to the store {self.root}{self._owner()}"), self._sweeping(shared=True):
             temporary.mkdir(parents=True)
@@ -152,30 +118,30 @@ class Store:
             yield temporary
         finally:
             alive.release()
-            if temporary.exists():  # ours, or the artifact that was replaced, which somebody may be reading
+            if temporary.exists():  # ours, or the artifact that it replaced, which may still be open
                 with contextlib.suppress(MachineError):
                     self._sweep(temporary.parent)
 
     @contextlib.contextmanager
     def build(self, kind: str, recipe: str, manifest: Mapping[str, Any]) -> Iterator[Builder]:
-        """Build in private, then publish; on any error nothing is left.  The caller holds `lock`."""
+        """Build in a private directory, then publish; an error leaves nothing behind.  The caller holds `lock`."""
         with self.private(kind, recipe) as temporary:
             builder = Builder(temporary)
             yield builder
             builder.finish({**manifest, "kind": kind, "recipe": recipe})
-            publish_directory(temporary, self.place(kind, recipe), trash=self.root / ".trash")
+            publish_directory(temporary, self.folder(kind, recipe), trash=self.root / ".trash")
         self._sweep(self.root / ".trash")
 
     # names
 
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""
-        found = [name for entry in (self.root / "names").glob("*/*") if (name := _read_name(entry)) is not None]
+        found = [name for entry in (self.root / "names").glob("*/*") if (name := read_name(entry)) is not None]
         return sorted(found, key=lambda n: (n.name, n.version))
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
-        """One process at a time decides which version comes next."""
+        """Hold the lock under which names are changed."""
         with machine_errors(f"cannot use the store {self.root}"):
             (self.root / ".locks").mkdir(parents=True, exist_ok=True)
             lock = Lock(self.root / ".locks" / "names", create=True)
@@ -186,10 +152,10 @@ class Store:
             lock.release()
 
     def check_name_free(self, name: str, kind: str) -> Name | None:
-        """The newest version of a name, once it is sure that an artifact of this kind may have it.
+        """Check that an artifact of this kind may get the name; returns the newest version, if there is one.
 
         Raises:
-            InputError: a bad name, or one that belongs to another kind.
+            InputError: the name is invalid, or belongs to another kind.
         """
         check_name(name)
         versions = [n for n in self.names() if n.name == name]
@@ -201,10 +167,10 @@ class Store:
         return versions[-1] if versions else None
 
     def add_name(self, name: str, artifact: Artifact) -> Name:
-        """Make ``artifact`` the newest version of ``name``; nothing changes when it already is.
+        """Make ``artifact`` the newest version of ``name``, unless it already is.
 
         Raises:
-            InputError: a bad name, or one that belongs to another kind.
+            InputError: the name is invalid, or belongs to another kind.
         """
         with self._naming():
             newest = self.check_name_free(name, artifact.kind)
@@ -215,10 +181,10 @@ class Store:
         return Name(name, version, artifact.kind, artifact.recipe, artifact.content)
 
     def rename(self, old: str, new: str) -> None:
-        """Give all versions of a name another name.
+        """Rename all versions of a name.
 
         Raises:
-            InputError: a bad name, none of that name, or the new one is taken.
+            InputError: a name is invalid, the old one does not exist, or the new one does.
         """
         source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
         if not source.is_dir():
@@ -229,71 +195,73 @@ class Store:
                 raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
             if new in names:
                 raise InputError(f"the name {new!r} exists already")
-            os.rename(source, target)  # over an empty folder at most
+            os.rename(source, target)  # the target may be an empty folder
             sync_directory(target.parent)
 
     def remove_names(self, kind: str, recipe: str) -> list[Name]:
-        """Take away the names of an artifact that is gone."""
+        """Delete the names of a removed artifact."""
         with self._naming(), machine_errors("cannot remove a name"):
-            gone = [n for n in self.names() if (n.kind, n.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH])]
-            for name in gone:
+            removed = [n for n in self.names() if (n.kind, n.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH])]
+            for name in removed:
                 (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
-            for folder in {self.root / "names" / name.name for name in gone}:
+            for folder in {self.root / "names" / name.name for name in removed}:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        return gone
+        return removed
 
     # reading
 
     def artifacts(self) -> Iterator[Artifact]:
-        """Every readable artifact; damaged ones are passed over."""
+        """Every readable artifact; damaged ones are skipped."""
         for folder in self.folders():
             with contextlib.suppress(InputError):
                 yield Artifact(folder)
 
     def folders(self) -> list[Path]:
-        """Where artifacts are, or what is left of them."""
+        """The folders of all artifacts, damaged ones included."""
         found = self.root.glob("[a-z]*/*")
         return sorted(p for p in found if KIND.fullmatch(p.parent.name) and re.fullmatch(r"[0-9a-f]{16}", p.name))
 
     def unfinished(self) -> list[Path]:
-        """Folders of work that the same command would continue."""
+        """The folders of unfinished work, which the same command would continue."""
         return sorted((self.root / ".partial").glob("*/*"))
 
     def find_unfinished(self, kind: str, reference: str) -> Path | None:
-        """The folder of unfinished work that ``kind/id``, or an id's first digits, stands for; None where there is none.
+        """The folder of unfinished work with this ``kind/id`` or id prefix; None if there is none.
 
         Raises:
-            ArtifactMissing: more than one answers to it.
+            ArtifactMissing: more than one matches.
         """
         prefix = reference.removeprefix(f"{kind}/")
         if not _PREFIX.fullmatch(prefix):
             return None
         found = sorted((self.root / ".partial" / kind).glob(f"{prefix[:ID_LENGTH]}*"))
         if len(found) > 1:
-            raise ArtifactMissing(f"{reference!r} could be any of {', '.join(f'{kind}/{p.name}' for p in found)}")
+            raise ArtifactMissing(
+                f"{reference!r} is ambiguous; it matches {', '.join(f'{kind}/{p.name}' for p in found)}"
+            )
         return found[0] if found else None
 
     def named(self, reference: str) -> Name | None:
-        """The version that ``name`` or ``name@n`` stands for."""
+        """The version that ``name`` or ``name@n`` refers to; None if there is none."""
         name, _, version = reference.partition("@")
         versions = [n for n in self.names() if n.name == name and version in ("", str(n.version))]
         return versions[-1] if versions else None
 
     def find(self, reference: str) -> Path:
-        """The directory that a reference names: ``name``, ``name@n``, ``kind/id``, an id's first digits, or a path.
+        """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.
 
         Raises:
-            ArtifactMissing: nothing, or more than one artifact, answers to it.
+            ArtifactMissing: no artifact matches, or more than one.
         """
         if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
         named = self.named(reference)
         if named:
-            place = self.place(named.kind, named.recipe)
-            if not place.exists():
-                raise ArtifactMissing(f"{reference!r} was {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
-            return place
+            folder = self.folder(named.kind, named.recipe)
+            if not folder.exists():
+                raise ArtifactMissing(f"{reference!r} refers to {named.kind}/{named.recipe[:ID_LENGTH]}, which is gone")
+            return folder
         kind, _, prefix = reference.rpartition("/")
         if _PREFIX.fullmatch(prefix):
             found = [
@@ -303,42 +271,42 @@ class Store:
                 return found[0]
             if found:
                 raise ArtifactMissing(
-                    f"{reference!r} could be any of {', '.join(f'{p.parent.name}/{p.name}' for p in found)}"
+                    f"{reference!r} is ambiguous; it matches {', '.join(f'{p.parent.name}/{p.name}' for p in found)}"
                 )
         if os.path.exists(reference):
             raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
-        newest = self.named(reference.partition("@")[0])  # where the name is right, the version is not
+        newest = self.named(reference.partition("@")[0])  # if only the version is wrong
         guess = (
             f"; the newest is {str(newest)!r}" if newest else did_you_mean(reference, {n.name for n in self.names()})
         )
         raise ArtifactMissing(
             f"no artifact {reference!r} in {self.root}{guess}",
-            hint="`guide ls` lists what there is; --store or GUIDE_STORE names another store",
+            hint="`guide ls` lists all artifacts; choose another store with --store or GUIDE_STORE",
         )
 
     def load(self, reference: str, *, kind: str | None = None, verify: bool = True) -> Artifact:
-        """Open an artifact and check every file of it.
+        """Open an artifact and verify all its files.
 
         Raises:
             ArtifactMissing, ArtifactDamaged: see `find` and `Artifact.verify`.
-            ArtifactMismatch: it is not of the ``kind`` that is needed.
+            ArtifactMismatch: it is not of the given ``kind``.
         """
         artifact = Artifact(self.find(reference))
         named = self.named(reference)
         if named and named.recipe == artifact.recipe and named.content != artifact.content:
             if "@" in reference:
                 raise ArtifactMissing(
-                    f"{reference!r} is gone: {artifact.reference} was built again and has other content now",
-                    hint=f"`{named.kind}/{named.recipe[:ID_LENGTH]}` is what there is",
+                    f"{reference!r} is gone: {artifact.reference} was built again with different content",
+                    hint=f"use `{named.kind}/{named.recipe[:ID_LENGTH]}` for the new content",
                 )
-            log.warning("%s was built again since %s was named and has other content now", artifact.reference, named)
+            log.warning("%s was built again with different content since it was named %s", artifact.reference, named)
         if kind not in (None, artifact.kind):
-            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; needed is a {kind}")
+            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; expected: {kind}")
         if verify:
             artifact.verify()
         return artifact
 
-    # looking after it
+    # removing
 
     def users(self, artifact: Artifact) -> list[Artifact]:
         """The artifacts that were made from this one."""
@@ -349,16 +317,16 @@ class Store:
         ]
 
     def remove(self, folder: Path) -> None:
-        """Remove the artifact in a folder of the store, damaged or not, and the names that stand for it.
+        """Remove an artifact of the store, damaged or not, together with its names.
 
         Raises:
-            ArtifactInUse: somebody is reading it.
-            ArtifactMissing: it is gone already.
+            ArtifactInUse: a process is reading it.
+            ArtifactMissing: the folder is not an artifact of this store, or is gone already.
         """
         kind, recipe = folder.parent.name, folder.name
         reference = f"{kind}/{recipe}"
         if folder not in self.folders():
-            raise ArtifactMissing(f"{str(folder)!r} is not an artifact of the store {self.root}")
+            raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {self.root}")
         self._discard(folder, reference)
         self.remove_names(kind, recipe)
         self._sweep(self.root / ".trash")
@@ -367,20 +335,20 @@ class Store:
         """Remove unfinished work.
 
         Raises:
-            ArtifactInUse: a run is at it.
+            ArtifactInUse: a run is working on it.
         """
         kind, recipe = folder.parent.name, folder.name
         lock = self.lock(kind, recipe)
         try:
             if not lock.acquire(wait=False):
-                raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again when that run has ended")
+                raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again after that run has ended")
             self._discard(folder, f"unfinished {kind}/{recipe}")
         finally:
             lock.release()
         self._sweep(self.root / ".trash")
 
     def forget_unfinished(self, kind: str, recipe: str) -> None:
-        """Remove what is left of work that is done, unless somebody is at it again."""
+        """Remove the leftovers of a finished recipe, unless another run is working on it again."""
         lock = self.lock(kind, recipe)
         try:
             if lock.acquire(wait=False):
@@ -389,7 +357,7 @@ class Store:
             lock.release()
 
     def _discard(self, folder: Path, reference: str) -> None:
-        """Move a folder that nobody holds to the trash."""
+        """Move an unlocked folder to the trash."""
         with machine_errors(f"cannot remove {reference}"):
             try:
                 lock = Lock(folder)
@@ -397,7 +365,7 @@ class Store:
                 raise ArtifactMissing(f"{reference} is gone already") from None
             try:
                 if not lock.acquire(wait=False):
-                    raise ArtifactInUse(f"{reference} is being read", hint="try again when that run has ended")
+                    raise ArtifactInUse(f"{reference} is being read", hint="try again after that run has ended")
                 if not lock.in_place():
                     raise ArtifactInUse(f"{reference} was just replaced")
                 trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}.{secrets.token_hex(4)}"
@@ -408,7 +376,7 @@ class Store:
 
     @contextlib.contextmanager
     def _sweeping(self, *, shared: bool) -> Iterator[None]:
-        """Keep sweepers away (shared) from directories that are made but not yet locked."""
+        """The sweep lock.  Held shared, it protects new directories until they are locked themselves."""
         (self.root / ".locks").mkdir(parents=True, exist_ok=True)
         lock = Lock(self.root / ".locks" / "sweep", shared=shared, create=True)
         lock.acquire(wait=True)
@@ -418,10 +386,10 @@ class Store:
             lock.release()
 
     def _sweep(self, folder: Path, *, dry_run: bool = False) -> list[Path]:
-        """Delete the directories in ``folder`` that no living process holds."""
-        gone: list[Path] = []
+        """Delete the directories in ``folder`` that no process has locked; returns them."""
+        removed: list[Path] = []
         if not folder.is_dir() or not any(folder.iterdir()):
-            return gone
+            return removed
         with self._sweeping(shared=False):
             for path in sorted(folder.iterdir()):
                 try:
@@ -429,50 +397,51 @@ class Store:
                 except OSError:
                     continue
                 if lock.acquire(wait=False):
-                    gone.append(path)
+                    removed.append(path)
                     if not dry_run:
                         remove_tree(path)
                 lock.release()
-        return gone
+        return removed
 
     def sweep(self) -> list[Path]:
-        """Delete what crashed runs left half-built or half-deleted."""
+        """Delete half-built and half-deleted directories of crashed runs."""
         return self._sweep(self.root / ".tmp") + self._sweep(self.root / ".trash")
 
     def collect(self, *, unnamed: bool = False, dry_run: bool = False) -> list[Path]:
-        """Delete what crashed runs left, and with ``unnamed`` every artifact that no name reaches.
+        """Delete leftovers of crashed runs, and with ``unnamed`` all artifacts that no named one was made from.
 
-        Unfinished work under ``.partial``, named artifacts, their inputs, and whatever is being read are spared.
+        Unfinished work, named artifacts, all artifacts that they were made from, and artifacts in use are
+        kept.  Returns the deleted paths; with ``dry_run`` those that would be deleted.
         """
-        gone = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
+        removed = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
         if not dry_run:
-            self._forget_names()
+            self._remove_dangling_names()
         if not unnamed:
-            return gone
+            return removed
         manifests = {artifact.path: artifact.manifest for artifact in self.artifacts()}
-        spared = {self.place(name.kind, name.recipe) for name in self.names()}
-        pending = list(spared)
+        kept = {self.folder(name.kind, name.recipe) for name in self.names()}
+        pending = list(kept)
         while pending:
             for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
-                place = self.place(str(parent.get("kind")), str(parent.get("recipe")))
-                if place in manifests and place not in spared:
-                    spared.add(place)
-                    pending.append(place)
-        for folder in sorted(manifests.keys() - spared):
+                folder = self.folder(str(parent.get("kind")), str(parent.get("recipe")))
+                if folder in manifests and folder not in kept:
+                    kept.add(folder)
+                    pending.append(folder)
+        for folder in sorted(manifests.keys() - kept):
             try:
                 if not dry_run:
                     self.remove(folder)
                 elif _in_use(folder):
                     continue
-                gone.append(folder)
+                removed.append(folder)
             except (ArtifactInUse, ArtifactMissing):
                 continue
-        return gone
+        return removed
 
-    def _forget_names(self) -> None:
-        """Remove what a crash left of names: half-written files, and versions of artifacts that are gone."""
+    def _remove_dangling_names(self) -> None:
+        """Delete names of artifacts that are gone, and half-written name files."""
         for name in self.names():
-            if not self.place(name.kind, name.recipe).exists():
+            if not self.folder(name.kind, name.recipe).exists():
                 self.remove_names(name.kind, name.recipe)
         with self._naming(), contextlib.suppress(OSError):
             for path in (self.root / "names").glob("*/.*"):

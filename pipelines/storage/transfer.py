@@ -1,4 +1,4 @@
-"""Artifacts in and out of the store: verified copies, published with one rename like everything else."""
+"""Export artifacts from the store and import them: verified copies, published with one rename."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ BLOCK = 1 << 20
 
 
 def export(artifact: Artifact, folder: Path, *, progress: Progress | None = None) -> None:
-    """Copy an artifact to a new folder that any program can read, and that `import_folder` takes back.
+    """Copy an artifact to a new folder, which `import_folder` can import.
 
     Raises:
-        InputError: something is there already, or there is no folder to make it in.
-        ArtifactDamaged: a file is not what the manifest says; nothing is left then.
+        InputError: the folder exists, or its parent does not.
+        ArtifactDamaged: a file does not match the manifest; then nothing is left behind.
     """
     if os.path.lexists(folder):
-        raise InputError(f"{str(folder)!r} exists already", hint="choose a folder that does not")
+        raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
     if not folder.parent.is_dir():
         raise InputError(f"{str(folder.parent)!r} is not a folder")
-    with _beside(folder) as temporary:
+    with _temporary_sibling(folder) as temporary:
         _copy(artifact, temporary, progress or Progress())
         publish_directory(temporary, folder, trash=None)
 
@@ -37,18 +37,18 @@ def export(artifact: Artifact, folder: Path, *, progress: Progress | None = None
 def import_folder(
     store: Store, folder: Path, *, name: str | None = None, progress: Progress | None = None
 ) -> tuple[Artifact, bool]:
-    """Take a folder that `export` made into the store; gives the artifact, and whether it was there already.
+    """Import a folder made by `export` into the store; returns the artifact, and whether it existed already.
 
-    Only the files that the manifest lists are copied; links are not followed, and nothing in them is run.
+    Only the files that the manifest lists are copied.  Links are not followed, and no code is run.
 
     Raises:
-        ArtifactMissing, ArtifactDamaged: the folder is no artifact, or not what its manifest says.
+        ArtifactMissing, ArtifactDamaged: the folder is not an artifact, or does not match its manifest.
         InputError: the store has this recipe with other content, or the name belongs to another kind.
     """
     with Artifact(folder) as given:
-        strangers = given.strangers()
-        if strangers:
-            raise InputError(f"{str(folder)!r} holds files that its manifest does not know: {', '.join(strangers[:5])}")
+        unlisted = given.unlisted_files()
+        if unlisted:
+            raise InputError(f"{str(folder)!r} has files that its manifest does not list: {', '.join(unlisted[:5])}")
         if name:
             store.check_name_free(name, given.kind)
         store.check_writable()
@@ -56,13 +56,13 @@ def import_folder(
         lock = store.lock(given.kind, given.recipe)
         try:
             lock.acquire(wait=True)
-            artifact = _present(store, given)
+            artifact = _existing(store, given)
             reused = artifact is not None
             if artifact is None:
                 with store.private(given.kind, given.recipe) as temporary:
                     _copy(given, temporary, progress or Progress())
-                    publish_directory(temporary, store.place(given.kind, given.recipe), trash=store.root / ".trash")
-                artifact = Artifact(store.place(given.kind, given.recipe))
+                    publish_directory(temporary, store.folder(given.kind, given.recipe), trash=store.root / ".trash")
+                artifact = Artifact(store.folder(given.kind, given.recipe))
             if name:
                 store.add_name(name, artifact)
             return artifact, reused
@@ -70,14 +70,13 @@ def import_folder(
             lock.release()
 
 
-def _present(store: Store, given: Artifact) -> Artifact | None:
-    """The same artifact in the store, verified; None when it is not there or is damaged."""
-    place = store.place(given.kind, given.recipe)
+def _existing(store: Store, given: Artifact) -> Artifact | None:
+    """The same artifact in the store, verified; None if it is missing or damaged."""
+    folder = store.folder(given.kind, given.recipe)
     try:
-        artifact = Artifact(place)
+        artifact = Artifact(folder)
     except ArtifactMissing:
-        if os.path.lexists(place) and (place.is_symlink() or not place.is_dir() or any(place.iterdir())):
-            raise InputError(f"{place} is in the way and is not a guide artifact", hint="move it away") from None
+        store.check_path_free(given.kind, given.recipe)
         return None
     except ArtifactDamaged:
         return None
@@ -88,18 +87,21 @@ def _present(store: Store, given: Artifact) -> Artifact | None:
         return None
     if artifact.content != given.content:
         raise InputError(
-            f"the store has {artifact.reference} with other content", hint=f"`guide rm {artifact.reference}` first"
+            f"the store has {artifact.reference} with other content",
+            hint=f"remove that first: guide rm {artifact.reference}",
         )
     return artifact
 
 
 def _copy(artifact: Artifact, target: Path, progress: Progress) -> None:
-    """Copy every listed file and check it on the way, the manifest last."""
+    """Copy and check all listed files, then the manifest."""
     with progress.task("Copying", total=artifact.size, unit="B") as task:
         for name, entry in artifact.files.items():
             size, digest = _copy_file(artifact, name, target / name, task, limit=int(entry["bytes"]))
             if (size, digest) != (entry["bytes"], entry["sha256"]):
-                raise ArtifactDamaged(f"{artifact.path / name}: damaged, not copied", hint="`guide verify` shows all")
+                raise ArtifactDamaged(
+                    f"{artifact.path / name}: damaged, so not copied", hint="`guide verify` lists all damaged files"
+                )
     data = artifact.read(MANIFEST)
     if len(data) > MANIFEST_LIMIT or parse_manifest(data, artifact.path) != artifact.manifest:
         raise ArtifactDamaged(f"{artifact.path}: changed while it was copied")
@@ -120,8 +122,8 @@ def _copy_file(artifact: Artifact, name: str, target: Path, task: Task, *, limit
 
 
 @contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A new directory next to the one to be made, gone unless it was renamed."""
+def _temporary_sibling(folder: Path) -> Iterator[Path]:
+    """A new directory next to ``folder``; deleted at the end unless it was renamed."""
     temporary = folder.with_name(f".{folder.name[:200]}.{secrets.token_hex(4)}")
     with machine_errors(f"cannot create {str(folder)!r}"):
         temporary.mkdir()

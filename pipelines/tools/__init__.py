@@ -1,1 +1,1 @@
-"""What is no stage: checks of the machine, conversion of pickled weights."""
+"""Commands that are not stages: checking the installation and architectures, converting pickled weights."""

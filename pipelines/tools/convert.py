@@ -1,7 +1,7 @@
-"""From pickled weights to safetensors: the one place where a pickle is opened, by a process that does nothing else.
+"""Convert pickled weights to safetensors.  This is the only place that opens a pickle, in a separate process.
 
-A pickle can hold code.  ``torch.load(weights_only=True)`` reads tensors and containers, and refuses the rest; what it
-refuses stays refused.  The process that reads has no way back but the file of safetensors that it writes.
+A pickle can contain code.  ``torch.load(weights_only=True)`` reads tensors and containers and refuses everything else;
+there is no way to override that.  The separate process returns nothing but the safetensors file that it writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COPIED = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("source.spm", "target.spm"),
 )
-"""What is taken along: configuration, tokenizer, card and licence; never code."""
+"""Files to copy: configuration, tokenizer, model card and licence, but never code."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Converted:
 
 
 def convert(folder: Path, out: Path) -> Converted:
-    """Write a copy of a model folder whose weights are safetensors.
+    """Copy a model folder, with its weights as safetensors.
 
     Raises:
-        InputError: no pickled weights of PyTorch, weights that hold more than tensors, or ``out`` is there already.
+        InputError: ``folder`` has no pickled PyTorch weights, or they contain more than tensors, or ``out`` exists.
         MachineError: ``out`` cannot be written.
     """
     check_working_folder()
@@ -56,12 +56,12 @@ def convert(folder: Path, out: Path) -> Converted:
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable config.json)") from error
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already", hint="name a folder that is new")
+        raise InputError(f"{out} exists already", hint="choose a new folder")
     with machine_errors(f"cannot write to {out.parent}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        found = _in_a_process_of_its_own(weights, temporary / "model.safetensors")
+        found = _convert_in_subprocess(weights, temporary / "model.safetensors")
         for name in COPIED:
             if (folder / name).is_file():
                 write_file(temporary / name, (folder / name).read_bytes())
@@ -73,32 +73,30 @@ def convert(folder: Path, out: Path) -> Converted:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The pickled files of a model folder.
+    """The pickled weight files of a model folder.
 
     Raises:
-        InputError: there are none, or the index names something elsewhere.
+        InputError: there are none, or the index names a file outside the folder.
     """
     if any(folder.glob("*.safetensors")):
-        raise InputError(f"{folder}: has safetensors already", hint="nothing has to be converted")
+        raise InputError(f"{folder}: has safetensors already", hint="there is nothing to convert")
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
-        raise InputError(
-            f"{folder}: no {WEIGHTS}", hint="weights of TensorFlow or Flax are converted by transformers 4"
-        )
+        raise InputError(f"{folder}: no {WEIGHTS}", hint="to convert TensorFlow or Flax weights, use transformers 4")
     try:
         names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{folder / INDEX}: not an index of weights") from error
+        raise InputError(f"{folder / INDEX}: not a weight index") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise InputError(f"{folder / INDEX}: names {name!r}, which is no file of this folder")
+            raise InputError(f"{folder / INDEX}: names {name!r}, which is not a file in this folder")
     return [folder / name for name in names]
 
 
-def _in_a_process_of_its_own(weights: list[Path], out: Path) -> dict[str, int]:
-    """Have the weights read and written by a child; what it says last on stdout is the answer."""
-    # variables that make torch read more than weights stay out
+def _convert_in_subprocess(weights: list[Path], out: Path) -> dict[str, int]:
+    """Run `write_safetensors` in a child process; the last line of its stdout is the result as JSON."""
+    # TORCH_* variables could make torch read more than weights
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_")}
     command = [sys.executable, "-P", "-m", "pipelines.tools.convert", str(out), *map(str, weights)]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *_python_path()]))
@@ -114,11 +112,11 @@ def _in_a_process_of_its_own(weights: list[Path], out: Path) -> dict[str, int]:
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
-        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise MachineError(f"the process that reads {weights[0].name} failed: {last}") from error
     if "refused" in answer:
         raise InputError(
-            answer["refused"], hint="ask whoever made the file for safetensors; it is not opened otherwise"
+            answer["refused"], hint="ask the author of the file for safetensors; guide does not open this one"
         )
     return answer
 
@@ -137,27 +135,27 @@ def _read(path: Path) -> Mapping[str, Any]:
     """The tensors of one pickled file, by name.
 
     Raises:
-        InputError: it holds anything else, or cannot be read.
+        InputError: it contains anything else, or cannot be read.
     """
     import torch
 
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what a damaged or hostile file raises is anybody's guess
+    except Exception as error:  # a damaged or hostile file can raise anything
         reason = " ".join(str(error).split())
-        # torch's own message goes on to explain how to open it all the same
+        # cut off torch's advice on how to open the file anyway
         reason = reason.split("WeightsUnpickler error:")[-1].split(". Please")[0].strip() or type(error).__name__
-        raise InputError(f"{path}: holds more than weights, or is damaged ({reason[:200]})") from error
+        raise InputError(f"{path}: contains more than weights, or is damaged ({reason[:200]})") from error
     if not isinstance(found, Mapping):
-        raise InputError(f"{path}: holds a {type(found).__name__}, not tensors by name")
+        raise InputError(f"{path}: contains a {type(found).__name__}, not a mapping of names to tensors")
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise InputError(f"{path}: {str(name)[:80]!r} is a {type(tensor).__name__}, not a plain tensor")
     return found
 
 
-def take_over(out: Path, weights: list[Path]) -> dict[str, Any]:
-    """What the process does: write all tensors to one file of safetensors; gives their numbers, or why it refused."""
+def write_safetensors(out: Path, weights: list[Path]) -> dict[str, Any]:
+    """Write the tensors of all files to one safetensors file; returns their counts, or ``refused`` with the reason."""
     import safetensors.torch
 
     try:
@@ -165,17 +163,17 @@ def take_over(out: Path, weights: list[Path]) -> dict[str, Any]:
         for path in weights:
             tensors |= _read(path)
         if not tensors:
-            raise InputError(f"{weights[0]}: holds no tensors")
-        # tied weights share their memory in a pickle; safetensors wants each on its own
-        apart = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-        safetensors.torch.save_file(apart, out, metadata={"format": "pt"})
+            raise InputError(f"{weights[0]}: contains no tensors")
+        # tied weights share memory in a pickle; safetensors needs separate copies
+        separate = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        safetensors.torch.save_file(separate, out, metadata={"format": "pt"})
     except InputError as error:
         return {"refused": error.message}
     with out.open("rb") as file:
         os.fsync(file.fileno())
-    return {"tensors": len(apart), "numbers": sum(tensor.numel() for tensor in apart.values())}
+    return {"tensors": len(separate), "numbers": sum(tensor.numel() for tensor in separate.values())}
 
 
 if __name__ == "__main__":
-    answer = take_over(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
+    answer = write_safetensors(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]])
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -1,4 +1,4 @@
-"""What this machine has: versions, extras, language models, devices, the store, and packages that shadow ours."""
+"""Check this machine: versions, extras, language models, devices, the store, and packages that shadow ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOORS = {
     "pyarrow": "14.0.1",
     "safetensors": "0.8",
 }
-"""Older versions have known holes in how they read files, or lack what guide builds on."""
+"""Older versions have known security holes in reading files, or lack features that guide needs."""
 
 CEILINGS = {"transformers": "6"}
 OTHERS = ("attention-guide", "tokenizers", "accelerate", "numpy", "spacy", "stanza", "pydantic", "typer", "rich")
@@ -32,7 +32,7 @@ State = Literal["ok", "absent", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; ``bad`` means that guide will not work as it should."""
+    """One line of the report; ``bad`` means that guide will not work properly."""
 
     topic: str
     name: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 def examine(store: Store) -> list[Finding]:
-    """All findings, in the order in which to read them."""
+    """All findings, in reading order."""
     return [
         Finding("python", platform.python_implementation(), "ok", platform.python_version()),
         *packages(),
@@ -57,23 +57,23 @@ def examine(store: Store) -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    """The versions that are installed, against the ones that are needed."""
+    """The installed versions of packages, compared with `FLOORS` and `CEILINGS`."""
     findings = []
     for name in (*FLOORS, *OTHERS):
         version = _installed(name)
         if version is None:
             findings.append(Finding("package", name, "bad" if name in FLOORS else "absent", "not installed"))
         elif name in FLOORS and version_key(version) < version_key(FLOORS[name]):
-            findings.append(Finding("package", name, "bad", f"{version}; needed is {FLOORS[name]} or newer"))
+            findings.append(Finding("package", name, "bad", f"{version}; guide needs {FLOORS[name]} or newer"))
         elif name in CEILINGS and version_key(version) >= version_key(CEILINGS[name]):
-            findings.append(Finding("package", name, "bad", f"{version}; needed is one before {CEILINGS[name]}"))
+            findings.append(Finding("package", name, "bad", f"{version}; guide needs a version below {CEILINGS[name]}"))
         else:
             findings.append(Finding("package", name, "ok", version))
     return findings
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """The numbers of a version, for comparison: ``2.13.0+cpu`` is (2, 13, 0), and 2.10 equals 2.10.0."""
+    """A version as numbers, for comparison: ``2.13.0+cpu`` is (2, 13), and 2.10 equals 2.10.0."""
     numbers = []
     for part in version.split("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -101,11 +101,13 @@ def extras() -> list[Finding]:
 
 
 def language_models() -> list[Finding]:
-    """The spaCy models that are installed as packages, found without importing spaCy."""
+    """The installed spaCy models, found without importing spaCy."""
     found = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="spacy_models") if entry.dist}
     if not found:
         return [
-            Finding("language model", "spacy", "absent", "none; `python -m spacy download en_core_web_sm` gets one")
+            Finding(
+                "language model", "spacy", "absent", "none; install one with `python -m spacy download en_core_web_sm`"
+            )
         ]
     return [Finding("language model", name, "ok", version) for name, version in sorted(found.items())]
 
@@ -113,7 +115,7 @@ def language_models() -> list[Finding]:
 def devices() -> list[Finding]:
     try:
         import torch
-    except Exception as error:  # a broken installation fails in many ways
+    except Exception as error:  # a broken installation can raise anything
         return [Finding("device", "torch", "bad", f"cannot be imported: {error}")]
     findings = [Finding("device", "cpu", "ok", f"{torch.get_num_threads()} threads")]
     if not torch.cuda.is_available():
@@ -141,19 +143,19 @@ def storage(store: Store) -> list[Finding]:
 
 
 def shadows() -> list[Finding]:
-    """Whether the packages that Python finds under our names are ours."""
+    """Whether our package names import our packages, from the folder that this module is in."""
     findings = []
     for name in OURS:
         spec = importlib.util.find_spec(name)
-        where = Path(spec.origin).resolve().parent if spec and spec.origin else None
-        if where == ROOT / name:
+        found = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if found == ROOT / name:
             others = [d for d in metadata.packages_distributions().get(name, []) if d != "attention-guide"]
             state: State = "bad" if others else "ok"
-            detail = f"also installed by {', '.join(others)}" if others else str(where)
+            detail = f"also installed by {', '.join(others)}" if others else str(found)
             findings.append(Finding("import", name, state, detail))
         else:
             findings.append(
-                Finding("import", name, "bad", f"{where} shadows {ROOT / name}; use an environment of its own")
+                Finding("import", name, "bad", f"{found} shadows {ROOT / name}; install guide in its own environment")
             )
     return findings
 

@@ -1,4 +1,4 @@
-"""Which architectures can be guided with the transformers that is installed: proved each time, on a tiny model of each."""
+"""Which architectures can be guided with the installed transformers, tested on a tiny model of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TINY: dict[str, Any] = {
     "pad_token_id": 1,
     **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
 }
-"""Two layers of two heads, under every name that an architecture has for them."""
+"""Two layers of two heads, under every name that architectures use for these settings."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Support:
     """One row of the table.
 
     Attributes:
-        family: what people call it.
-        model: the class of the model on which it was proved, or of the configuration where there is none.
+        family: its usual name.
+        model: the class of the tested model; if none could be made, the name of the architecture in transformers.
         attention: the class of its attention modules.
-        heads: where heads can be guided, as ``encoder self``, ``decoder self`` and ``decoder cross``.
-        reason: why not, or None.
+        heads: the kinds of attention that can be guided: ``encoder self``, ``decoder self``, ``decoder cross``.
+        reason: why it cannot be guided, or None.
     """
 
     family: str
@@ -51,7 +51,7 @@ class Support:
 
     @property
     def supported(self) -> bool:
-        """Whether guidance was seen to reach every head."""
+        """Whether guidance reached every head of the tiny model."""
         return self.reason is None
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,27 +59,27 @@ class Support:
 
 
 def examine() -> list[Support]:
-    """A row for each architecture that we know, in the order of `FAMILIES`."""
+    """One row per architecture, in the order of `FAMILIES`."""
     with torch.random.fork_rng(devices=[]):
         return [_examine(name, family) for name, family in FAMILIES.items()]
 
 
 def _examine(name: str, family: Family) -> Support:
-    what = name
+    tested = name
     try:
         model = tiny_model(name)
-        what = type(model).__name__
+        tested = type(model).__name__
         handle = install(model, Plan())
         kinds = {f"{site.stack} {site.attention}": None for sites in handle.sites.values() for site in sites}
         handle.remove()
-    except Exception as error:  # another version of transformers may fail in any way, and the others still count
+    except Exception as error:  # other versions of transformers may fail in any way; still test the rest
         reason = error.message if isinstance(error, GuideError) else f"{type(error).__name__}: {error}"
-        return Support(family.label, what, family.attention, (), reason.splitlines()[0])
-    return Support(family.label, what, family.attention, tuple(kinds))
+        return Support(family.label, tested, family.attention, (), reason.splitlines()[0])
+    return Support(family.label, tested, family.attention, tuple(kinds))
 
 
 def tiny_model(name: str) -> PreTrainedModel:
-    """A random model of two layers, by the name of its folder in transformers."""
+    """A random two-layer model of an architecture, named as its folder in transformers."""
     config = AutoConfig.for_model(name.replace("_", "-"), **_TINY)
     auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForMaskedLM
     model: PreTrainedModel = auto.from_config(config)

@@ -1,1 +1,1 @@
-"""What people look at: plans, texts under a plan, curves, comparisons; as lines, tables and pictures."""
+"""Views for people: plans, patterns on a text, learning curves and comparisons, as text, tables and pictures."""

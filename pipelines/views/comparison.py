@@ -1,7 +1,7 @@
-"""Runs beside a baseline: losses at equal steps, steps and seconds to equal loss, speed; seeds as mean, spread and t-test.
+"""Compare runs with a baseline: loss at equal steps, steps and seconds to equal loss, speed; statistics over seeds.
 
-Losses are of the task alone: what guides add is never in them.  All runs are looked at up to the last step of the
-shortest.  A run whose loss is "smoothed" at a step is at the mean of the last ``window`` steps.
+Losses are those of the task, without the losses of guides.  All runs are compared up to the last step of the shortest.
+The smoothed loss at a step is the mean over the last ``window`` steps.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from guidance.errors import InputError, UnknownName
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.training.plan_inputs import inputs_of
+from pipelines.views.comparability import check_comparable, repeated_runs, run_notes
 from pipelines.views.curves import Curve, Points, read_curve
 
 WINDOW = 50
-"""Steps over which training losses are averaged; a quarter of the run at most."""
+"""Default number of steps to average training losses over; at most a quarter of the run is used."""
 
 FIGURES = {
     "average": "mean training loss over all steps",
@@ -41,26 +41,26 @@ FIGURES = {
     "best_score": "best score",
     "steps_to_equal_score": "first step at which the score is as good as the last one of the baseline",
 }
-"""What is measured of a run, in the order in which it is written; None where it is not defined."""
+"""The figures of a run, in output order; a figure is None where it is not defined."""
 
 TESTED = ("average", "loss_25", "loss_50", "loss_75", "final", "valid", "best_valid", "score", "best_score")
-"""Figures of which the difference from the baseline is taken and tested."""
+"""Figures whose difference from the baseline is computed and tested."""
 
-BESIDE = {
+RELATIVE = {
     *("steps_to_equal_loss", "share_of_steps", "seconds_to_equal_loss", "share_of_seconds", "steps_to_equal_score"),
     *("equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds"),
 }
-"""Figures of a run beside its partner in the baseline."""
+"""Figures that compare a run with its partner in the baseline."""
 
 Figures = dict[str, float | None]
 
 LOWER_IS_BETTER = ("loss", "nll", "perplexity", "error")
-"""How the names of scores end of which less is better."""
+"""Endings of the names of scores for which lower is better."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone; or one run."""
+    """One run, or several that differ only in their seed."""
 
     label: str
     curves: tuple[Curve, ...]
@@ -71,8 +71,8 @@ class Summary:
     """One figure of the runs of a group.
 
     Attributes:
-        values: one a run; None where it is not defined for it.
-        mean: None unless every run has a value.
+        values: one per run; None where the figure is not defined.
+        mean: None unless all runs have a value.
         sd: sample standard deviation; None for fewer than two runs.
     """
 
@@ -95,17 +95,17 @@ class Summary:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a group.
+    """The results of one group.
 
     Attributes:
-        runs: the figures of each run, by their names in `FIGURES`; those that need a partner in the baseline are None
-            for a run without one.
-        summary: each figure over the runs; one that needs a partner over the runs that have one.
-        difference: of losses and scores, run minus partner over all pairs.
-        p: two-sided paired t-test that the mean difference is 0; None for fewer than two pairs, or where all pairs
-            differ by the same.
-        num_pairs: runs that have a partner of the same seed in the baseline.
-        differs: settings and inputs in which the first run differs from the first one of the baseline.
+        runs: the figures of each run, by their names in `FIGURES`; for a run without a partner in the baseline, those
+            in `RELATIVE` are None.
+        summary: each figure over all runs; those in `RELATIVE` over the runs that have a partner.
+        difference: figures in `TESTED`, run minus partner, over all pairs.
+        p: p-value of a two-sided paired t-test that the mean difference is 0; None for fewer than two pairs, or if all
+            differences are equal.
+        num_pairs: number of runs with a partner of the same seed in the baseline.
+        differs: settings and inputs in which the first run differs from the first run of the baseline.
     """
 
     group: Group
@@ -141,52 +141,31 @@ def run(
     """Compare runs, finished or not, with the first of them.
 
     Args:
-        references: names, ids or paths of model artifacts; ``model/<id>`` of unfinished work too.
-        loss: the loss to compare, instead of that which each run names first.
-        score: a column ``eval/<task>/<metric>`` to compare as well.
-        group: take together the runs that differ in nothing but their seed.
-        window: steps over which training losses are averaged; `WINDOW` by default.
+        references: names, ids or paths of model artifacts, or ``model/<id>`` of unfinished runs.
+        loss: the loss to compare, by default the first one of each run.
+        score: also compare this column, ``eval/<task>/<metric>``.
+        group: group runs that differ only in their seed.
+        window: steps to average training losses over; `WINDOW` by default.
 
     Raises:
         ArtifactMissing, NumericalError: see `pipelines.views.curves.read_curve`.
-        InputError: the runs cannot be compared; or two of a group have one seed.
+        InputError: the runs cannot be compared, or two runs of a group have the same seed.
     """
     curves = [read_curve(reference, store, loss=loss) for reference in references]
-    notes = [] if group else _repeated(curves)
+    notes = [] if group else repeated_runs(curves)
     groups = grouped(curves, notes) if group else [Group(curve.label, (curve,)) for curve in curves]
-    notes += check_comparable(curves, store, chosen=loss is not None) + _states(curves)
+    notes += check_comparable(curves, store, chosen=loss is not None) + run_notes(curves)
     return compare(groups, window=window or WINDOW, score=score, notes=notes)
 
 
-def _states(curves: Sequence[Curve]) -> list[str]:
-    """Which runs are unfinished, and whether they ran in the same way."""
-    notes = []
-    for curve in curves:
-        if not curve.origin.finished:
-            settings = curve.origin.settings
-            planned = settings.get("steps") if settings.get("epochs") is None else None
-            of = f" of {planned:,}" if planned else ""
-            notes.append(f"{curve.label} is unfinished, at step {len(curve.losses):,}{of}")
-    for key in ("device", "precision", "processes"):
-        told = [curve.origin.circumstances for curve in curves]
-        found = sorted({str(circumstances[key]) for circumstances in told if key in circumstances})
-        if len(found) > 1:
-            notes.append(f"speeds are not alike: {key} {', '.join(found)}")
-    return notes
-
-
-def _repeated(curves: Sequence[Curve]) -> list[str]:
-    """Which runs stand there twice."""
-    first: dict[str, Curve] = {}
-    twins = [(curve, first.setdefault(curve.origin.reference, curve)) for curve in curves]
-    return [f"{curve.label} is the same run as {other.label}" for curve, other in twins if other is not curve]
-
-
 def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
-    """Runs whose settings and inputs differ in the seed alone, taken together, in the order of their first ones.
+    """Group runs whose settings and inputs differ only in the seed, in the order of their first runs.
 
     Args:
-        notes: gets a line for each run that is left out because it stands there twice.
+        notes: a line is appended for each run that was given twice, which counts once.
+
+    Raises:
+        InputError: two different runs of a group have the same seed.
     """
     found: dict[str, list[Curve]] = {}
     for curve in curves:
@@ -198,86 +177,26 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
         if twin is None:
             members.append(curve)
         elif twin.origin.reference == origin.reference:
-            notes.append(f"{curve.label} is the same run as {twin.label}, and counts once")
+            notes.append(f"{curve.label} is the same run as {twin.label} and counts once")
         else:
             raise InputError(
                 f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
                 hint="leave one of them out",
             )
-    return [Group(_name_of_all([member.label for member in members]), tuple(members)) for members in found.values()]
+    return [Group(_common_label([member.label for member in members]), tuple(members)) for members in found.values()]
 
 
-def _name_of_all(labels: Sequence[str]) -> str:
-    """One name for several runs: ``plain-*`` of plain-0 and plain-1; of names that begin differently the first, and how
-    many more there are."""
+def _common_label(labels: Sequence[str]) -> str:
+    """One label for several runs: ``plain-*`` for plain-0 and plain-1; without a common prefix, ``a +1``."""
     if len(labels) == 1:
         return labels[0]
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(labels), max(labels), strict=False))
-    begin = "".join(letter for letter, _ in same).rstrip("0123456789")
-    return f"{begin}*" if begin and not begin.endswith("/") else f"{labels[0]} +{len(labels) - 1}"
-
-
-# what can be compared
-
-
-def check_comparable(curves: Sequence[Curve], store: Store, *, chosen: bool) -> list[str]:
-    """What to know when reading a comparison of these runs with the first of them.
-
-    Args:
-        chosen: the user named the loss, so that runs of different objectives may be compared by it.
-
-    Raises:
-        InputError: the objectives, the losses or the training data differ.
-    """
-    base, notes = curves[0], []
-    for curve in curves[1:]:
-        if curve.loss != base.loss:
-            raise InputError(
-                f"{base.label} learns by the loss {base.loss}, {curve.label} by {curve.loss}",
-                hint="--loss NAME compares one that both have",
-            )
-        ours, theirs = (origin.settings.get("objective") for origin in (base.origin, curve.origin))
-        if ours != theirs and not chosen:
-            raise InputError(
-                f"{base.label} has the objective {ours}, {curve.label} has {theirs}",
-                hint=f"--loss {base.loss} compares that loss all the same",
-            )
-        if ours != theirs:
-            notes.append(f"the objectives differ: {ours} of {base.label}, {theirs} of {curve.label}")
-        notes += _check_data(base, curve, store)
-        smoothed = (("label_smoothing", "losses are"),) if base.loss == "translation" else ()
-        for key, what in (("mask_probability", "losses are"), ("valid_sequences", "validation losses are"), *smoothed):
-            before, now = (origin.settings.get(key) for origin in (base.origin, curve.origin))
-            if before != now:
-                notes.append(f"{what} not of the same: {key} {before} of {base.label}, {now} of {curve.label}")
-    return notes
-
-
-def _check_data(base: Curve, curve: Curve, store: Store) -> list[str]:
-    """Raises InputError unless two runs read the same sequences, up to those of validation."""
-    ours, theirs = (inputs_of("sequences", origin.inputs) for origin in (base.origin, curve.origin))
-    if ours == theirs:
-        return []
-    files = {artifact.content: artifact.files for artifact in store.artifacts() if artifact.kind == "sequences"}
-    read = [
-        [{n: entry["sha256"] for n, entry in files[content].items() if n != "valid.parquet"} for content in contents]
-        for contents in (ours, theirs)
-        if all(content in files for content in contents)
-    ]
-    if len(read) == 2 and read[0] == read[1]:
-        return [f"validation data differ: those of {curve.label} are not those of {base.label}"]
-    raise InputError(
-        f"{base.label} and {curve.label} were trained on different sequences ({_short(ours)} and {_short(theirs)})",
-        hint="losses compare on the same sequences only; `guide lineage` shows where runs come from",
-    )
-
-
-def _short(contents: Sequence[str]) -> str:
-    return " with ".join(content[:12] for content in contents) or "none"
+    prefix = "".join(letter for letter, _ in same).rstrip("0123456789")
+    return f"{prefix}*" if prefix and not prefix.endswith("/") else f"{labels[0]} +{len(labels) - 1}"
 
 
 def _differences(base: Curve, group: Group) -> list[str]:
-    """The settings and inputs in which a group differs from the baseline."""
+    """Names of the settings and inputs in which a group differs from the baseline."""
     ours, theirs = base.origin, group.curves[0].origin
     found = {
         key
@@ -294,7 +213,9 @@ def _differences(base: Curve, group: Group) -> list[str]:
 def compare(
     groups: Sequence[Group], *, window: int = WINDOW, score: str | None = None, notes: Sequence[str] = ()
 ) -> Comparison:
-    """Measure every run against its partner in the first group: the one of its seed, or where both groups are one run, that.
+    """Compare every run with its partner in the first group: the run of the same seed.
+
+    If both groups are a single run, those are partners whatever their seeds.
 
     Raises:
         UnknownName: no run has the score.
@@ -310,14 +231,14 @@ def compare(
     groups = [Group(group.label, tuple(curve.until(steps) for curve in group.curves)) for group in groups]
     base = groups[0].curves
     partner = {curve: _partner(base, curve, group) for group in groups for curve in group.curves}
-    if alone := [curve.label for curve, other in partner.items() if other is None]:
-        notes.append(f"without a partner of the same seed in the baseline, and so in no pair: {', '.join(alone)}")
+    if unpaired := [curve.label for curve, other in partner.items() if other is None]:
+        notes.append(f"in no pair, since the baseline has no run of the same seed: {', '.join(unpaired)}")
     valid_step = _shared_step("validation losses", [curve.valid for curve in partner], notes)
     score_step = _shared_step("scores", [curve.scores.get(score or "", ()) for curve in partner], notes)
     figures = {
-        curve: _alone(curve, window, valid_step)
-        | _beside(curve, other, window)
-        | _scored(curve, other, score, score_step)
+        curve: _own_figures(curve, window, valid_step)
+        | _relative_figures(curve, other, window)
+        | _score_figures(curve, other, score, score_step)
         for curve, other in partner.items()
     }
     rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
@@ -330,8 +251,8 @@ def _row(
 ) -> Row:
     pairs = [(figures[curve], figures[other]) for curve in group.curves if (other := partner[curve])]
     runs = tuple(figures[curve] for curve in group.curves)
-    beside = [found for found, _ in pairs]
-    summary = {name: Summary.of(run[name] for run in (beside if name in BESIDE else runs)) for name in FIGURES}
+    paired = [found for found, _ in pairs]
+    summary = {name: Summary.of(run[name] for run in (paired if name in RELATIVE else runs)) for name in FIGURES}
     difference = {name: Summary.of(_minus(ours[name], theirs[name]) for ours, theirs in pairs) for name in TESTED}
     p = {name: paired_t_test(found) for name, found in difference.items()}
     return Row(group, runs, summary, difference, p, len(pairs), differs)
@@ -345,24 +266,24 @@ def _column(score: str, curves: Sequence[Curve]) -> str:
     return name
 
 
-def _shared_step(what: str, tracks: Sequence[Points], notes: list[str]) -> int | None:
-    """The last step of which all that have points at all have one; None, and a note, where there is no such step."""
-    steps = [{step for step, _ in points} for points in tracks if points]
+def _shared_step(what: str, series: Sequence[Points], notes: list[str]) -> int | None:
+    """The last step that all non-empty series have.  If there is none: None, and a note is appended."""
+    steps = [{step for step, _ in points} for points in series if points]
     shared = max(set.intersection(*steps), default=None) if steps else None
     if steps and shared is None:
-        notes.append(f"{what} are not of the same step: the last one of each run is taken")
+        notes.append(f"{what} have no step in common; the last one of each run is used")
     return shared
 
 
 def _partner(baseline: Sequence[Curve], curve: Curve, group: Group) -> Curve | None:
-    """The run of the baseline that a run is measured against."""
+    """The run of the baseline that a run is compared with."""
     if len(baseline) == len(group.curves) == 1:
         return baseline[0]
     return next((other for other in baseline if curve.seed is not None and other.seed == curve.seed), None)
 
 
-def _alone(curve: Curve, window: int, valid_step: int | None) -> Figures:
-    """The figures that need no other run."""
+def _own_figures(curve: Curve, window: int, valid_step: int | None) -> Figures:
+    """The figures that depend on this run alone."""
     smoothed, num_steps = curve.smoothed(window), len(curve.losses)
     quarters = {f"loss_{25 * q}": float(smoothed[max(0, num_steps * q // 4 - 1)]) for q in (1, 2, 3)}
     return {
@@ -376,10 +297,10 @@ def _alone(curve: Curve, window: int, valid_step: int | None) -> Figures:
     }
 
 
-def _beside(curve: Curve, other: Curve | None, window: int) -> Figures:
-    """Where a run stands at the loss, and at the time, at which another one ends."""
+def _relative_figures(curve: Curve, other: Curve | None, window: int) -> Figures:
+    """The figures in `RELATIVE`, except that of scores."""
     if other is None:
-        return dict.fromkeys(BESIDE)
+        return dict.fromkeys(RELATIVE)
     elapsed, others = curve.elapsed(), other.elapsed()
     step = curve.first_step_at(float(other.smoothed(window)[-1]), window)
     seconds = None if step is None else float(elapsed[step - 1])
@@ -395,7 +316,7 @@ def _beside(curve: Curve, other: Curve | None, window: int) -> Figures:
     }
 
 
-def _scored(curve: Curve, other: Curve | None, score: str | None, step: int | None) -> Figures:
+def _score_figures(curve: Curve, other: Curve | None, score: str | None, step: int | None) -> Figures:
     points = curve.scores.get(score, ()) if score else ()
     sign = -1 if score and lower_is_better(score) else 1
     goal = _value_at(other.scores.get(score, ()), step) if other and score else None
@@ -413,12 +334,12 @@ def lower_is_better(score: str) -> bool:
 
 
 def _value_at(points: Points, step: int | None) -> float | None:
-    """The value at a step, or where there is no such step the last one."""
+    """The value at a step, or the last value if ``step`` is None; None if there is no such value."""
     return next((value for at, value in reversed(points) if step in (None, at)), None)
 
 
 def _loss_after(curve: Curve, seconds: float, window: int) -> float | None:
-    """The smoothed loss after the last step that has ended by then."""
+    """The smoothed loss after the last step that ended within this time."""
     import numpy as np
 
     done = int(np.searchsorted(curve.elapsed(), seconds, side="right"))
@@ -430,7 +351,7 @@ def _minus(ours: float | None, theirs: float | None) -> float | None:
 
 
 def paired_t_test(difference: Summary) -> float | None:
-    """Two-sided p of the differences of pairs; None for fewer than two, or where all pairs differ by the same."""
+    """Two-sided p-value for a mean difference of 0; None for fewer than two pairs, or if all differences are equal."""
     if difference.mean is None or difference.sd is None:
         return None
     if difference.sd <= 1e-12 * max(abs(value or 0.0) for value in difference.values):

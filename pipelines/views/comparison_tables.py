@@ -12,17 +12,17 @@ from typing import Any
 from pipelines.views.comparison import FIGURES, Comparison, Row, Summary, lower_is_better
 
 WIDTH = 120
-"""Characters of a line of text at most."""
+"""Maximum number of characters per line of text."""
 
 NOTHING = "–"
-"""What is not defined."""
+"""Shown for a figure that is not defined."""
 
 Cell = Callable[[Row], str]
 Column = tuple[str, Cell]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """All numbers, for programs."""
+    """All figures, for programs."""
     groups = []
     for row in comparison.rows:
         curves = row.group.curves
@@ -61,7 +61,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One row a run, with its group, its seed and every figure; empty where one is not defined."""
+    """One row per run: group, seed and every figure; a figure that is not defined is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["group", "run", "artifact", "seed", "loss_name", "score_name", "steps", "window", *FIGURES])
@@ -75,7 +75,7 @@ def as_csv(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A part of the comparison for people; the first column names the runs."""
+    """One table of the comparison; the first column names the runs."""
 
     caption: str
     titles: list[str]
@@ -83,7 +83,7 @@ class Table:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The comparison as a few tables, each of one subject."""
+    """The comparison as several tables, one per subject."""
     rows, steps = comparison.rows, comparison.steps
     base = rows[0].group.label
     many = any(len(row.group.curves) > 1 for row in rows)
@@ -140,8 +140,8 @@ def tables(comparison: Comparison) -> list[Table]:
         tested = ["average", "final", "valid", *(["score"] if comparison.score else [])]
         names = {"valid": "validation"}
         columns = [c for name in tested for c in ((names.get(name, name), _difference(name)), ("p", _p(name)))]
-        how = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
-        found.append(_table(f"difference from {base}{how}", rows[1:], *pairs, *columns))
+        test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
+        found.append(_table(f"difference from {base}{test}", rows[1:], *pairs, *columns))
     return found
 
 
@@ -167,7 +167,7 @@ def _p(name: str) -> Cell:
 
 
 def _reached(name: str, never: str) -> Cell:
-    """A step; or how many of the runs have got there at all."""
+    """The mean step, or how many of the runs reached the goal."""
 
     def cell(row: Row) -> str:
         found = row.summary[name]
@@ -187,7 +187,7 @@ def _with_spread(found: Summary, form: str) -> str:
 
 
 def as_text(comparison: Comparison) -> list[str]:
-    """Lines of plain text, at most `WIDTH` characters wide; a long label is cut in its middle."""
+    """Lines of plain text, at most `WIDTH` characters wide; long labels are shortened in the middle."""
     lines: list[str] = []
     for table in tables(comparison):
         grid = [table.titles, *table.cells]

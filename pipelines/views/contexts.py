@@ -1,4 +1,4 @@
-"""What a table of co-occurrence says: of one word and a sentence, and as a matrix for other tools."""
+"""A co-occurrence table, shown for one word and a text, or exported as a matrix for other tools."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pipelines.text.tokenizer_files import load_tokenizer
 __all__ = ["Context", "contexts_of", "dense", "newest"]
 
 LONGEST = 100_000
-"""Characters of a text that is looked at by eye."""
+"""Maximum number of characters of a text to show."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """How strongly one token of a word expects each token of a text.
+    """The co-occurrence coefficients of one token of a word with each token of a text.
 
     Attributes:
-        token: as the tokenizer writes it.
-        text: its letters.
-        known: whether it is in the table; where not, all coefficients are None.
-        keys: letters of each token of the text, the token, and the coefficient; None for one that is not in the table.
+        token: as written in the vocabulary.
+        text: the characters that it covers.
+        known: whether the table has it; if not, all coefficients are None.
+        keys: for each token of the text its characters, the token, and the coefficient; None if the table does not have
+            the token.
     """
 
     token: str
@@ -37,15 +38,16 @@ class Context:
 
 
 def newest(store: Store) -> Artifact:
-    """The table that was counted last.
+    """The co-occurrence table that was counted last.
 
     Raises:
-        ArtifactMissing: there is none.
+        ArtifactMissing: the store has none.
     """
     found = [artifact for artifact in store.artifacts() if artifact.kind == "cooccur"]
     if not found:
         raise ArtifactMissing(
-            f"no co-occurrence has been counted in {store.root}", hint="guide build-cooccur CORPUS TOKENIZER"
+            f"there is no co-occurrence table in {store.root}",
+            hint="count one: guide build-cooccur CORPUS TOKENIZER",
         )
     last = max(found, key=lambda artifact: (str(artifact.manifest["created"]), artifact.path.stat().st_mtime_ns))
     last.verify()
@@ -55,25 +57,25 @@ def newest(store: Store) -> Artifact:
 def contexts_of(
     artifact: Artifact, word: str, text: str, *, totals: Literal["pairs", "tokens"] = "pairs"
 ) -> list[Context]:
-    """One row for each token of the word: where it stands in the text, else as it would stand at its end.
+    """One row per token of the word, taken at its first occurrence in the text, or appended to the text if it has none.
 
     Raises:
-        InputError: no word, no text, or a text that is too long or is not Unicode.
+        InputError: the word or the text is empty or not valid Unicode, or the text is too long.
     """
-    for what, given in (("word", word), ("text", text)):
-        if not given.strip():
+    for what, value in (("word", word), ("text", text)):
+        if not value.strip():
             raise InputError(f"the {what} is empty", hint='for example: guide cooccur show is --text "he is swimming"')
-        if any("\ud800" <= letter <= "\udfff" for letter in given):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise InputError(f"the {what} is not UTF-8")
     if len(text) + len(word) > LONGEST:
-        raise InputError(f"the text has {len(text):,} characters; {LONGEST:,} can be shown", hint="take a shorter text")
+        raise InputError(f"the text has {len(text):,} characters; the limit is {LONGEST:,}", hint="use a shorter text")
     tokenizer = load_tokenizer({"tokenizer.json": artifact.read("tokenizer/tokenizer.json")})
     word = word.strip()
-    place = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
-    start = place.start() if place else len(text) + 1
-    own = _pieces(tokenizer, text if place else f"{text} {word}")
-    pieces = [piece for piece in own if piece.start < start + len(word) and piece.end > start]
-    keys = [piece for piece in own if piece.start < len(text)]
+    match = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+    start = match.start() if match else len(text) + 1
+    all_pieces = _pieces(tokenizer, text if match else f"{text} {word}")
+    pieces = [piece for piece in all_pieces if piece.start < start + len(word) and piece.end > start]
+    keys = [piece for piece in all_pieces if piece.start < len(text)]
     table = load_table(artifact, totals=totals)
     rows = table.rows_V.tolist()
     contexts = []
@@ -109,7 +111,7 @@ def _pieces(tokenizer: Any, text: str) -> list[_Piece]:
 
 
 def dense(artifact: Artifact, *, half: bool = False, totals: Literal["pairs", "tokens"] = "pairs") -> bytes:
-    """S as a file of safetensors: ``scores`` (N, N), float32 or float16, and ``ids`` (N,), the token of each row."""
+    """The matrix S as safetensors: ``scores`` (N, N), float32 or float16, and ``ids`` (N,), the token of each row."""
     import numpy as np
     from safetensors.numpy import save
 

@@ -1,6 +1,7 @@
-"""What runs have logged: loss, seconds and tokens of every step, validation losses and scores of some steps.
+"""The logged metrics of runs: loss, seconds and tokens of every step; validation losses and scores of some steps.
 
-A finished run has ``metrics.parquet`` in its artifact, one that is still going ``metrics.jsonl`` among its unfinished work.
+A finished run has ``metrics.parquet`` in its artifact, a running one ``metrics.jsonl`` in its folder of unfinished
+work.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ METRICS = "metrics.parquet"
 KIND = "model"
 
 PART = 10_000
-"""Rows of a log that are held as objects at once."""
+"""Rows of a log to hold as Python objects at once."""
 
 Points = tuple[tuple[int, float], ...]
-"""A step and what was measured after it, for some steps in order."""
+"""(step, value measured after it) for some steps, in order."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The run that a curve is of.
+    """The run that a curve belongs to.
 
     Attributes:
         reference: ``model/<id>``.
-        settings: its configuration without knobs of execution, which do not decide the result.
-        inputs: the content of each input, by role.
-        finished: False while it is going, or where it was interrupted.
-        circumstances: device, precision and number of processes, where they are known.
+        settings: its configuration, without settings that do not affect the result.
+        inputs: the content digest of each input, by role.
+        finished: False if it is running or was interrupted.
+        circumstances: device, precision and number of processes, as far as known.
     """
 
     reference: str = ""
@@ -57,15 +58,15 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The training loss of one run, from its first step on.
+    """The training loss of one run, from its first step.
 
     Attributes:
         loss: name of the loss, as in the column ``loss/<name>``.
-        losses: this loss at each step (guides left out), in nats per prediction.
-        seconds: time of each step; validation and saving are not in it.
+        losses: this loss at each step, without the losses of guides, in nats per prediction.
+        seconds: time of each step, without validation and saving.
         tokens: tokens of each step.
-        valid: the validation losses of the same name.
-        scores: other things that were evaluated on the way, by the name of their column, ``eval/<task>/<metric>``.
+        valid: validation losses of the same name.
+        scores: other metrics evaluated during training, by their column, ``eval/<task>/<metric>``.
     """
 
     label: str
@@ -79,19 +80,19 @@ class Curve:
 
     @classmethod
     def of(cls, model: Artifact, label: str, *, loss: str | None = None) -> Curve:
-        """The curve of a model artifact, of its task's own loss unless another is named.
+        """The curve of a model artifact, by default of the loss of its task.
 
         Raises:
-            InputError: the model was not trained here, or the table is not what training writes.
-            UnknownName: it has no such loss.
-            NumericalError: a number that is needed is not finite.
+            InputError: the artifact has no metrics, or they are not as `guide pretrain` writes them.
+            UnknownName: there is no such loss.
+            NumericalError: a value is not finite.
         """
         import pyarrow as pa
 
         if METRICS not in model.files:
             raise InputError(
-                f"{label}: this model has no {METRICS}, so nothing is known of its training",
-                hint="what `guide pretrain` makes has it",
+                f"{label}: this model has no {METRICS}, the log of its training",
+                hint="compare models made by `guide pretrain`",
             )
         model.verify(METRICS)
         try:
@@ -112,11 +113,11 @@ class Curve:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the run, where it is known."""
+        """The seed of the run, if known."""
         return self.origin.settings.get("seed")
 
     def until(self, step: int) -> Curve:
-        """The same run as it stood after a step."""
+        """The same run, cut off after a step."""
         return dataclasses.replace(
             self,
             losses=self.losses[:step],
@@ -127,7 +128,7 @@ class Curve:
         )
 
     def smoothed(self, window: int) -> np.ndarray:
-        """The mean loss of the last ``window`` steps, at every step; of fewer at the beginning."""
+        """At every step the mean loss of the last ``window`` steps, or of all so far if there are fewer."""
         import numpy as np
 
         total = np.concatenate(([0.0], np.cumsum(self.losses, dtype=np.float64)))
@@ -136,17 +137,17 @@ class Curve:
         return (total[last] - total[first]) / (last - first)
 
     def elapsed(self) -> np.ndarray:
-        """Seconds of training up to the end of each step."""
+        """Seconds of training until the end of each step."""
         import numpy as np
 
         return np.cumsum(self.seconds, dtype=np.float64)
 
     def first_step_at(self, loss: float, window: int) -> int | None:
-        """The first step, with a full window behind it, whose smoothed loss is no higher than ``loss``."""
+        """The first step, once the window is full, with a smoothed loss of at most ``loss``; None if there is none."""
         import numpy as np
 
         means = self.smoothed(window)
-        reached = np.flatnonzero(means <= loss + 1e-9 * abs(loss))  # sums of the same numbers may differ in a bit
+        reached = np.flatnonzero(means <= loss + 1e-9 * abs(loss))  # equal losses may differ by rounding
         reached = reached[reached >= window - 1]
         return int(reached[0]) + 1 if len(reached) else None
 
@@ -156,11 +157,11 @@ class Curve:
 
 
 def read_curve(reference: str, store: Store, *, loss: str | None = None) -> Curve:
-    """The curve of a run: a model artifact, or the unfinished work ``model/<id>`` of a run that is still going.
+    """The curve of a finished run (a model artifact) or of an unfinished one (``model/<id>``).
 
     Raises:
         ArtifactMissing: there is no such run.
-        InputError: as in `Curve.of`; or the run has not finished a step.
+        InputError: as for `Curve.of`, or the run has not finished a step yet.
     """
     try:
         return _finished(reference, store, loss)
@@ -169,17 +170,17 @@ def read_curve(reference: str, store: Store, *, loss: str | None = None) -> Curv
         if folder is None:
             raise
     try:
-        return _going(folder, reference, loss)
-    except FileNotFoundError:  # it has ended in this moment
+        return _unfinished(folder, reference, loss)
+    except FileNotFoundError:  # the run has just finished
         return _finished(f"{KIND}/{folder.name}", store, loss)
 
 
 def _finished(reference: str, store: Store, loss: str | None) -> Curve:
-    with store.load(reference, kind=KIND, verify=False) as artifact:  # the weights are not looked at
+    with store.load(reference, kind=KIND, verify=False) as artifact:  # the weights are not needed
         return Curve.of(artifact, reference, loss=loss)
 
 
-def _going(folder: Path, reference: str, loss: str | None) -> Curve:
+def _unfinished(folder: Path, reference: str, loss: str | None) -> Curve:
     import pyarrow as pa
 
     try:
@@ -187,14 +188,14 @@ def _going(folder: Path, reference: str, loss: str | None) -> Curve:
         origin = Origin(f"{KIND}/{folder.name}", about["config"], about["inputs"], False)
         table = pa.concat_tables(_parts(folder / METRICS_LOG), promote_options="default")
     except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise ArtifactDamaged(f"{folder}: not the log of a run ({error})") from error
+        raise ArtifactDamaged(f"{folder}: not the log of a training run ({error})") from error
     if not len(table):
         raise InputError(f"{reference} has not finished a step yet", hint="try again later")
     return _curve(table, reference, loss, origin)
 
 
 def _parts(log: Path) -> Iterator[Any]:
-    """The columns that are needed, a few thousand rows at a time; all rows there are whole, also while the log grows."""
+    """The needed columns, `PART` rows at a time.  An incomplete last line, still being written, is skipped."""
     import pyarrow as pa
 
     yield pa.table({})
@@ -212,13 +213,13 @@ def _is_needed(name: str) -> bool:
 def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
     """A curve from the columns of the metrics."""
     names = [name.removeprefix("loss/") for name in table.column_names if name.startswith("loss/")]
-    # the total holds the losses of guides, which runs without them do not have
+    # the total includes the losses of guides, so it is not comparable between runs
     known = [name for name in names if name != "total"]
     if loss is not None and loss.removeprefix("loss/") not in known:
         raise UnknownName(f"loss of {label}", loss, known)
     if not known:
-        raise InputError(f"{label}: there is no training loss in its metrics")
-    # translations compare by what is not smoothed, as they are validated
+        raise InputError(f"{label}: its metrics have no training loss")
+    # for translation, compare the loss without label smoothing, as validation does
     chosen = loss.removeprefix("loss/") if loss is not None else "nll" if "nll" in known else known[0]
     steps = _numbers(table, "step", label)
     if not len(steps):
@@ -241,8 +242,8 @@ def _numbers(table: Any, name: str, label: str) -> np.ndarray:
     """A column with a finite number at every step.
 
     Raises:
-        InputError: the column is missing, or a number of it.
-        NumericalError: one is not finite.
+        InputError: the column or one of its values is missing.
+        NumericalError: a value is not finite.
     """
     import numpy as np
 
@@ -260,7 +261,7 @@ def _numbers(table: Any, name: str, label: str) -> np.ndarray:
 
 
 def _points(table: Any, name: str, label: str) -> Points:
-    """The rows in which a column has a number."""
+    """The non-null values of a column, with their steps."""
     import numpy as np
 
     there = np.flatnonzero(table[name].is_valid().to_numpy())

@@ -1,4 +1,4 @@
-"""Pictures: learning curves and attention, as PNG bytes that are the same for the same data."""
+"""Pictures of learning curves, attention and patterns; the same data give the same bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 COLOURS = ("#7a7a7a", "#c8452d", "#2d6ac8", "#3a9a5b", "#8a5fbf")
 LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
 MARKERS = "osD^vPX*<>h"
-"""With lines and markers, runs are told apart without colours too."""
+"""Line styles and markers distinguish runs even without colours."""
 
 MOST_POINTS, MOST_MARKERS = 500, 40
-"""Of a line; more cannot be seen, and make a picture of vectors large."""
+"""Points and markers per line; more could not be seen and would make an SVG large."""
 
 
 def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> bytes:
-    """Smoothed training loss (lines) and validation loss (dots) over steps; the step at which a run reaches the final
-    loss of the first one is marked."""
+    """Smoothed training loss (lines) and validation loss (dots) over steps, as PNG.
+
+    A dotted line marks the step at which a run reaches the final loss of the first run.
+    """
     figure, axes = _figure(8, 4.5)
     goal = curves[0].smoothed(window)[-1]
     for curve, colour in zip(curves, COLOURS, strict=False):
@@ -67,8 +69,8 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     """Smoothed training loss and validation loss of groups of runs, over steps and over seconds.
 
-    A line is the mean of the seeds, the band around it their sample standard deviation, markers are validation losses.
-    Over seconds, each step stands at the mean of its times.
+    Lines are means over seeds, bands their sample standard deviation, markers validation losses.  Over seconds, a step
+    is drawn at its mean time over the seeds.
 
     Args:
         form: ``png`` or ``svg``.
@@ -79,18 +81,18 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     figure, ((by_step, by_second),) = _figure(11, 4.8, 1, 2)
     shown = np.unique(np.linspace(0, comparison.steps - 1, MOST_POINTS).astype(int))
     groups = [row.group for row in comparison.rows]
-    looks = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
-    for group, colour, line, marker in looks:
+    styles = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
+    for group, colour, line, marker in styles:
         losses = np.stack([curve.smoothed(comparison.window)[shown] for curve in group.curves])
         mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
         elapsed = np.mean([curve.elapsed() for curve in group.curves], axis=0)
         valid = _validations(group)
         dots = {"color": colour, "marker": marker, "markersize": 5, "markeredgecolor": "black"}
-        for axes, places in ((by_step, np.arange(1, comparison.steps + 1)), (by_second, elapsed)):
-            axes.plot(places[shown], mean, color=colour, linestyle=line, linewidth=1.8)
+        for axes, positions in ((by_step, np.arange(1, comparison.steps + 1)), (by_second, elapsed)):
+            axes.plot(positions[shown], mean, color=colour, linestyle=line, linewidth=1.8)
             if spread is not None:
-                axes.fill_between(places[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-            axes.plot([places[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
+                axes.fill_between(positions[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
+            axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
             if group is groups[0]:
                 axes.axhline(mean[-1], color="black", linewidth=0.6, zorder=0)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
@@ -100,11 +102,11 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     for axes in (by_step, by_second):
         axes.set_ylabel(f"{comparison.loss} loss (nats)")
         axes.spines[["top", "right"]].set_visible(False)
-    said = [f"lines: training, means of {comparison.window} steps" if comparison.window > 1 else "lines: training"]
-    said += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    said += ["markers: validation", "thin line: where the first one ends"]
+    captions = [f"lines: training, means of {comparison.window} steps" if comparison.window > 1 else "lines: training"]
+    captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
+    captions += ["markers: validation", "thin line: where the first one ends"]
     legend = by_step.legend(
-        frameon=False, title="\n".join(said), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
+        frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -115,7 +117,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
 
 
 def _validations(group: Group) -> dict[int, float]:
-    """The mean validation loss of the runs, at steps at which all of them have one; the last one is always there."""
+    """The mean validation loss over runs, at steps that all of them have: evenly spaced ones, the last included."""
     runs = [dict(curve.valid) for curve in group.curves]
     shared = sorted(set.intersection(*(set(run) for run in runs)))
     shown = shared[:: -max(1, -(-len(shared) // MOST_MARKERS))]
@@ -123,7 +125,7 @@ def _validations(group: Group) -> dict[int, float]:
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
-    """Attention maps: ``rows`` by moment, then by head, each (Q, K) with queries downwards; darker is more."""
+    """Attention maps as PNG: ``rows`` by time of training, then by head, each (Q, K); queries go down; dark is high."""
     columns = list(next(iter(rows.values())))
     figure, grid = _figure(2.1 * len(columns) + 1.2, 2.1 * len(rows) + 1.0, len(rows), len(columns))
     for row, (moment, heads) in enumerate(rows.items()):
@@ -142,9 +144,9 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
 
 
 def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
-    """Which keys (columns) each query (row) of a text is pointed at; darker is more, white is nothing.
+    """The keys (columns) that a pattern selects for each query (row), as PNG; darker is more, white is 0.
 
-    One hue from light to dark, so that it reads the same in grey and for every kind of colour vision.
+    One hue from light to dark, so that it also reads in grey and with any kind of colour vision.
     """
     import numpy as np
 
@@ -152,14 +154,14 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
     with _letters_of_all_scripts():
         figure, axes = _figure(inches, inches)
         figure.set_layout_engine("none")
-        axes.set_position((0, 0, 1, 1))  # cells of one size; the file is cut to what is drawn
+        axes.set_position((0, 0, 1, 1))  # equal cell sizes; the file is cropped to the drawing
         image = _matrix(axes, weights_QK, tokens, inches)
         axes.set_xlabel("keys: what is looked at", fontsize=9, color="#555555", labelpad=6)
         axes.set_ylabel("queries: who looks", fontsize=9, color="#555555", labelpad=6)
         if not np.isin(weights_QK, (0, 1)).all():
-            place = axes.inset_axes((1 + 0.2 / inches, 0, 0.15 / inches, min(1, 3 / inches)))
-            figure.colorbar(image, cax=place).ax.set_title("weight", fontsize=9, color="#555555", pad=6)
-            place.tick_params(labelsize=8)
+            bar_axes = axes.inset_axes((1 + 0.2 / inches, 0, 0.15 / inches, min(1, 3 / inches)))
+            figure.colorbar(image, cax=bar_axes).ax.set_title("weight", fontsize=9, color="#555555", pad=6)
+            bar_axes.tick_params(labelsize=8)
         wide = max(40, int(inches * 11))
         axes.set_title("\n".join(textwrap.wrap(title, wide)), fontsize=12, pad=10, parse_math=False)
         below = "\n".join(textwrap.wrap(subtitle, wide + wide // 3))
@@ -177,20 +179,20 @@ def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, titl
 
     inches, columns = _side(len(tokens)), min(3, len(masks))
     with _letters_of_all_scripts():
-        # room for the labels between two pictures, which the longest of them decides
+        # the longest label determines the gap between pictures
         font = FontProperties(size=_font(len(tokens), inches))
         longest = max(
             (TextPath((0, 0), token, prop=font, usetex=False).get_extents().width for token in tokens), default=0
         )
-        room = longest / 72 + 0.35
+        gap = longest / 72 + 0.35
         rows = -(-len(masks) // columns)
-        width, height = columns * (inches + room), rows * (inches + room + 0.4)
+        width, height = columns * (inches + gap), rows * (inches + gap + 0.4)
         figure, _ = _figure(width, height)
         figure.clear()
         figure.set_layout_engine("none")
-        for place, (name, weights_QK) in enumerate(masks.items()):
-            row, column = divmod(place, columns)
-            left, bottom = room + column * (inches + room), height - (row + 1) * (inches + room + 0.4)
+        for number, (name, weights_QK) in enumerate(masks.items()):
+            row, column = divmod(number, columns)
+            left, bottom = gap + column * (inches + gap), height - (row + 1) * (inches + gap + 0.4)
             axes = figure.add_axes((left / width, bottom / height, inches / width, inches / height))
             _matrix(axes, weights_QK, tokens, inches)
             axes.set_title(name, fontsize=12, pad=8, parse_math=False)
@@ -201,7 +203,7 @@ def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, titl
 
 
 def _side(size: int) -> float:
-    """Inches of a square picture of so many tokens."""
+    """The side of a square picture of ``size`` tokens, in inches."""
     return min(19.2, max(1.6, 0.24 * size))
 
 
@@ -217,8 +219,8 @@ def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: fl
     size, font = len(tokens), _font(len(tokens), inches)
     shades = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1, 256)))
     shades.set_bad("white")
-    nothing = np.ma.masked_equal(weights_QK, 0)
-    image = axes.imshow(nothing, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
+    nonzero = np.ma.masked_equal(weights_QK, 0)
+    image = axes.imshow(nonzero, cmap=shades, vmin=0, vmax=max(1, weights_QK.max()), interpolation="nearest")
     axes.set_xticks(range(size), tokens, rotation=90, fontsize=font)
     axes.set_yticks(range(size), tokens, fontsize=font)
     axes.xaxis.tick_top()
@@ -235,21 +237,21 @@ def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: fl
 
 @contextmanager
 def _letters_of_all_scripts() -> Iterator[None]:
-    """Fall back to whatever fonts are installed, and say once where none of them has a letter."""
+    """Use installed fonts as fallbacks, and warn once if none of them has a letter."""
     import matplotlib
     from matplotlib import font_manager
 
-    spare = [
+    fallbacks = [
         name for name in font_manager.get_font_names() if re.match("Noto Sans|Noto Serif CJK|WenQuanYi|Arial U", name)
     ]
     with (
-        matplotlib.rc_context({"font.family": ["DejaVu Sans", *sorted(spare)]}),
-        warnings.catch_warnings(record=True) as said,
+        matplotlib.rc_context({"font.family": ["DejaVu Sans", *sorted(fallbacks)]}),
+        warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
         yield
-    if any("missing from font" in str(warning.message) for warning in said):
-        log.warning("no installed font has all letters of this text; the missing ones are drawn as boxes")
+    if any("missing from font" in str(warning.message) for warning in caught):
+        log.warning("no installed font has some letters of this text; they are drawn as boxes")
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
-"""One text as a batch of one example, with the features that patterns read: for pictures and for trying things out.
+"""One text as a batch of one example, with the features that patterns read, for drawing patterns.
 
-What follows from the text alone (words, sentences, characters) is always there.  A spaCy model gives parses, and values
-that only a person can know are given one by one, for each word or for each token.
+Features that follow from the text alone (words, sentences, characters) are always available.  A spaCy model adds
+parses. The user may give any other feature, with one value per word or token.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from guidance.patterns.features import Cooccurrence, Tokens
 
 MOST_TOKENS = 256
-"""More do not make a picture that anybody can read."""
+"""A picture of more tokens would be unreadable."""
 
 SAMPLE = "The old dog chased a cat. The cat ran home, but the dog did not."
-"""What is drawn when no text is given; its parse and its idf are known."""
+"""The text to draw if none is given; `_SAMPLE` has its parse and idf."""
 
 _SAMPLE = """
 #   word    head  relation  pos    idf  stop_word  marked
@@ -59,9 +59,9 @@ class OneText:
     """A text as patterns see it.
 
     Attributes:
-        labels: what to write beside each token.
+        labels: a label for each token.
         tokens: the batch, without padding.
-        notes: how it was read, where people may want to know.
+        notes: for the user, on how the text was read.
     """
 
     labels: tuple[str, ...]
@@ -74,9 +74,9 @@ class _Words:
     """The words of a text.
 
     Attributes:
-        spans: the code points where each starts, and ends.
-        segments: the number of its sentence.
-        known: what else is known about each, by feature.
+        spans: start and end of each word, in code points.
+        segments: the number of the sentence of each word.
+        known: values of other features for each word, by name.
     """
 
     spans: list[tuple[int, int]]
@@ -92,16 +92,17 @@ def read(
     parser: str | None = None,
     given: Mapping[str, str] | None = None,
 ) -> OneText:
-    """Turn a text into tokens with all the features that can be known.
+    """Turn a text into tokens with all available features.
 
     Args:
-        text: or None for a sample whose parse is known.
-        tokenizer: a folder with ``tokenizer.json`` or a tokenizer artifact; words between [CLS] and [SEP] without one.
+        text: None for `SAMPLE`, whose parse is known.
+        tokenizer: a folder with ``tokenizer.json`` or a tokenizer artifact; by default tokens are words, between [CLS]
+            and [SEP].
         parser: ``spacy:NAME_OR_FOLDER``, for heads, relations, parts of speech, negation and stop words.
-        given: features as people write them: by name, values parted by commas, one for each word or for each token.
+        given: features of the user by name: comma-separated values, one per word or one per token.
 
     Raises:
-        InputError: the text is empty or too long; the tokenizer cannot be read; a feature that does not fit.
+        InputError: the text is empty or too long, the tokenizer cannot be read, or a feature does not fit the text.
         MachineError: the spaCy model is not installed.
     """
     import torch
@@ -127,9 +128,7 @@ def read(
         backend, names = _word_level([text[start:end] for start, end in spans])
         ids = [backend.token_to_id(text[start:end]) for start, end in spans]
     if len(ids) + 2 > MOST_TOKENS:
-        raise InputError(
-            f"the text has {len(ids)} tokens; a picture holds {MOST_TOKENS - 2}", hint="take a shorter text"
-        )
+        raise InputError(f"the text has {len(ids)} tokens; the limit is {MOST_TOKENS - 2}", hint="use a shorter text")
     ids = [backend.token_to_id(names["cls_token"]), *ids, backend.token_to_id(names["sep_token"])]
     word_of, roles = _roles(spans, words)
 
@@ -138,17 +137,21 @@ def read(
     for name, written in (given or {}).items():
         values = _values(name, written, len(words.spans), word_of, backend)
         columns[name] = torch.tensor([values if len(values) == len(ids) else _spread(name, values, word_of)])
-    tables = {"cooccurrence": _counted_here(ids, words.segments, word_of)}
-    notes = () if tokenizer or parser else ("split into words; --tokenizer shows the tokens of a model",)
+    tables = {"cooccurrence": _counted_in_text(ids, words.segments, word_of)}
+    notes = (
+        ()
+        if tokenizer or parser
+        else ("the text is split into words; --tokenizer splits it into the tokens of a model",)
+    )
     tokens = Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), columns, tables)
     return OneText(_labels(text, ids, spans, word_of, backend), tokens, notes)
 
 
 def weights_of(pattern: Pattern, example: OneText) -> Any:
-    """What a pattern says about a text: a numpy array (queries, keys).
+    """The weights of a pattern for a text: a numpy array (queries, keys).
 
     Raises:
-        InputError: the text does not have a feature that the pattern reads; the message says what gives it.
+        InputError: the text lacks a feature that the pattern reads; the hint says where to get it.
     """
     from guidance.patterns.features import FEATURES
 
@@ -156,13 +159,13 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     if missing:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
         if set(missing) <= {"head", "relation", "pos", "negation", "stop_word"}:
-            hints.append("here: --parser spacy:en_core_web_sm, or any other spaCy model")
+            hints.append("for this text: --parser spacy:en_core_web_sm, or any other spaCy model")
         if any(FEATURES[name].of_pairs for name in missing):
             hints.append(f'in Python: guidance.pattern("{missing[0]}", ids, {missing[0]}=...)')
             raise InputError(f"{pattern} is a matrix of the caller's", hint="\n".join(hints))
-        has_it = " (the sample that is drawn without --text has it)" if missing[0] in _sample_features() else ""
-        hints.append(f"here: --feature {missing[0]}=..., one value for each word{has_it}")
-        raise InputError(f"{pattern} reads {', '.join(missing)}, which this text does not have", hint="\n".join(hints))
+        or_sample = " (or leave out --text: the sample has it)" if missing[0] in _sample_features() else ""
+        hints.append(f"for this text: --feature {missing[0]}=..., one value for each word{or_sample}")
+        raise InputError(f"{pattern} needs {', '.join(missing)}, which this text lacks", hint="\n".join(hints))
     return pattern.build(example.tokens).dense()[0].float().numpy()
 
 
@@ -187,7 +190,7 @@ def _split(text: str) -> _Words:
 
 
 def _segments(words: Sequence[str]) -> list[int]:
-    """The number of the sentence of each word: a new one begins after full stops and what closes behind them."""
+    """The number of the sentence of each word: a new one begins after a full stop and closing quotes or brackets."""
     segments, segment, ended = [], 0, False
     for word in words:
         if ended and word not in _ENDS_SENTENCE and word not in _CLOSES:
@@ -206,16 +209,16 @@ def _parse(text: str, parser: str) -> _Words:
         raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
     doc = load_spacy(name)(text)
     kept = [token for token in doc if not token.is_space]
-    number = {token.i: place for place, token in enumerate(kept)}
+    number = {token.i: index for index, token in enumerate(kept)}
     spans = [(token.idx, token.idx + len(token)) for token in kept]
     if doc.has_annotation("SENT_START"):
-        sentence = {token.i: place for place, span in enumerate(doc.sents) for token in span}
+        sentence = {token.i: index for index, span in enumerate(doc.sents) for token in span}
         segments = [sentence[token.i] for token in kept]
     else:
         segments = _segments([text[start:end] for start, end in spans])
     words = _Words(spans, segments, {"stop_word": [token.is_stop for token in kept]})
     if doc.has_annotation("DEP"):
-        words.known["head"] = [number.get(token.head.i, place) for place, token in enumerate(kept)]
+        words.known["head"] = [number.get(token.head.i, index) for index, token in enumerate(kept)]
         labels, lemmas = [token.dep_ for token in kept], [token.lemma_ or token.lower_ for token in kept]
         words.known["relation"], words.known["negation"] = relations(labels, lemmas)
     if doc.has_annotation("POS"):
@@ -224,8 +227,10 @@ def _parse(text: str, parser: str) -> _Words:
 
 
 def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], dict[str, Tensor]]:
-    """The word of each token, -1 for none, and the features of tokens (1, T) that follow from those of words, as
-    ``guide build-masks`` gives them to the tokens of a corpus."""
+    """The word of each token (-1 for none), and features of tokens (1, T) computed from those of words.
+
+    They are the same that ``guide build-masks`` computes for a corpus.
+    """
     import numpy as np
     import torch
 
@@ -269,7 +274,7 @@ def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
 def _word_level(words: Sequence[str]) -> tuple[Any, dict[str, str]]:
     from tokenizers import Tokenizer, models
 
-    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
     return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
 
 
@@ -282,12 +287,12 @@ def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
 def _labels(
     text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]], word_of: Sequence[int], backend: Any
 ) -> tuple[str, ...]:
-    """The letters of each piece; ``##`` before what goes on in the middle of a word, as WordPiece writes it."""
+    """The characters of each token, with ``##`` before those inside a word, as in WordPiece."""
     labels = [backend.id_to_token(ids[0])]
-    for place, (start, end) in enumerate(spans, 1):
-        letters = text[start:end].strip() or backend.id_to_token(ids[place])
-        goes_on = word_of[place] >= 0 and word_of[place] == word_of[place - 1]
-        labels.append(f"##{letters}" if goes_on else letters)
+    for n, (start, end) in enumerate(spans, 1):
+        letters = text[start:end].strip() or backend.id_to_token(ids[n])
+        is_inside_word = word_of[n] >= 0 and word_of[n] == word_of[n - 1]
+        labels.append(f"##{letters}" if is_inside_word else letters)
     return (*labels, backend.id_to_token(ids[-1]))
 
 
@@ -295,7 +300,7 @@ def _labels(
 
 
 def _reader(name: str) -> Callable[[str], Any]:
-    """How a value of a feature is written."""
+    """A function that parses a value of a feature, as written on the command line."""
     from guidance.patterns.features import FEATURES, UPOS, relation_id
 
     truth = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -315,9 +320,9 @@ def _reader(name: str) -> Callable[[str], Any]:
                 raise ValueError(value)
             return truth[value.lower()] if kind == "bool" else int(value) if kind == "int" else float(value)
         except (KeyError, ValueError) as error:
-            what = {"bool": "0 or 1", "int": "a whole number", "float": "a number"}[FEATURES[name].kind]
-            what += f", or the name of a {name}" if name in labels else ""
-            raise InputError(f"--feature {name}: {value!r} is not {what}", hint=FEATURES[name].summary) from error
+            expected = {"bool": "0 or 1", "int": "a whole number", "float": "a number"}[FEATURES[name].kind]
+            expected += f", or the name of a {name}" if name in labels else ""
+            raise InputError(f"--feature {name}: {value!r} is not {expected}", hint=FEATURES[name].summary) from error
 
     return read_value
 
@@ -337,21 +342,21 @@ def _values(name: str, written: str, num_words: int, word_of: Sequence[int], bac
     if len(values) not in (num_words, len(word_of)):
         raise InputError(
             f"--feature {name} has {len(values)} values; the text has {num_words} words and {len(word_of)} tokens",
-            hint="one value for each word, or one for each token with the special ones",
+            hint="give one value for each word, or one for each token, special tokens included",
         )
     return values
 
 
 def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
-    """From one value per word to one per token."""
+    """Expand values per word to values per token."""
     from guidance.patterns.features import FEATURES
 
     nothing = {"bool": False, "int": -1, "float": 0.0}[FEATURES[name].kind]
     return [values[word] if word >= 0 else nothing for word in word_of]
 
 
-def _counted_here(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> Cooccurrence:
-    """A co-occurrence table counted in this text alone, a sentence being a window (Xing et al. 2020, eq. 9 and 10)."""
+def _counted_in_text(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> Cooccurrence:
+    """A co-occurrence table of this text alone, with sentences as windows (Xing et al. 2020, eq. 9 and 10)."""
     import numpy as np
 
     from guidance.statistics.cooccurrence import cooccurrence_table

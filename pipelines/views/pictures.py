@@ -1,6 +1,6 @@
-"""Pictures made of characters: a matrix over tokens, or over layers and heads, as lines that fit a terminal or a file.
+"""Pictures made of characters: a matrix over tokens, or over layers and heads, as lines of text.
 
-The shades are blocks (``░▒▓█``), or digits and ``#`` where only ASCII will do; neither needs colour.
+Shades are block characters (``░▒▓█``), or digits and ``#`` in ASCII; neither needs colour.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ASCII_SHADES = "0123456789#"
 def matrix_lines(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], *, width: int, ascii: bool = False
 ) -> list[str]:
-    """A matrix of numbers, most of them between 0 and 1, as lines of at most ``width`` cells; labels of columns are read downwards.
+    """A matrix of numbers, usually between 0 and 1, as lines at most ``width`` characters wide.
 
-    A cell is two characters wide where that fits, so that it looks square, else one.  A matrix that is wider still is
-    cut into blocks of columns, one below the other.
+    Column labels run downwards.  A cell is two characters wide if that fits, so that it looks square, otherwise one.  A
+    matrix that is still too wide is split into blocks of columns, one below the other.
     """
     shown_rows = [_cut(label, LONGEST_ROW_LABEL, ascii) for label in rows]
     shown_columns = [list(_clusters(_cut(label, LONGEST_COLUMN_LABEL, ascii))) for label in columns]
@@ -45,7 +45,7 @@ def matrix_lines(
 
 
 def shade(value: float, cell: int = 1, *, ascii: bool = False) -> str:
-    """A number as a cell; only 0 looks empty, and only 1 and more looks full."""
+    """A number as a cell; only 0 looks empty, and only 1 or more looks full."""
     if value <= 0:
         return _pad("." if ascii else "·", cell)
     shades = ASCII_SHADES if ascii else SHADES
@@ -54,7 +54,7 @@ def shade(value: float, cell: int = 1, *, ascii: bool = False) -> str:
 
 
 def legend(*, weighted: bool, ascii: bool = False) -> str:
-    """What the shades mean, in one line."""
+    """One line that explains the shades."""
     if not weighted:
         return f"{shade(1, 2, ascii=ascii).strip()} looked at   {shade(0, 1, ascii=ascii)} not"
     if ascii:
@@ -65,7 +65,7 @@ def legend(*, weighted: bool, ascii: bool = False) -> str:
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal a text takes."""
+    """The width of a text in terminal cells."""
     return sum(_cells_of(character) for character in text)
 
 
@@ -76,7 +76,7 @@ def _cells_of(character: str) -> int:
 
 
 def _clusters(text: str) -> Iterator[str]:
-    """Characters, each with the marks that stand on it."""
+    """Characters, each with its combining marks."""
     cluster = ""
     for character in text:
         if cluster and _cells_of(character):

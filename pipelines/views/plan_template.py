@@ -1,4 +1,4 @@
-"""A commented plan to start from.  Patterns, mechanisms and options are read off their tables, so that it says what is."""
+"""A commented plan to start from.  Patterns, mechanisms and options come from their tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 
 def template(preset: str | None = None) -> str:
-    """A commented plan to start from: two rows that pull one head each, or those of a preset, and all there is to choose
-    from in comments."""
+    """A commented plan: two example rows, or those of a preset, with all keys, patterns and mechanisms in comments."""
     from guidance.plan import Plan, presets
 
     if preset is not None:
-        Plan.load(f"preset:{preset}")  # says which there are
+        Plan.load(f"preset:{preset}")  # raises for an unknown name
     body = presets()[preset] if preset else _FIRST_ROWS
     return "\n".join([*_explanation(), "", body.strip(), "", *_spare_rows()]) + "\n"
 
@@ -43,8 +42,8 @@ def _explanation() -> Iterator[str]:
     from guidance.patterns import PATTERNS
     from guidance.plan import KEYS, SCHEDULES, Guide, as_toml
 
-    yield "# A plan says which heads should look where.  `guide plan check FILE --model FOLDER` checks it,"
-    yield "# `guide plan show FILE --model FOLDER` shows the heads that it reaches, `guide pretrain --plan FILE` follows it."
+    yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
+    yield "# `guide plan show FILE --model FOLDER` shows its heads, `guide pretrain --plan FILE` trains with it."
     yield "#"
     yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
     for item in fields(Guide):
@@ -66,12 +65,12 @@ def _explanation() -> Iterator[str]:
 
 
 def _spare_rows() -> Iterator[str]:
-    """A row for each mechanism and the table of added heads, commented out; every key is at its default."""
+    """One row per mechanism, and the table of added heads, commented out, with options at their defaults."""
     from guidance.mechanisms import MECHANISMS
     from guidance.models.added_heads import Pal
     from guidance.options import declared
 
-    yield "# One row for each mechanism, with its options at their defaults.  Take away the # to use one."
+    yield "# One row for each mechanism, with its options at their defaults.  Remove the # to use one."
     for name, mechanism in MECHANISMS.items():
         pattern = "conflict" if "row_losses" in mechanism.contributes else "next"
         yield "#"
@@ -85,7 +84,7 @@ def _spare_rows() -> Iterator[str]:
             yield "# weight = 1.0"
         yield from _option_lines(declared(mechanism))
     yield "#"
-    yield '# # heads beside those of the model, which rows address as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
+    yield '# # heads added to those of the model; rows select them as heads = ["pal:0"] (Li et al. 2022, section 3.3)'
     yield "# [pal]"
     yield from _option_lines(declared(Pal))
 
@@ -94,4 +93,4 @@ def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
     from guidance.plan import as_toml
 
     for key, value in options.items():
-        yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: left out by default"
+        yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: not set by default"

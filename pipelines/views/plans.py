@@ -1,4 +1,4 @@
-"""Plans as people look at them: what each row says, which heads of a model it reaches, what it needs, how two differ."""
+"""Plans for display: their rows, the heads of a model that they select, the data that they need, and differences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from guidance.sites import Site
 
 Reach = dict[int, dict["Site", tuple[int, ...]]]
-"""For each guide, by its number from 0: the heads that it acts on, by site."""
+"""For each guide, by its number from 0: the heads that it selects, by site."""
 
 _SHAPE = re.compile(r"([a-z0-9][a-z0-9_-]*):(\d{1,3})x(\d{1,3})")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
@@ -32,7 +32,7 @@ _HEAD_WIDTH = 64
 
 @dataclass(frozen=True)
 class Row:
-    """One guide in words; ``rest`` holds every key that has no column of its own and is not left to its default."""
+    """One guide as text; ``rest`` holds the non-default keys that have no other column."""
 
     number: int
     label: str
@@ -47,7 +47,7 @@ class Row:
 
 
 def rows_of(plan: Plan) -> list[Row]:
-    """What each guide says, in order."""
+    """One row per guide, in order."""
     return [
         _row(number, label, guide)
         for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1)
@@ -95,19 +95,10 @@ def weight_text(weight: float | tuple[tuple[int, float], ...]) -> str:
 
 
 def preset_summaries() -> dict[str, str]:
-    """The presets, by name, with what their comment says first."""
+    """The presets by name, each with its title: the first line of its file, a comment."""
     from guidance.plan import presets
 
-    return {name: _first_words(text) for name, text in sorted(presets().items())}
-
-
-def _first_words(text: str) -> str:
-    comment = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.removeprefix("#").strip() + (" " if line.endswith(".") else ""))
-    return re.split(r"(?<=.{20}): |\.  |\.\s*$", " ".join(comment), maxsplit=1)[0].strip()
+    return {name: text.partition("\n")[0].removeprefix("# ") for name, text in sorted(presets().items())}
 
 
 # a plan and a model
@@ -115,7 +106,7 @@ def _first_words(text: str) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model without its weights: how it is called, its sites, and the module on the meta device."""
+    """A model without weights: its name, its sites, and the module on the meta device."""
 
     name: str
     sites: tuple[Site, ...]
@@ -123,8 +114,11 @@ class Shape:
 
 
 def read_shape(reference: str, store: Store) -> Shape:
-    """The attention modules of a model: a folder, a ``config.json``, a model artifact, or ``roberta:12x12``, which is a
-    family with layers and heads.  No weights are read.
+    """The attention modules of a model; no weights are read.
+
+    Args:
+        reference: a model folder, a ``config.json``, a model artifact, or a family with layers and heads:
+            ``roberta:12x12``.
 
     Raises:
         InputError: there is no such model, or its configuration cannot be read.
@@ -141,8 +135,8 @@ def read_shape(reference: str, store: Store) -> Shape:
     try:
         with torch.device("meta"):
             model = AutoModel.from_config(config)
-    except Exception as error:  # each family checks its sizes in its own way
-        raise InputError(f"{reference}: no model of this configuration ({str(error)[:160]})") from error
+    except Exception as error:  # each family checks its configuration differently
+        raise InputError(f"{reference}: transformers cannot build this model ({str(error)[:160]})") from error
     return Shape(reference, tuple(site for sites in find_sites(model).values() for site in sites), model)
 
 
@@ -165,7 +159,7 @@ def _configuration(reference: str, store: Store) -> Any:
         raise InputError(f"{reference}: no such model", hint=_MODELS) from error
 
 
-_MODELS = "a model folder, a config.json, a model artifact, or a family with layers and heads: roberta:12x12"
+_MODELS = "give a model folder, a config.json, a model artifact, or a family with layers and heads: roberta:12x12"
 
 
 def _family_of_size(family: str, layers: int, heads: int) -> Any:
@@ -180,7 +174,7 @@ def _family_of_size(family: str, layers: int, heads: int) -> Any:
     if family.replace("_", "-") not in names:
         raise UnknownName("family of models", family, known)
     if not layers or not heads:
-        raise InputError(f"{family}:{layers}x{heads} has no heads")
+        raise InputError(f"{family}:{layers}x{heads} has no heads", hint="give at least 1x1")
     kind = names[family.replace("_", "-")]
     keys = CONFIG_MAPPING[kind]().to_dict()
     sizes = {_LAYERS: layers, _HEADS: heads, _WIDTHS: heads * _HEAD_WIDTH}
@@ -188,10 +182,10 @@ def _family_of_size(family: str, layers: int, heads: int) -> Any:
 
 
 def reach_of(plan: Plan, shape: Shape, scores: Mapping[tuple[int, int], float] | None = None) -> Reach:
-    """Which heads of a model each guide acts on; guides that are off act on none.
+    """The heads of a model that each guide selects; disabled guides select none.
 
     Raises:
-        PlanError: a guide names a layer or a head that is not there, reaches none, or contradicts another one.
+        PlanError: a guide names a layer or head that the model lacks, selects no head, or conflicts with another guide.
     """
     from guidance.site_plans import plan_sites
 
@@ -210,7 +204,7 @@ def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
 
 
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
-    """The sites of the heads that the plan adds."""
+    """The sites of heads that the plan adds to the model."""
     from guidance.models.added_heads import added_sites, place_of
     from guidance.models.families import find_sites
 
@@ -222,7 +216,7 @@ def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
 
 
 def runs(numbers: Sequence[int]) -> str:
-    """Numbers as people write them: ``0-3, 5``."""
+    """Numbers as ranges: ``0-3, 5``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -233,7 +227,7 @@ def runs(numbers: Sequence[int]) -> str:
 
 
 def heads_text(found: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
-    """Layers and heads of a guide in words; where heads differ between layers, ``layer: heads`` for each."""
+    """Layers and heads of a guide as text; if the heads differ between layers, they are listed per layer."""
     by_heads: dict[tuple[int, ...], list[int]] = {}
     for site, heads in found.items():
         by_heads.setdefault(heads, []).append(site.layer)
@@ -245,8 +239,10 @@ def heads_text(found: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
 
 
 def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[list[str]]]]:
-    """For each kind of attention that a guide reaches: its name, and for each layer what acts on each head, ``1+2``
-    being guides 1 and 2."""
+    """For each kind of attention that any guide reaches: its name, and a row per layer with the guides on each head.
+
+    ``1+2`` means guides 1 and 2.
+    """
     sites = (*shape.sites, *_added_sites(plan, shape))
     kinds = dict.fromkeys((site.stack, site.attention) for found in reach.values() for site in found)
     for stack, attention in sorted(kinds, key=lambda kind: (kind[0] != "encoder", kind[1] != "self")):
@@ -262,7 +258,7 @@ def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[li
 
 @dataclass(frozen=True)
 class Need:
-    """What a guide reads besides token ids: a feature or a table, and what gives it."""
+    """A feature or table that a guide reads, and where to get it."""
 
     number: int
     label: str
@@ -271,7 +267,7 @@ class Need:
 
 
 def needs_of(plan: Plan) -> list[Need]:
-    """Everything that the guides of a plan read besides what follows from token ids."""
+    """The features and tables that the guides of a plan read, except what can be computed from token ids."""
     from guidance.patterns.features import FEATURES, TABLES, Vocabulary
 
     found = []
@@ -294,10 +290,10 @@ def needs_of(plan: Plan) -> list[Need]:
 
 
 def differences(first: Plan, second: Plan) -> list[dict[str, Any]]:
-    """What differs between two plans, row by row; rows are matched by label.
+    """The differences between two plans, row by row; rows are matched by label.
 
-    Each entry has ``row`` (a label, ``pal`` or ``order``), ``change`` (``removed``, ``added`` or ``changed``) and
-    ``keys``: for each key its value in either plan as its file has it, None where it is left to its default.
+    Each entry has ``row`` (a label, ``[pal]`` or ``order``), ``change`` (``removed``, ``added`` or ``changed``) and
+    ``keys``: for each differing key the values in both plans as TOML, None for a default.
     """
     from guidance.plan import written_keys
 
@@ -324,7 +320,7 @@ def _changed_keys(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[st
 
 
 def pal_keys(plan: Plan) -> dict[str, str] | None:
-    """The keys of ``[pal]``, defaults among them; None where the plan adds no heads."""
+    """The keys of ``[pal]``, defaults included; None if the plan adds no heads."""
     from guidance.plan import as_toml
 
     if plan.pal is None:

@@ -1,4 +1,4 @@
-"""The role masks of an artifact of masks: one sequence to look at, or all of them written out for other tools."""
+"""The role masks of a masks artifact: for one sequence, to look at, or for all, exported for other tools."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Example", "Opened", "Roles", "choose", "dense_schema", "export"]
 
 ENTRIES = 1 << 24
-"""Entries of all masks that are held at once, about."""
+"""Approximate number of mask entries to hold in memory at once."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles that an artifact has what it takes for, by name; and why it lacks those that it lacks."""
+    """The roles that can be computed from a masks artifact, by name; and for each other one, why not."""
 
     found: Mapping[str, Pattern]
     missing: Mapping[str, str]
@@ -43,12 +43,12 @@ class Roles:
 
 @dataclass(frozen=True)
 class Example:
-    """A sequence, or a sentence of it, with what each role says.
+    """A sequence, or one of its sentences, with its role masks.
 
     Attributes:
-        labels: what to write beside each token.
-        masks: by role, bool (queries, keys).
-        sentences: how many the sequence has.
+        labels: a label for each token.
+        masks: for each role, bool (queries, keys).
+        sentences: the number of sentences in the sequence.
     """
 
     labels: tuple[str, ...]
@@ -57,11 +57,11 @@ class Example:
 
 
 def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
-    """The roles that are asked for, as plans write patterns; by default those of ``preset:roles``.
+    """The wanted roles, written as patterns in plans; by default those of ``preset:roles``.
 
     Raises:
         UnknownName: there is no such pattern.
-        InputError: a pattern weighs keys; or it needs what this artifact does not have, and was asked for.
+        InputError: a pattern is weighted, so it is not a mask; or a wanted one needs data that this artifact lacks.
     """
     from guidance.patterns.combinations import read_pattern
     from guidance.patterns.features import Vocabulary
@@ -74,7 +74,7 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
     found, missing = {}, {}
     for pattern in patterns:
         if pattern.weighted or pattern.tables:
-            raise InputError(f"{pattern} weighs keys; a role mask names them", hint="guide patterns show draws weights")
+            raise InputError(f"{pattern} gives weights, not a mask", hint="draw weights with `guide patterns show`")
         lacking = [need for need in pattern.needs if need not in (*Vocabulary.FEATURES, *masks.counts["columns"])]
         if lacking:
             why = masks.counts.get("missing", {})
@@ -85,12 +85,12 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
             found[str(pattern)] = pattern
     if missing and (wanted or not found):
         name, reason = next(iter(missing.items()))
-        raise InputError(f"{masks.reference} does not have what {name} needs: {reason}")
+        raise InputError(f"{masks.reference} lacks data that {name} needs: {reason}")
     return Roles(found, missing)
 
 
 class Opened:
-    """An artifact of masks with the sequences that it is of."""
+    """A masks artifact, open together with its sequences."""
 
     def __init__(self, masks: Artifact, store: Store) -> None:
         check_codes(masks)
@@ -111,19 +111,21 @@ class Opened:
                 artifact.close()
 
     def size(self, split: str) -> int:
-        """Sequences of a split.
+        """The number of sequences in a split.
 
         Raises:
-            InputError: it has none.
+            InputError: the split has none.
         """
         rows = self.masks.files.get(f"{split}.parquet", {}).get("rows", 0)
         if not rows:
-            there = ", ".join(name.removesuffix(".parquet") for name in self.masks.files if name.endswith(".parquet"))
-            raise InputError(f"{self.masks.reference} has no sequences in {split!r}", hint=f"it has {there}")
+            splits = ", ".join(name.removesuffix(".parquet") for name in self.masks.files if name.endswith(".parquet"))
+            raise InputError(
+                f"{self.masks.reference} has no sequences in {split!r}", hint=f"it has the splits {splits}"
+            )
         return int(rows)
 
     def example(self, split: str, number: int, patterns: Mapping[str, Pattern], sentence: int | None = None) -> Example:
-        """One sequence; with ``sentence`` the part of it that belongs to this sentence, seen from the whole.
+        """One sequence, or with ``sentence`` only that sentence; masks are computed on the whole sequence either way.
 
         Raises:
             InputError: there is no such sequence or sentence.
@@ -142,10 +144,13 @@ class Opened:
                 raise InputError(f"sequence {number} has the sentences 0 to {segment.max()}, not {sentence}")
         labels = self._labels(row, roles["word"])
         masks = {name: p.build(tokens).dense()[0].bool().numpy()[np.ix_(kept, kept)] for name, p in patterns.items()}
-        return Example(tuple(labels[place] for place in kept), masks, int(segment.max()) + 1)
+        return Example(tuple(labels[n] for n in kept), masks, int(segment.max()) + 1)
 
     def batches(self, split: str, most: int) -> Iterator[tuple[Tokens, list[int]]]:
-        """All sequences of a split with their lengths; in a batch at most ``most`` entries of a mask, or one sequence."""
+        """All sequences of a split in batches, with their lengths.
+
+        The masks of a batch have at most ``most`` entries each, unless it is a single sequence.
+        """
         held: list[tuple[dict[str, Any], dict[str, Any]]] = []
         longest = 0
         for pair in zip(*(self._rows(artifact, split) for artifact in (self.data, self.masks)), strict=True):
@@ -189,10 +194,10 @@ class Opened:
         length = max(len(row["id"]) for row in rows)
         ids = pad([np.array(row["id"]) for row in rows], 0, length)
         valid = torch.zeros_like(ids, dtype=torch.bool)
-        for place, (row, role) in enumerate(zip(rows, roles, strict=True)):
+        for n, (row, role) in enumerate(zip(rows, roles, strict=True)):
             if {len(values) for values in role.values()} != {len(row["id"])}:
                 raise ArtifactDamaged(f"{self.masks.path}: masks and sequences have different lengths")
-            valid[place, : len(row["id"])] = True
+            valid[n, : len(row["id"])] = True
         columns = {
             name: pad([np.array(role[name], NOTHING[name][1]) for role in roles], NOTHING[name][0], length)
             for name in roles[0]
@@ -200,7 +205,7 @@ class Opened:
         return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
 
     def _labels(self, row: dict[str, Any], words: Sequence[int]) -> list[str]:
-        """The letters of each piece; ``##`` before what goes on in the middle of a word."""
+        """The characters of each token, with ``##`` before those inside a word."""
         names = self._tokenizer.convert_ids_to_tokens(row["id"])
         letters = self._letters(row) if self._corpus is not None else [None] * len(names)
         labels, before = [], -1
@@ -219,11 +224,11 @@ class Opened:
         return [None if document < 0 else text for document, text in zip(row["document"], texts, strict=True)]
 
 
-# all of them
+# export
 
 
 def dense_schema(roles: Sequence[str]) -> Any:
-    """Columns of a file of dense masks, one row for each sequence."""
+    """Columns of a file of dense masks, with one row per sequence."""
     import pyarrow as pa
 
     unit = "length x length, query after query; true: the key may be looked at"
@@ -237,14 +242,14 @@ def dense_schema(roles: Sequence[str]) -> Any:
 
 
 def export(opened: Opened, roles: Roles, folder: Path, progress: Progress) -> dict[str, int]:
-    """Write the masks of all sequences, a file for each split, to a new folder; gives the rows of each file.
+    """Write the masks of all sequences to a new folder, one file per split; returns the number of rows of each file.
 
     Raises:
-        InputError: the folder is there and is not empty.
+        InputError: the folder exists and is not empty.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{str(folder)!r} is there already", hint="name a folder that is not")
+        raise InputError(f"{str(folder)!r} exists already", hint="choose a new folder")
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     splits = [name.removesuffix(".parquet") for name in opened.masks.files if name.endswith(".parquet")]
     total = sum(opened.size(split) for split in splits)

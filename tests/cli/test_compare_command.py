@@ -1,4 +1,4 @@
-"""``guide compare`` as people call it, on runs written by hand and on two tiny real ones."""
+"""``guide compare`` on the command line, with runs written by hand and with two tiny real ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def named(tmp_path: Path) -> Store:
     return store
 
 
-def test_a_table_is_on_stdout_and_what_to_know_on_stderr(guide: Guide, named: Store) -> None:
+def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Store) -> None:
     answer = guide("compare", "plain", "guided", "--score", "mnli/accuracy")
     assert answer.code == 0
     lines = [line.split() for line in answer.out.splitlines()]
@@ -44,7 +44,7 @@ def test_a_table_is_on_stdout_and_what_to_know_on_stderr(guide: Guide, named: St
     assert guide("compare", "plain", "guided", "-q").err == ""
 
 
-def test_a_run_alone_is_shown_alone(guide: Guide, named: Store) -> None:
+def test_a_single_run_is_shown_without_differences(guide: Guide, named: Store) -> None:
     answer = guide("compare", "plain")
     assert (answer.code, answer.err) == (0, "")
     assert "difference" not in answer.out
@@ -62,7 +62,7 @@ def test_json_csv_and_pictures_are_written(guide: Guide, named: Store) -> None:
     assert "written: curves.svg" in answer.err
 
 
-def test_markdown_is_for_a_document(guide: Guide, named: Store) -> None:
+def test_markdown_has_the_table(guide: Guide, named: Store) -> None:
     answer = guide("compare", "plain", "guided", "--markdown")
     assert "| guided | 3.250 | 6.000 | 3.000 | 2.000 | 2.000 | 3.000 |" in answer.out.splitlines()
 
@@ -74,14 +74,14 @@ def test_markdown_is_for_a_document(guide: Guide, named: Store) -> None:
         (["plain", "--loss", "mml"], 2, "did you mean 'mlm'"),
         (["plain", "--score", "mnli/f1"], 2, "unknown score 'mnli/f1'"),
         (["plain", "--window", "0"], 2, "--window"),
-        (["plain", "--plot", "curves.jpg"], 2, "ends in .png or .svg"),
+        (["plain", "--plot", "curves.jpg"], 2, "must end in .png or .svg"),
         (["plain", "--csv", "away/runs.csv"], 2, "there is no folder"),
         (["plain", "--json", "--markdown"], 2, "leave one of them out"),
         (["plain", "broken"], 4, "loss/mlm is nan at step 2"),
         (["plain", "foreign"], 2, "no metrics.parquet"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(
+def test_a_mistake_is_refused_in_a_few_lines(
     guide: Guide, named: Store, arguments: list[str], code: int, words: str
 ) -> None:
     named.add_name("broken", runs.finished(named, runs.metrics([1.0, float("nan")])))
@@ -91,8 +91,8 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert words in answer.err and len(answer.err.splitlines()) < 4
 
 
-class _Impatient(Progress):
-    """Stops a run while its fourth step is counted."""
+class _StopsAtStepFour(Progress):
+    """Interrupts a run as it reports its fourth step."""
 
     def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Any:
         class Task:
@@ -107,18 +107,18 @@ class _Impatient(Progress):
             def advance(self, amount: float = 1, note: str = "") -> None:
                 self.count += 1
                 if self.count == 4:
-                    raise Interrupted("enough", signal_number=2)
+                    raise Interrupted("stopped", signal_number=2)
 
         return Task()
 
 
-def test_two_real_runs_and_one_that_is_unfinished(guide: Guide, tmp_path: Path) -> None:
+def test_two_real_runs_and_an_unfinished_one(guide: Guide, tmp_path: Path) -> None:
     store = Store(tmp_path / "artifacts")
     data = trainings.sequences(store)
     plain = trainings.train(store, data, name="plain").artifact
     guided = trainings.train(store, data, plan="preset:ag", name="guided").artifact
     with pytest.raises(Interrupted):
-        trainings.train(store, data, seed=1, progress=_Impatient())
+        trainings.train(store, data, seed=1, progress=_StopsAtStepFour())
     (unfinished,) = store.unfinished()
     found = json.loads(guide("compare", "plain", "guided", f"model/{unfinished.name}", "--json").out)
     assert found["steps"] == 4 and found["loss"] == "mlm"

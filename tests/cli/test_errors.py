@@ -1,4 +1,4 @@
-"""Failures become exit codes and messages in one place."""
+"""Exceptions become exit codes and messages in one place."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(("error", "code"), EXPECTED.items(), ids=lambda v: type(v).__name__)
-def test_every_class_of_failure_has_its_code(error, code):
+def test_every_class_of_exception_has_its_exit_code(error, code):
     assert main.exit_code(error) == code
 
 
-def test_no_class_of_our_failures_counts_as_a_bug():
-    import pipelines.storage.manifest  # noqa: F401  its errors are ours too
+def test_none_of_our_exception_classes_counts_as_a_bug():
+    import pipelines.storage.manifest  # noqa: F401  defines more of our exceptions
 
-    def below(kind: type) -> set[type]:
-        return {kind}.union(*map(below, kind.__subclasses__()))
+    def with_subclasses(kind: type) -> set[type]:
+        return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
-    for kind in below(errors.GuideError) - {errors.GuideError, errors.Interrupted}:
+    for kind in with_subclasses(errors.GuideError) - {errors.GuideError, errors.Interrupted}:
         assert any(f"{base.__module__}.{base.__qualname__}" in main.CODES for base in kind.__mro__), kind
 
 
-def test_a_device_without_memory_is_known_without_importing_torch():
+def test_an_out_of_memory_error_is_recognised_without_importing_torch():
     error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory. Tried …\nmore")
     assert main.exit_code(error) == 3
-    assert main.describe(error, 3) == ("CUDA out of memory. Tried …", "a smaller batch needs less memory")
+    assert main.describe(error, 3) == ("CUDA out of memory. Tried …", "use a smaller batch to need less memory")
 
 
 def failing(monkeypatch, error: BaseException):
@@ -64,7 +64,7 @@ def failing(monkeypatch, error: BaseException):
     monkeypatch.setattr(main, "load_app", load_app)
 
 
-def test_an_expected_failure_shows_its_message_and_hint_and_no_traceback(guide, monkeypatch):
+def test_an_expected_error_shows_its_message_and_hint_but_no_traceback(guide, monkeypatch):
     failing(monkeypatch, errors.InputError("no corpus", hint="make one"))
     answer = guide("x")
     assert (answer.code, answer.out, answer.err) == (2, "", "guide: no corpus\n  make one\n")
@@ -78,19 +78,19 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(guide, monkeypatch):
     assert "please report it" in answer.err
 
 
-def test_debug_shows_the_traceback_of_an_expected_failure(guide, monkeypatch):
+def test_debug_shows_the_traceback_of_an_expected_error(guide, monkeypatch):
     failing(monkeypatch, errors.InputError("no corpus"))
     assert "Traceback" in guide("x", "--debug").err
 
 
-def test_with_json_a_failure_is_one_object(guide, monkeypatch):
+def test_with_json_an_error_is_one_object(guide, monkeypatch):
     failing(monkeypatch, errors.MachineError("disk\x1b[31m full", hint="buy one"))
     answer = guide("x", "--json")
     assert json.loads(answer.err) == {"code": 3, "message": "disk\x1b[31m full", "hint": "buy one"}
     assert "\x1b" not in answer.err
 
 
-def test_messages_have_at_most_twenty_lines_and_nothing_raw(guide, monkeypatch):
+def test_messages_have_at_most_twenty_lines_and_no_control_characters(guide, monkeypatch):
     hint = "\n".join(f"line {n} \x1b]0;title\x07 \u202e" for n in range(100))
     failing(monkeypatch, errors.InputError("bad \x1b[2J\r\nname\x00\udcff", hint=hint))
     answer = guide("x")

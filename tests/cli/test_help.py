@@ -1,4 +1,4 @@
-"""Every command explains itself, quickly, and ends with examples."""
+"""Every command has help, which is fast and ends with examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.main import load_app
 
 
 def _commands(group, before=""):
-    """Every command below a group, families too, by the words that name it."""
+    """All commands below a group, families included, with their full names."""
     for word, command in group.commands.items():
         yield before + word, command
         if hasattr(command, "commands"):
@@ -55,13 +55,13 @@ def test_every_command_and_option_is_described(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_shared_options_are_taken_after_every_command(name):
+def test_shared_options_are_accepted_after_every_command(name):
     flags = {flag for parameter in COMMANDS[name].params for flag in parameter.opts}
     assert {"--store", "--config", "--json", "--quiet", "-q", "--verbose", "-v", "--debug", "--no-color"} <= flags
 
 
 @pytest.mark.parametrize("columns", ["1", "20", "100000"])
-def test_no_width_of_the_terminal_breaks_help(guide, monkeypatch, columns):
+def test_help_works_at_any_terminal_width(guide, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     for arguments in (["--help"], ["build-corpus", "--help"], ["ls"]):
         assert guide(*arguments).code == 0
@@ -73,7 +73,7 @@ def test_help_imports_nothing_heavy():
     assert loaded & HEAVY == set()
 
 
-def test_help_imports_no_library_beyond_those_that_it_cannot_do_without():
+def test_help_imports_no_libraries_but_pydantic_and_typer():
     ours = _loaded("from cli.main import run; run(['--help'])")
     theirs = _loaded("import pydantic.fields, pydantic.functional_validators, pydantic.types, typer.main")
     libraries = {name.partition(".")[0] for name in ours - theirs} - set(sys.stdlib_module_names)
@@ -81,7 +81,7 @@ def test_help_imports_no_library_beyond_those_that_it_cannot_do_without():
 
 
 def _loaded(statement: str) -> set[str]:
-    """What a fresh interpreter has imported after a statement."""
+    """The modules that a fresh interpreter has imported after a statement."""
     script = f"{statement}\nimport sys\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
     result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return set(result.stderr.split())
@@ -100,7 +100,7 @@ def test_no_command_is_a_usage_error_with_a_hint(guide):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_without_its_second_word_shows_its_commands_and_is_a_usage_error(guide, name):
+def test_the_first_word_of_a_family_alone_lists_its_commands_and_is_a_usage_error(guide, name):
     answer = guide(name)
     assert answer.code == 2
     assert answer.out == ""
@@ -108,13 +108,13 @@ def test_a_family_without_its_second_word_shows_its_commands_and_is_a_usage_erro
     assert f"`guide {name} --help`" in answer.err
 
 
-def test_a_mistyped_second_word_is_guessed(guide):
+def test_a_mistyped_second_word_gets_a_suggestion(guide):
     answer = guide("plan", "chekc")
     assert answer.code == 2
     assert "Did you mean 'check'" in answer.err
 
 
-def test_a_mistyped_command_is_guessed(guide):
+def test_a_mistyped_command_gets_a_suggestion(guide):
     answer = guide("build-corpsu")
     assert answer.code == 2
     assert "Did you mean 'build-corpus'" in answer.err

@@ -70,18 +70,18 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
     ("arguments", "words"),
     [
         (["build-masks", "nothing"], "no artifact 'nothing'"),
-        (["build-masks", "{corpus}"], "is a corpus artifact; needed is a sequences"),
-        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; needed is a idf"),
+        (["build-masks", "{corpus}"], "is a corpus artifact; expected: sequences"),
+        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; expected: idf"),
         (["build-masks", "{sequences}", "--shard", "4/3"], "i/n with i from 1 to n"),
-        (["masks", "show", "{sequences}"], "needed is a masks"),
+        (["masks", "show", "{sequences}"], "expected: masks"),
         (["masks", "show", "{masks}", "--example", "500"], "train has the sequences 0 to"),
         (["masks", "show", "{masks}", "--example", "0", "--sentence", "77"], "has the sentences 0 to"),
         (["masks", "show", "{masks}", "--split", "valid"], "has no sequences in 'valid'"),
         (["masks", "show", "{masks}", "--role", "nonsense"], "nonsense"),
-        (["masks", "show", "{masks}", "--role", '{{ sum = ["next"] }}'], "weighs keys"),
-        (["masks", "show", "{masks}", "--role", "marked"], "does not have what marked needs"),
-        (["masks", "show", "{masks}", "--png", "roles.jpg"], "a name that ends in .png is expected"),
-        (["masks", "export", "{masks}", "--dense", "."], "is there already"),
+        (["masks", "show", "{masks}", "--role", '{{ sum = ["next"] }}'], "gives weights, not a mask"),
+        (["masks", "show", "{masks}", "--role", "marked"], "lacks data that marked needs"),
+        (["masks", "show", "{masks}", "--png", "roles.jpg"], "the name must end in .png"),
+        (["masks", "export", "{masks}", "--dense", "."], "exists already"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
@@ -147,7 +147,7 @@ def test_dense_masks_are_those_that_patterns_make(
             for name, mask in example.masks.items():
                 assert np.array_equal(np.reshape(row[name], (row["length"], row["length"])), mask), name
     again = guide("masks", "export", made["masks"], "--dense", "dense")
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "exists already" in again.err
 
 
 def test_labels_fall_back_on_tokens_where_the_corpus_is_gone(

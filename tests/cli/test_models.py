@@ -1,4 +1,4 @@
-"""The table of architectures: what it says is proved, and a failure is a row of it."""
+"""The table of architectures: each row is tested, and a failure is a row of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from guidance.models.families import FAMILIES, Family
 from pipelines.tools.support import examine
 
 
-def test_every_architecture_of_the_table_is_guided_here(guide):
+def test_every_architecture_in_the_table_can_be_guided_with_this_transformers(guide):
     answer = guide("models", "--json")
     assert answer.code == 0
     rows = json.loads(answer.out)["models"]
@@ -24,7 +24,7 @@ def test_every_architecture_of_the_table_is_guided_here(guide):
     assert heads["T5"] == ["encoder self", "decoder self", "decoder cross"]
 
 
-def test_the_table_is_for_people_too(guide):
+def test_the_table_can_be_printed_as_text(guide):
     answer = guide("models", "--quiet")
     lines = answer.out.splitlines()
     assert lines[0].split() == ["FAMILY", "PROVED", "ON", "ATTENTION", "HEADS", "GUIDED"]
@@ -32,7 +32,7 @@ def test_the_table_is_for_people_too(guide):
     assert len(lines) == 1 + len(FAMILIES) and answer.err == ""
 
 
-def test_what_cannot_be_guided_has_its_reason_in_the_table(guide, monkeypatch: pytest.MonkeyPatch):
+def test_an_architecture_that_cannot_be_guided_has_its_reason_in_the_table(guide, monkeypatch: pytest.MonkeyPatch):
     rows = {
         "bert": FAMILIES["bert"],
         "mpnet": Family("MPNet", "MPNetSelfAttention"),
@@ -51,7 +51,7 @@ def test_what_cannot_be_guided_has_its_reason_in_the_table(guide, monkeypatch: p
     assert answer.code == 0 and "no: RoFormerForMaskedLM" in answer.out
 
 
-def test_looking_leaves_random_numbers_alone():
+def test_examining_architectures_does_not_change_the_random_state():
     state = torch.get_rng_state()
     examine()
     assert torch.equal(torch.get_rng_state(), state)

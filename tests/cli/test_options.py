@@ -37,7 +37,7 @@ STAGE = Stage("try-it", "trial", 1, ShowConfig, lambda run: run.out.write_json("
 
 @pytest.fixture
 def trial(guide):
-    """`guide try-it`, a command that writes its configuration; gives the answer and what it wrote."""
+    """`guide try-it`, a command that writes its configuration; returns the answer, with that configuration."""
 
     @stage_command("try-it", ShowConfig, examples=["guide try-it text"], next_command="guide show {}")
     def try_it(session: Session, config: ShowConfig, text: Annotated[str, typer.Argument(help="Text.")]) -> Result:
@@ -56,7 +56,7 @@ def trial(guide):
     app.registered_commands = [c for c in app.registered_commands if c.name != "try-it"]
 
 
-def test_stdout_is_the_reference_and_everything_else_is_on_stderr(trial):
+def test_stdout_has_the_reference_and_stderr_everything_else(trial):
     answer = trial()
     assert answer.out.startswith("trial/")
     assert answer.out.count("\n") == 1
@@ -66,7 +66,7 @@ def test_stdout_is_the_reference_and_everything_else_is_on_stderr(trial):
     assert trial("-q").err == ""
 
 
-def test_with_json_stdout_is_one_object(trial):
+def test_with_json_stdout_has_one_object(trial):
     answer = json.loads(trial("--json", "--name", "mine").out)
     assert answer["schema"] == 1
     assert answer["artifact"].startswith("trial/")
@@ -103,7 +103,7 @@ def test_a_wrong_value_is_a_usage_error_that_names_the_flag(trial, flags, messag
     assert "Traceback" not in answer.err
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(trial, monkeypatch):
+def test_flags_override_the_environment_which_overrides_the_file_which_overrides_defaults(trial, monkeypatch):
     assert trial().config["max_length"] == 128
     Path("guide.toml").write_text('[try-it]\nmax-length = 32\nwords = ["toml"]\nlower = false\nrate = 2\n')
     assert trial().config | {"mode": "", "steps": ""} == {
@@ -127,9 +127,9 @@ def test_the_store_comes_from_the_flag_the_environment_or_the_file(trial, guide,
     assert not Path("artifacts").exists()
 
 
-def test_a_variable_that_is_nearly_a_setting_is_told(trial, guide, monkeypatch):
+def test_a_variable_that_resembles_a_setting_causes_a_warning(trial, guide, monkeypatch):
     monkeypatch.setenv("GUIDE_MAXLENGTH", "32")
-    monkeypatch.setenv("GUIDE_FOR_HITCHHIKERS", "42")  # somebody else's
+    monkeypatch.setenv("GUIDE_FOR_HITCHHIKERS", "42")  # of another program
     answer = guide("try-it", "text")
     assert answer.code == 0
     assert "warning: GUIDE_MAXLENGTH is not read; did you mean GUIDE_MAX_LENGTH?" in answer.err
@@ -138,7 +138,7 @@ def test_a_variable_that_is_nearly_a_setting_is_told(trial, guide, monkeypatch):
     assert trial().config["max_length"] == 32
 
 
-def test_another_settings_file_can_be_named_before_or_after_the_command(trial, guide):
+def test_config_may_come_before_or_after_the_command(trial, guide):
     Path("guide.toml").write_text("broken")
     Path("other.toml").write_text("[try-it]\nmax-length = 32\n")
     assert trial("--config", "other.toml").config["max_length"] == 32
@@ -165,7 +165,7 @@ def test_another_settings_file_can_be_named_before_or_after_the_command(trial, g
     ],
     ids=range(14),
 )
-def test_a_settings_file_that_is_wrong_is_refused_and_named(trial, text, message):
+def test_a_bad_settings_file_is_refused_and_named(trial, text, message):
     Path("guide.toml").write_bytes(text)
     answer = trial()
     assert answer.code == 2
@@ -173,18 +173,18 @@ def test_a_settings_file_that_is_wrong_is_refused_and_named(trial, text, message
     assert len(answer.err.splitlines()) <= 20
 
 
-def test_a_settings_file_that_is_missing_or_a_folder_is_refused(trial):
+def test_a_settings_file_that_is_missing_or_not_a_file_is_refused(trial):
     Path("folder").mkdir()
     for name in ("missing.toml", "folder", "/dev/zero"):
         assert trial("--config", name).code == 2
 
 
-def test_help_pages_do_not_need_a_good_settings_file(guide):
+def test_help_works_with_a_broken_settings_file(guide):
     Path("guide.toml").write_text("broken")
     assert guide("ls", "--help").code == 0
 
 
-def test_fields_that_no_flag_can_express_are_refused_when_the_command_is_defined():
+def test_defining_a_command_fails_if_a_field_cannot_become_a_flag():
     with pytest.raises(TypeError, match="no flag"):
         flag_type(dict[str, int])
 
@@ -197,7 +197,7 @@ def test_fields_that_no_flag_can_express_are_refused_when_the_command_is_defined
         command("clash", group="Help", examples=[])
 
 
-def test_defaults_and_descriptions_are_not_copied_but_read():
+def test_defaults_and_descriptions_are_read_from_the_configuration():
     parameters = {p.name: p for p in field_parameters(ShowConfig)}
     assert parameters["max_length"].default == ShowConfig().max_length
     assert options.typing.get_args(parameters["max_length"].annotation)[1].help == "Longest.  [≥ 8, ≤ 512]"

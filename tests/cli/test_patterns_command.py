@@ -1,4 +1,4 @@
-"""`guide patterns list` and `guide patterns show`: every pattern, drawn."""
+"""`guide patterns list`, and `guide patterns show` for every pattern."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = "The dog ran. It barked!"
 
 
 def weights(guide, name, *arguments):
-    """The matrix of a pattern, by a pair of token numbers."""
+    """The weights of a pattern as a matrix (queries, keys)."""
     answer = guide("patterns", "show", name, "--json", *arguments)
     assert answer.code == 0, answer.err
     return np.array(json.loads(answer.out)["weights"])
@@ -47,7 +47,7 @@ def test_list_as_json_has_defaults_as_values(guide):
     assert "cooccurrence" in rows["conflict"]["needs"] and rows["conflict"]["weighted"]
 
 
-def test_a_table_is_one_line_a_row_in_a_pipe_and_folded_in_a_terminal():
+def test_a_table_has_one_line_per_row_in_a_pipe_and_is_wrapped_on_a_terminal():
     rows = [("next", "Each token looks one step right, and so on and so on"), ("none", "")]
     assert folded(("NAME", "SUMMARY"), rows, None)[1] == "next  " + rows[0][1]
     narrow = folded(("NAME", "SUMMARY"), rows, 26)
@@ -99,7 +99,7 @@ def test_the_picture_has_a_row_for_each_query_and_a_column_for_each_key(guide):
     ]
 
 
-def test_ascii_alone_where_asked_for_or_where_nothing_else_can_be_written(guide, monkeypatch):
+def test_ascii_is_used_if_asked_for_or_if_stdout_cannot_encode_blocks(guide, monkeypatch):
     out = guide("patterns", "show", "next", "--text", "日 b", "--ascii").out
     assert out.isascii()
     assert "[CLS]  . # . ." in out and "\\u65e5" in out
@@ -126,7 +126,7 @@ def test_sentences_end_at_full_stops_question_and_exclamation_marks(guide):
     assert {key for query, key in pairs(segments) if query == 7} == {7, 8}
 
 
-def test_features_are_given_for_words_or_for_tokens(guide):
+def test_features_may_be_given_per_word_or_per_token(guide):
     for values in ("0,1,0", "0,0,1,0,0"):
         assert pairs(weights(guide, "marked", "--text", "a b c", "--feature", f"marked={values}")) == {
             (query, 2) for query in range(5)
@@ -137,7 +137,7 @@ def test_features_are_given_for_words_or_for_tokens(guide):
     assert {key for query, key in pairs(found) if query == 2} == {1, 2, 3}
 
 
-def test_the_sample_is_parsed_as_it_says(guide):
+def test_the_sample_has_its_parse(guide):
     found = weights(guide, "dependency")
     tokens = json.loads(guide("patterns", "show", "self", "--json").out)["tokens"]
     chased = tokens.index("chased")
@@ -146,18 +146,18 @@ def test_the_sample_is_parsed_as_it_says(guide):
     assert nouns == {"dog", "cat"}
 
 
-def test_conflict_counts_the_text_itself_and_says_so(guide):
+def test_conflict_counts_co_occurrence_in_the_text_and_says_so(guide):
     answer = guide("patterns", "show", "conflict", "--json", "--text", "a b. a c.")
-    assert "counted in this text alone" in answer.err
+    assert "counted in this text only" in answer.err
     found = np.array(json.loads(answer.out)["weights"])
-    # a and . are in both sentences; b only with them, so b expects each as much as the other, and never c
+    # a and . occur in both sentences, b only in the first: b co-occurs equally with a and ., and never with c
     b, c = 2, 5
     assert found[b, c] == 0 and found[b, 1] == found[b, 3] == 1
     assert found[0].sum() == found[:, 0].sum() == 0
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "wordpiece", "word"])
-def test_a_tokenizer_gives_real_pieces_each_with_its_word(guide, kind):
+def test_a_tokenizer_gives_tokens_each_with_its_word(guide, kind):
     Path("text.txt").write_text("The old dog chased a cat. The cat ran home.\n" * 30)
     corpus = guide("build-corpus", "text.txt").out.strip()
     built = guide("build-tokenizer", corpus, "--kind", kind, "--vocab-size", 300, "--name", "small")
@@ -191,7 +191,7 @@ def test_a_spacy_model_gives_the_parse(guide):
 # pictures
 
 
-def test_a_png_is_drawn_and_is_the_same_for_the_same_text(guide):
+def test_the_same_text_gives_the_same_png(guide):
     for name in ("one.png", "two.png"):
         answer = guide("patterns", "show", "window", "--text", TEXT, "--png", name)
         assert (answer.code, f"drawn: {name}" in answer.err) == (0, True)
@@ -199,7 +199,7 @@ def test_a_png_is_drawn_and_is_the_same_for_the_same_text(guide):
     assert Path("one.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_dollar_signs_and_unknown_letters_do_not_stop_a_picture(guide):
+def test_a_picture_may_have_dollar_signs_and_letters_without_a_font(guide):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         answer = guide("patterns", "show", "next", "--text", "$x$ \\frac \U000f0000 日", "--png", "odd.png")
@@ -207,16 +207,16 @@ def test_dollar_signs_and_unknown_letters_do_not_stop_a_picture(guide):
     assert answer.err.count("no installed font") == 1
 
 
-def test_wide_letters_and_marks_keep_the_columns_straight():
+def test_wide_letters_and_combining_marks_do_not_shift_columns():
     labels = ["[CLS]", "日本", "é\u0301", "internationalisation", "\x1b[31m"]
     lines = matrix_lines(np.eye(5).tolist(), labels, labels, width=80)
     drawn = lines[-5:]
-    assert len({cells(line[: line.index("██")]) - 2 * place for place, line in enumerate(drawn)}) == 1
+    assert len({cells(line[: line.index("██")]) - 2 * number for number, line in enumerate(drawn)}) == 1
     assert "internationalis…" in drawn[3] and "\\x1b[31m" in drawn[4]
     assert not any("\x1b" in line for line in lines)
 
 
-def test_a_matrix_that_is_too_wide_is_cut_into_blocks_that_fit():
+def test_a_matrix_that_is_too_wide_is_split_into_blocks_that_fit():
     labels = [f"t{n}" for n in range(50)]
     lines = matrix_lines(np.eye(50).tolist(), labels, labels, width=24)
     assert max(map(cells, lines)) <= 24
@@ -224,7 +224,7 @@ def test_a_matrix_that_is_too_wide_is_cut_into_blocks_that_fit():
     assert sum(line.startswith("columns ") for line in lines) == 3
 
 
-def test_shades_grow_with_the_weight_and_only_nothing_looks_empty():
+def test_shades_grow_with_the_weight_and_only_zero_looks_empty():
     for ascii_only in (False, True):
         drawn = [shade(value, ascii=ascii_only) for value in (0, 1e-9, 0.2, 0.5, 0.8, 0.999, 1, 3)]
         assert drawn[0] not in drawn[1:] and drawn[-1] == drawn[-2] != drawn[-3]
@@ -240,7 +240,7 @@ def test_shades_grow_with_the_weight_and_only_nothing_looks_empty():
         (["nxt"], "did you mean 'next'?"),
         (["next", "--text", ""], "the text is empty"),
         (["next", "--text", " \n "], "the text is empty"),
-        (["next", "--text", "a " * 300], "a picture holds 254"),
+        (["next", "--text", "a " * 300], "the limit is 254"),
         (["window", "--option", "sise=5"], "did you mean 'size'?"),
         (["window", "--option", "size=4"], "not an odd number"),
         (["window", "--option", "size"], "is not NAME=VALUE"),
@@ -249,7 +249,7 @@ def test_shades_grow_with_the_weight_and_only_nothing_looks_empty():
         (["{ xor = ['next'] }"], "no description of a pattern"),
         (["dependency", "--text", "a b"], "`guide build-masks`"),
         (["dependency", "--text", "a b"], "--parser spacy:"),
-        (["rare", "--text", "a b"], "rare reads idf, which this text does not have"),
+        (["rare", "--text", "a b"], "rare needs idf, which this text lacks"),
         (["marked", "--text", "a b", "--feature", "markd=0,1"], "did you mean 'marked'?"),
         (["marked", "--text", "a b", "--feature", "marked=0"], "has 1 values; the text has 2 words and 4 tokens"),
         (["marked", "--text", "a b", "--feature", "marked=0,2"], "'2' is not 0 or 1"),
@@ -275,7 +275,7 @@ def test_a_mistake_is_named_and_nothing_is_printed_or_written(guide, arguments, 
     assert not list(Path().glob("**/*.png"))
 
 
-def test_shared_options_stand_before_the_family_between_or_after(guide):
+def test_shared_options_may_come_before_between_or_after_both_words(guide):
     for arguments in (
         ["--json", "patterns", "list"],
         ["patterns", "--json", "list"],
@@ -286,7 +286,7 @@ def test_shared_options_stand_before_the_family_between_or_after(guide):
     assert guide("patterns", "-q", "show", "next").err == ""
 
 
-def test_guide_toml_has_a_table_in_the_table_of_the_family(guide):
+def test_guide_toml_has_nested_tables_for_two_word_commands(guide):
     Path("guide.toml").write_text('[patterns.show]\ntext = "x y"\n')
     assert json.loads(guide("patterns", "show", "next", "--json").out)["tokens"] == ["[CLS]", "x", "y", "[SEP]"]
     Path("guide.toml").write_text('[patterns.shwo]\ntext = "x y"\n')

@@ -1,4 +1,4 @@
-"""`guide plan show`, `check`, `diff` and `new` as a user meets them."""
+"""`guide plan show`, `check`, `diff` and `new` on the command line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SCORES = [(0, 0, 0.5), (0, 1, 0.1), (0, 2, 0.9), (0, 3, 0.2), (1, 0, 0.3), (1, 1
 
 @pytest.fixture
 def files(guide):
-    """``mixed.toml``, and its table of scores in each format."""
+    """``mixed.toml``, and a table of head scores in every format."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -75,16 +75,21 @@ def files(guide):
 # show
 
 
-def test_without_a_plan_the_presets_are_listed_with_what_they_are(guide):
+def test_without_a_plan_the_presets_are_listed_with_their_titles(guide):
     lines = guide("plan", "show").out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"preset:{name}" for name in sorted(presets())]
     assert all(len(line.split()) > 3 for line in lines[1:])
+    for name, text in presets().items():
+        title, after = text.splitlines()[:2]
+        assert title.startswith("# ") and not title.endswith(".") and after in ("", "#"), (
+            f"{name}: not a title in one line"
+        )
     listed = json.loads(guide("plan", "show", "--json").out)["presets"]
     assert {"name": "preset:ag", "summary": lines[1].split(maxsplit=1)[1]} in listed
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_is_shown_and_passes_its_check_on_a_model_that_it_fits(guide, name):
+def test_every_preset_can_be_shown_and_checked_on_a_suitable_model(guide, name):
     model = "bart:6x8" if "decoder" in presets()[name] else "roberta:12x12"
     shown = guide("plan", "show", f"preset:{name}", "--model", model)
     assert shown.code == 0, shown.err
@@ -95,7 +100,7 @@ def test_every_preset_is_shown_and_passes_its_check_on_a_model_that_it_fits(guid
     assert checked.out.startswith(f"ok: {len(plan.guides)} guide")
 
 
-def test_show_has_one_row_for_each_guide_with_what_it_says(guide, files):
+def test_show_has_one_row_per_guide_with_its_settings(guide, files):
     rows = {row["label"]: row for row in json.loads(guide("plan", "show", "mixed.toml", "--json").out)["guides"]}
     assert list(rows) == ["local", "dependency", "same_segment", "off", "adversary"]
     assert rows["local"]["pattern"] == "next or window(size=5)"
@@ -110,7 +115,7 @@ def test_show_has_one_row_for_each_guide_with_what_it_says(guide, files):
 
 
 @pytest.mark.parametrize("scores", ["scores.json", "nested.json", "scores.csv", "scores.parquet"])
-def test_with_a_model_the_heads_are_those_that_the_rules_select(guide, files, scores):
+def test_with_a_model_show_lists_the_selected_heads(guide, files, scores):
     answer = guide("plan", "show", "mixed.toml", "--model", "bert:4x4", "--scores", scores)
     assert answer.code == 0, answer.err
     rows = [line for line in answer.out.splitlines() if re.match(r"\d  [a-z]", line)]
@@ -138,16 +143,16 @@ def test_reach_as_json_names_stack_attention_layer_and_heads(guide):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_as_many_layers_and_heads_as_asked_for(store, family):
+def test_every_family_gets_the_requested_numbers_of_layers_and_heads(store, family):
     for name in (family, family.replace("_", "-")):
         shape = plans.read_shape(f"{name}:3x5", store)
-        mine = [site for site in shape.sites if (site.stack, site.attention) == ("encoder", "self")]
-        assert [site.layer for site in mine] == [0, 1, 2]
+        encoder = [site for site in shape.sites if (site.stack, site.attention) == ("encoder", "self")]
+        assert [site.layer for site in encoder] == [0, 1, 2]
         assert {site.num_heads for site in shape.sites} == {5}
         assert all(parameter.is_meta for parameter in shape.model.parameters())
 
 
-def test_a_model_is_a_folder_a_configuration_an_artifact_or_a_family(guide):
+def test_a_model_may_be_a_folder_a_configuration_an_artifact_or_a_family(guide):
     from transformers import BertConfig
 
     BertConfig(num_hidden_layers=2, num_attention_heads=4, hidden_size=32).save_pretrained("folder")
@@ -179,13 +184,13 @@ def test_added_heads_of_layers_that_share_a_module_are_shown_for_each_layer(guid
 # check
 
 
-def test_check_says_what_the_guides_need_and_who_builds_it(guide, files):
+def test_check_says_which_data_the_guides_need_and_which_command_builds_it(guide, files):
     answer = guide("plan", "check", "mixed.toml", "--model", "bert:4x4", "--scores", "scores.csv")
     assert answer.out == "ok: 5 guides, on 16 of the 16 heads of bert:4x4 and 2 added ones\n"
     assert (
         "guide 2 (dependency) reads word, head: it is a column of the artifact that `guide build-masks`" in answer.err
     )
-    assert "guide off is off, or selects no head" in answer.err
+    assert "guide off is disabled, or selects no head" in answer.err
     needs = json.loads(guide("plan", "check", "mixed.toml", "--json").out)["needs"]
     assert [(need["label"], need["name"]) for need in needs] == [
         ("local", "scores of heads"),
@@ -203,7 +208,7 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
 @pytest.mark.parametrize(
     ("text", "model", "message"),
     [
-        ("", None, "there is no guide in this plan"),
+        ("", None, "this plan has no guides"),
         ("[[guide", None, "not a plan"),
         (
             ROW.format("attention_los", 0),
@@ -234,7 +239,7 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
     ],
     ids=range(20),
 )
-def test_a_plan_that_is_wrong_or_does_not_fit_is_refused_with_the_row(guide, text, model, message):
+def test_a_plan_that_is_wrong_or_does_not_fit_the_model_is_refused_and_its_row_named(guide, text, model, message):
     Path("plan.toml").write_text(text)
     answer = guide("plan", "check", "plan.toml", *(["--model", model] if model else []))
     assert answer.code == 2, answer.err
@@ -243,7 +248,7 @@ def test_a_plan_that_is_wrong_or_does_not_fit_is_refused_with_the_row(guide, tex
     assert len(answer.err.splitlines()) <= 20
 
 
-def test_a_decoder_is_no_model_that_can_be_guided(guide):
+def test_a_decoder_only_model_is_refused(guide):
     from transformers import GPT2Config
 
     GPT2Config(n_layer=1, n_head=2, n_embd=8).save_pretrained("gpt")
@@ -265,7 +270,7 @@ def test_a_decoder_is_no_model_that_can_be_guided(guide):
         ("[[NaN, 1], [1, 1]]", "not a number for layer 0, head 0"),
     ],
 )
-def test_scores_that_are_no_scores_of_this_model_are_refused(guide, text, message):
+def test_scores_that_do_not_fit_the_model_are_refused(guide, text, message):
     Path("plan.toml").write_text(ROW.format("mask", '"least important 1"'))
     Path("scores.json").write_text(text)
     answer = guide("plan", "check", "plan.toml", "--model", "roberta:2x2", "--scores", "scores.json")
@@ -276,7 +281,7 @@ def test_scores_that_are_no_scores_of_this_model_are_refused(guide, text, messag
     assert "give --model too" in guide("plan", "check", "plan.toml", "--scores", "scores.json").err
 
 
-def test_a_preset_without_its_prefix_is_guessed(guide):
+def test_a_preset_without_its_prefix_gets_a_suggestion(guide):
     for command in ("show", "check"):
         answer = guide("plan", command, "ag")
         assert (answer.code, "did you mean preset:ag?" in answer.err) == (2, True)
@@ -286,15 +291,15 @@ def test_a_preset_without_its_prefix_is_guessed(guide):
 # diff
 
 
-def test_plans_that_say_the_same_do_not_differ_however_they_are_written(guide):
+def test_equal_plans_do_not_differ_however_they_are_formatted(guide):
     Path("copy.toml").write_text(Plan.load("preset:ag").dumps())
     answer = guide("plan", "diff", "preset:ag", "copy.toml", "--fail-if-different")
     assert (answer.code, answer.out) == (0, "")
-    assert "the plans say the same" in answer.err
+    assert "the plans are equal" in answer.err
     assert json.loads(guide("plan", "diff", "preset:ag", "copy.toml", "--json").out)["equal"]
 
 
-def test_rows_are_matched_by_label_and_keys_compared_one_by_one(guide):
+def test_rows_are_matched_by_label_and_compared_key_by_key(guide):
     Path("a.toml").write_text(ROW.format("mask", 0) + '[[guide]]\nmechanism = "off"\nheads = [1]\n')
     Path("b.toml").write_text(
         '[pal]\nheads = 2\n[[guide]]\nmechanism = "gate"\n' + ROW.format("mask", 3) + "layers = [1]\n"
@@ -320,14 +325,14 @@ def test_rows_are_matched_by_label_and_keys_compared_one_by_one(guide):
     ]
 
 
-def test_another_order_is_a_difference(guide):
+def test_a_different_order_of_rows_is_a_difference(guide):
     first, second = ROW.format("mask", 0), ROW.format("mask", 1).replace("next", "previous")
     Path("a.toml").write_text(first + second)
     Path("b.toml").write_text(second + first)
     assert guide("plan", "diff", "a.toml", "b.toml").out == "~ order\n    rows: next, previous -> previous, next\n"
 
 
-def test_a_difference_is_a_failure_only_where_asked_for(guide):
+def test_a_difference_is_an_error_only_with_fail_if_different(guide):
     assert guide("plan", "diff", "preset:ag", "preset:roles").code == 0
     answer = guide("plan", "diff", "preset:ag", "preset:roles", "--fail-if-different")
     assert answer.code == 5
@@ -347,8 +352,8 @@ def test_a_new_plan_is_valid_and_explains_every_key_pattern_and_mechanism(guide)
     assert guide("plan", "check", "new.toml", "--model", "roberta:4x4").code == 0
 
 
-def test_every_row_that_is_commented_out_is_a_row_when_it_is_not(guide):
-    spare = guide("plan", "new").out.split("Take away the # to use one.\n")[1]
+def test_every_commented_row_is_valid_once_uncommented(guide):
+    spare = guide("plan", "new").out.split("Remove the # to use one.\n")[1]
     rows = [re.sub(r"^# ", "", block, flags=re.M) for block in spare.split("#\n") if block.strip()]
     read = [Plan.parse(row) for row in rows]
     assert [plan.guides[0].mechanism for plan in read if plan.guides] == list(MECHANISMS)
@@ -359,12 +364,12 @@ def test_every_row_that_is_commented_out_is_a_row_when_it_is_not(guide):
 
 
 @pytest.mark.parametrize("name", presets())
-def test_a_new_plan_from_a_preset_says_what_the_preset_says(guide, name):
+def test_a_new_plan_from_a_preset_equals_the_preset(guide, name):
     for given in (name, f"preset:{name}"):
         assert Plan.parse(guide("plan", "new", "--preset", given).out) == Plan.load(f"preset:{name}")
 
 
-def test_a_file_that_is_there_stays_unless_forced(guide):
+def test_an_existing_file_is_overwritten_only_with_force(guide):
     answer = guide("plan", "new", "--output", "plan.toml")
     assert (answer.code, answer.out) == (0, "plan.toml\n")
     Path("plan.toml").write_text("mine")

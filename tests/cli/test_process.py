@@ -1,6 +1,6 @@
-"""The process as the shell sees it: signals, streams, encodings, environment (A6, A8 to A10, H1 to H6, H8, H11).
+"""The process as seen by the shell: signals, streams, encodings, environment.
 
-Most of it runs in forked children, where everything is imported already.
+Most tests run forked children, which have everything imported already.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _slow_command():
 
 
 class Child:
-    """A forked ``guide`` with streams of its own."""
+    """A forked ``guide`` with its own streams."""
 
     def __init__(self, folder: Path, *arguments: str, ignored: tuple[int, ...] = (), stdout: int | None = None) -> None:
         self.store = Store(folder / "artifacts")
@@ -101,7 +101,7 @@ SLOWLY = ("try-slow", "x", "--text", "slow")
         (signal.SIGHUP, 143, "guide: terminated\n"),
     ],
 )
-def test_a_signal_ends_a_stage_with_its_code_and_nothing_is_left(tmp_path, number, code, message):
+def test_a_signal_ends_a_stage_with_its_exit_code_and_leaves_nothing_behind(tmp_path, number, code, message):
     child = Child(tmp_path, *SLOWLY)
     child.ready()
     started = time.monotonic()
@@ -114,10 +114,10 @@ def test_a_signal_ends_a_stage_with_its_code_and_nothing_is_left(tmp_path, numbe
 
 
 def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path):
-    """From the moment at which the stage begins to write until it has published."""
+    """Signals are sent at moments from the first write until after publishing."""
     numbers = []
-    for place, delay in enumerate((0.0, 0.002, 0.01, 0.03, 0.1, 0.3, 30.0)):
-        folder = tmp_path / str(place)
+    for number, delay in enumerate((0.0, 0.002, 0.01, 0.03, 0.1, 0.3, 30.0)):
+        folder = tmp_path / str(number)
         folder.mkdir()
         child = Child(folder, "try-slow", "x", "--text", "large", "--repeat", "1000")
         child.ready()
@@ -134,7 +134,7 @@ def test_a_signal_at_any_time_leaves_an_artifact_absent_or_complete(tmp_path):
     assert (numbers[0], numbers[-1]) == (0, 1)
 
 
-def test_a_second_ctrl_c_leaves_at_once(tmp_path):
+def test_a_second_ctrl_c_exits_at_once(tmp_path):
     def stuck(run) -> None:
         run.out.write("a", b"1")
         try:
@@ -169,7 +169,7 @@ def test_signals_that_were_ignored_at_the_start_stay_ignored(tmp_path):
     assert child.wait() == 143
 
 
-def test_a_stage_that_was_stopped_for_a_while_keeps_its_lock_and_completes(tmp_path):
+def test_a_suspended_stage_keeps_its_lock_and_can_be_continued(tmp_path):
     child = Child(tmp_path, *SLOWLY)
     child.ready()
     child.send(signal.SIGSTOP)
@@ -181,14 +181,14 @@ def test_a_stage_that_was_stopped_for_a_while_keeps_its_lock_and_completes(tmp_p
     assert child.wait() == 143
 
 
-def test_a_closed_stdout_is_no_failure_and_no_file_takes_its_number(tmp_path):
+def test_closed_standard_streams_are_not_an_error(tmp_path):
     script = f"exec >&-; exec 2>&-; exec <&-; exec '{sys.executable}' -m cli ls"
     assert (
         subprocess.run(["sh", "-c", script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()}).returncode == 0
     )
 
 
-def test_streams_that_are_closed_get_a_place(tmp_path):
+def test_closed_standard_streams_are_opened_on_dev_null(tmp_path):
     pid = os.fork()
     if not pid:
         try:
@@ -206,14 +206,14 @@ def test_streams_that_are_closed_get_a_place(tmp_path):
     assert (tmp_path / "artifact").read_bytes() == b""
 
 
-def test_a_full_stdout_is_a_machine_error_and_the_artifact_is_there(tmp_path):
+def test_a_full_stdout_is_a_machine_error_but_the_artifact_is_published(tmp_path):
     child = Child(tmp_path, "try-slow", "x", stdout=os.open("/dev/full", os.O_WRONLY))
     assert child.wait() == 3
     assert len(child.store.folders()) == 1
     assert "No space left" in child.err.read_text()
 
 
-def test_a_reader_of_stdout_that_went_away_is_code_141_in_silence(tmp_path):
+def test_a_closed_pipe_on_stdout_exits_with_141_and_prints_nothing(tmp_path):
     read, write = os.pipe()
     os.close(read)
     child = Child(tmp_path, "-q", "try-slow", "x", stdout=write)
@@ -224,14 +224,14 @@ def test_a_reader_of_stdout_that_went_away_is_code_141_in_silence(tmp_path):
     assert (child.wait(), child.err.read_text()) == (141, "")
 
 
-def test_without_a_terminal_there_are_no_bars_and_no_colours(tmp_path):
+def test_without_a_terminal_no_bars_and_no_colours_are_printed(tmp_path):
     child = Child(tmp_path, "try-slow", "x")
     assert child.wait() == 0
     assert "\x1b" not in child.err.read_text() + child.out.read_text()
     assert len(child.err.read_text().splitlines()) == 1
 
 
-def test_the_working_folder_may_be_gone(tmp_path):
+def test_a_removed_working_folder_is_a_machine_error_unless_the_store_is_elsewhere(tmp_path):
     pid = os.fork()
     if not pid:
         try:
@@ -261,7 +261,7 @@ def run_process(*arguments: str, cwd: Path, flags: tuple[str, ...] = (), **envir
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_narrow_encoding_escapes_and_does_not_fail(tmp_path, encoding):
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path, encoding):
     (tmp_path / "日本 é.toml").write_text("x")
     result = run_process("ls", "--config", "日本 é.toml", cwd=tmp_path, PYTHONIOENCODING=encoding)
     assert result.returncode == 2

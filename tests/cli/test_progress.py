@@ -1,4 +1,4 @@
-"""Bars on a terminal, a line now and then elsewhere, nothing when quiet."""
+"""Bars on a terminal, otherwise a line from time to time, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.tiny import in_child
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves."""
+    """A clock that the test sets."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_elsewhere_there_is_a_line_every_ten_seconds_with_rate_and_time_left(clock, capsys):
+def test_without_a_terminal_there_is_a_line_every_ten_seconds_with_rate_and_time_left(clock, capsys):
     with ConsoleProgress().task("Reading", total=1000, unit="files") as task:
         for _ in range(25):
             clock[0] += 1
@@ -33,7 +33,7 @@ def test_elsewhere_there_is_a_line_every_ten_seconds_with_rate_and_time_left(clo
     ]
 
 
-def test_an_unknown_total_has_a_rate_only(clock, capsys):
+def test_with_an_unknown_total_only_the_rate_is_shown(clock, capsys):
     with ConsoleProgress().task("Reading") as task:
         clock[0] += 20
         task.advance(50)
@@ -48,7 +48,7 @@ def test_quiet_draws_nothing(clock, capsys):
 
 
 @pytest.mark.parametrize("columns", ["1", "80", "5000"])
-def test_on_a_terminal_bars_are_drawn_nested_and_messages_stand_above(columns):
+def test_on_a_terminal_bars_nest_and_messages_are_printed_above_them(columns):
     main, terminal = pty.openpty()
 
     def draw() -> None:
@@ -72,7 +72,7 @@ def test_on_a_terminal_bars_are_drawn_nested_and_messages_stand_above(columns):
         assert "warning: take \\x1b[31m care" in text
 
 
-def test_messages_show_by_level(capsys):
+def test_messages_are_shown_by_level(capsys):
     log = logging.getLogger("guide")
     for options, expected in (
         ({"quiet": True}, ["warning: two"]),
@@ -86,7 +86,7 @@ def test_messages_show_by_level(capsys):
         assert capsys.readouterr().err.splitlines() == expected
 
 
-def test_rate_and_time_left_leave_out_what_an_earlier_run_did(clock, capsys):
+def test_rate_and_time_left_exclude_the_work_of_an_earlier_run(clock, capsys):
     with ConsoleProgress().task("Training", total=400, unit="step", done=200) as task:
         for _ in range(10):
             clock[0] += 1

@@ -1,4 +1,4 @@
-"""ls, show, lineage, verify, rm, rename, gc, export, import and doctor as a user meets them."""
+"""ls, show, lineage, verify, rm, rename, gc, export, import and doctor on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tiny import OTHER, make
 
 @pytest.fixture
 def here(guide) -> Store:
-    """The store that commands use when none is named, with a parent ``wiki`` and a child ``kid`` made from a file."""
+    """The default store, with ``wiki``, made from a file, and ``kid``, made from ``wiki``."""
     Path("input.txt").write_text("some text")
     store = Store(Path("artifacts"))
     files = Files.of([Path("input.txt")], ["input.txt"])
@@ -38,7 +38,7 @@ def test_ls_lists_artifacts_names_and_unfinished_work(guide, here):
     assert answer["unfinished"] == []
 
 
-def test_ls_of_nothing_says_so_on_stderr_only(guide):
+def test_ls_of_an_empty_store_says_so_on_stderr_only(guide):
     answer = guide("ls")
     assert (answer.code, answer.out) == (0, "")
     assert "nothing in artifacts" in answer.err
@@ -65,7 +65,7 @@ def test_show_escapes_what_a_manifest_says(guide, here, edit_manifest):
         assert all(c == "\n" or c.isprintable() for c in text)
 
 
-def test_lineage_goes_down_to_the_files_of_the_user(guide, here):
+def test_lineage_goes_back_to_the_files_of_the_user(guide, here):
     kid, parent, file = guide("lineage", "kid").out.splitlines()
     assert kid.startswith("other/")
     assert parent.startswith("  corpus: tiny/")
@@ -74,7 +74,7 @@ def test_lineage_goes_down_to_the_files_of_the_user(guide, here):
     assert tree["inputs"]["corpus"]["inputs"]["text"]["first"] == ["input.txt"]
 
 
-def test_lineage_says_what_is_gone_or_was_built_again(guide, here):
+def test_lineage_marks_artifacts_that_are_gone_or_were_built_again(guide, here):
     folder = here.find("wiki")
     manifest = json.loads((folder / "artifact.json").read_bytes())
     kept = folder.rename(folder.with_name("kept"))
@@ -87,13 +87,13 @@ def test_lineage_says_what_is_gone_or_was_built_again(guide, here):
     assert "(" not in guide("lineage", "kid").out
 
 
-def test_verify_names_what_is_damaged_and_warns_of_strangers(guide, here):
+def test_verify_names_damaged_files_and_warns_of_unlisted_ones(guide, here):
     assert guide("verify").out == "2 verified, 0 damaged\n"
     folder = here.find("wiki")
-    (folder / "stranger\x1b").write_text("x")
+    (folder / "unlisted\x1b").write_text("x")
     answer = guide("verify")
     assert answer.code == 0
-    assert "stranger\\x1b: not in the manifest" in answer.err
+    assert "unlisted\\x1b: not in the manifest" in answer.err
     (folder / "part-0.txt").write_text("other")
     answer = guide("verify")
     assert answer.code == 2
@@ -104,7 +104,7 @@ def test_verify_names_what_is_damaged_and_warns_of_strangers(guide, here):
     assert json.loads(guide("verify", "--json").out)["damaged"][0]["artifact"].startswith("tiny/")
 
 
-def test_rm_refuses_what_others_were_made_from(guide, here):
+def test_rm_refuses_an_artifact_that_others_were_made_from(guide, here):
     answer = guide("rm", "wiki")
     assert answer.code == 2
     assert "was made from" in answer.err
@@ -112,7 +112,7 @@ def test_rm_refuses_what_others_were_made_from(guide, here):
     assert here.folders() == []
 
 
-def test_rm_refuses_what_is_in_use_with_code_3(guide, here):
+def test_rm_refuses_an_artifact_in_use_with_code_3(guide, here):
     with here.load("kid"):
         answer = guide("rm", "kid")
     assert answer.code == 3
@@ -130,14 +130,14 @@ def test_rm_removes_damaged_artifacts_and_unfinished_work(guide, here):
     assert guide("rm", f"model/{partial.name}").code == 2
 
 
-def test_rm_takes_nothing_outside_the_store(guide, here):
+def test_rm_removes_nothing_outside_the_store(guide, here):
     guide("export", "kid", "copy")
     assert guide("rm", "copy").code == 2
     assert Path("copy/artifact.json").exists()
     assert guide("rm", os.fspath(here.find("kid").resolve())).code == 0
 
 
-def test_rename_and_references_to_old_and_new_names(guide, here):
+def test_a_renamed_artifact_is_found_by_its_new_name_only(guide, here):
     assert guide("rename", "wiki", "books").code == 0
     assert guide("show", "wiki").code == 2
     assert guide("show", "books@1").code == 0
@@ -145,7 +145,7 @@ def test_rename_and_references_to_old_and_new_names(guide, here):
     assert guide("rename", "books", "../x").code == 2
 
 
-def test_gc_spares_names_and_shows_what_would_go(guide, here):
+def test_gc_keeps_named_artifacts_and_lists_what_it_would_remove(guide, here):
     make(here, text="loose").artifact.close()
     answer = guide("gc", "--unnamed", "--dry-run")
     assert answer.out.count("tiny/") == 1
@@ -156,7 +156,7 @@ def test_gc_spares_names_and_shows_what_would_go(guide, here):
     assert not Path("nowhere").exists()
 
 
-def test_export_and_import_are_inverse(guide, here):
+def test_import_restores_what_export_wrote(guide, here):
     assert guide("export", "wiki", "folder").out == "folder\n"
     assert guide("export", "wiki", "folder").code == 2
     answer = guide("--store", "second", "import", "folder", "--name", "copy")
@@ -168,13 +168,13 @@ def test_export_and_import_are_inverse(guide, here):
     assert guide("import", "nowhere").code == 2
 
 
-def test_looking_at_a_store_that_does_not_exist_does_not_make_it(guide):
+def test_commands_that_only_read_do_not_create_the_store(guide):
     for command in (["ls"], ["show", "x"], ["verify"], ["lineage", "x"], ["rm", "x"], ["rename", "a", "b"]):
         guide("--store", "nowhere", *command)
     assert not Path("nowhere").exists()
 
 
-def test_doctor_reports_and_fails_below_a_floor(guide, monkeypatch):
+def test_doctor_fails_if_a_package_is_too_old(guide, monkeypatch):
     answer = guide("doctor", "--json")
     report = json.loads(answer.out)
     assert (answer.code, report["ok"]) == (0, True)
@@ -215,7 +215,7 @@ def test_versions_compare_as_numbers(version, key):
     assert version_key(version) == key
 
 
-def test_names_of_files_cannot_write_to_the_terminal(guide, tmp_path):
+def test_control_characters_in_file_names_are_escaped(guide, tmp_path):
     name = "line\n\x1b[31mred\u202e.txt"
     for arguments in (
         ("build-corpus", name),
@@ -235,7 +235,7 @@ def test_names_of_files_cannot_write_to_the_terminal(guide, tmp_path):
     assert result.code == 0 and not set("\x1b\u202e") & set(result.err + result.out)
 
 
-def test_ls_of_a_kind_that_is_not_there_says_which_are(guide, here):
+def test_ls_of_an_unknown_kind_lists_the_kinds_that_exist(guide, here):
     answer = guide("ls", "--kind", "corpsu")
     assert (answer.code, answer.out) == (0, "")
-    assert "nothing of kind 'corpsu' in artifacts; it has other, tiny" in answer.err
+    assert "nothing of kind 'corpsu' in artifacts; there are: other, tiny" in answer.err

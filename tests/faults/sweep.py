@@ -1,10 +1,10 @@
-"""The whole sweep, outside CI: real commands, killed or failed at every file-related system call by ``strace``.
+"""The full sweep, not part of CI: ``strace`` kills commands, or makes them fail, at every file-related system call.
 
     python -m tests.faults.sweep [--stages build-corpus,…] [--points 60]
 
-Every point starts from a forked child in which all modules are imported already; strace attaches to it, it is let go,
-and dies or fails at the given call.  Then what is in the store must be absent or complete, and the plain command must
-complete.  Prints one line per stage and system call, and ends with 1 if any point was bad.
+For every point, a child is forked with all modules imported already; strace attaches to it, and it dies or fails at the
+given call.  Afterwards the artifact must be absent or complete, and the same command, without faults, must succeed.
+Prints one line per stage and system call, and exits with 1 if any point was bad.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PREPARE = [
 
 @dataclass
 class Tally:
-    """What happened at the points of one system call."""
+    """Results for the points of one system call."""
 
     points: int = 0
     absent: int = 0
@@ -70,7 +70,7 @@ class Tally:
 
 
 def child(folder: Path, arguments: list[str], *, strace: list[str] | None = None, modules: Path | None = None) -> int:
-    """Run ``guide`` in a forked child, under strace if asked; gives its exit code, or minus the signal."""
+    """Run ``guide`` in a forked child, under strace if given; returns its exit code, or minus the signal."""
     gate, go = os.pipe()
     pid = os.fork()
     if not pid:
@@ -103,7 +103,7 @@ def child(folder: Path, arguments: list[str], *, strace: list[str] | None = None
 
 
 def count_calls(folder: Path, arguments: list[str]) -> tuple[Counter[str], str]:
-    """How often one thread at most makes each call, and the log."""
+    """For each system call the largest number of times that any thread makes it; and the log."""
     log = folder / "strace.log"
     calls = ",".join(KILL_AT)
     code = child(folder, arguments, strace=["-y", "-o", str(log), "-e", f"trace={calls}"])
@@ -118,7 +118,7 @@ def count_calls(folder: Path, arguments: list[str]) -> tuple[Counter[str], str]:
 
 
 def unsynced(log: str) -> list[str]:
-    """Files under ``.tmp`` that were written after their last fsync, and opens that truncate: there must be none."""
+    """Files under ``.tmp`` written after their last fsync, and opens that truncate; there must be none."""
     dirty: dict[str, bool] = {}
     problems = []
     for call, path in re.findall(r"^\d+ +(write|pwrite64|fsync)\(\d+<([^>]*/\.tmp/[^>]*)>", log, re.MULTILINE):
@@ -129,7 +129,7 @@ def unsynced(log: str) -> list[str]:
 
 
 def choose(total: int, limit: int) -> list[int]:
-    """All calls, or the last half of the limit and a random half of those before."""
+    """At most ``limit`` call numbers: the last ones for half of the limit, and random earlier ones."""
     if total <= limit:
         return list(range(1, total + 1))
     last = range(total - limit // 2 + 1, total + 1)
@@ -137,18 +137,18 @@ def choose(total: int, limit: int) -> list[int]:
 
 
 def check(folder: Path, arguments: list[str], known: int) -> tuple[str, str | None]:
-    """The state after a fault, and what is wrong if anything is, also after a plain run."""
+    """The state after a fault, and a problem, if there is one, after the fault or after the next run without faults."""
     store = Store(folder / "artifacts")
     state = "complete" if len(store.folders()) > known else "absent"
     try:
-        for place in store.folders():
-            with Artifact(place) as artifact:
+        for path in store.folders():
+            with Artifact(path) as artifact:
                 artifact.verify()
     except GuideError as error:
         return state, f"corrupt: {error.message}"
     code = child(folder, arguments)
     if code:
-        return state, f"the next run ends with {code}: {(folder / 'err').read_text()[-300:]}"
+        return state, f"the next run exits with {code}: {(folder / 'err').read_text()[-300:]}"
     try:
         store.load("new").close()
     except GuideError as error:
@@ -158,7 +158,7 @@ def check(folder: Path, arguments: list[str], known: int) -> tuple[str, str | No
 
 
 def sweep_stage(name: str, base: Path, scratch: Path, limit: int) -> int:
-    """All points of one stage; gives the number of bad ones."""
+    """Test all points of one stage; returns the number of bad ones."""
     arguments, bad, started = STAGES[name], 0, time.monotonic()
 
     def fresh() -> Path:
@@ -167,10 +167,10 @@ def sweep_stage(name: str, base: Path, scratch: Path, limit: int) -> int:
         shutil.copytree(base, folder)
         return folder
 
-    learned = scratch / "modules"
-    if child(fresh(), arguments, modules=learned):
+    modules = scratch / "modules"
+    if child(fresh(), arguments, modules=modules):
         sys.exit(f"{name} fails without any fault: {(scratch / 'work' / 'err').read_text()}")
-    for module in learned.read_text().splitlines():
+    for module in modules.read_text().splitlines():
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     totals, log = count_calls(fresh(), arguments)
@@ -217,8 +217,8 @@ def say(text: str) -> None:
 
 def run_sweep() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stages", default=",".join(STAGES), help="which, separated by commas")
-    parser.add_argument("--points", type=int, default=40, help="at most so many per stage and system call")
+    parser.add_argument("--stages", default=",".join(STAGES), help="stages, separated by commas")
+    parser.add_argument("--points", type=int, default=40, help="maximum number of points per stage and system call")
     options = parser.parse_args()
     if not shutil.which("strace"):
         sys.exit("strace is not installed")

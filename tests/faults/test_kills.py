@@ -1,6 +1,6 @@
-"""A stage that is killed at any point leaves its artifact absent or complete, and the next run completes (A1, A2, C5).
+"""A stage that is killed at any point leaves its artifact absent or complete, and the next run completes it.
 
-The points are those where the one writer calls the system; `make faults` does the same with every system call.
+The points are those where `pipelines.storage.files` calls the system; `make faults` tests every system call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def state(store: Store) -> str:
 
 
 def sweep(tmp_path: Path, point: str, action: str, expected: int, prepare=None, **options) -> int:
-    """Let a run die at the first, second, … passage of a point, each in a store of its own; how many there were."""
+    """Make runs die the first, second, … time that they pass a point; returns how often a complete run passes it."""
     for number in range(1, 200):
         store = Store(tmp_path / f"{point}-{number}")
         if prepare:
@@ -49,26 +49,26 @@ def sweep(tmp_path: Path, point: str, action: str, expected: int, prepare=None, 
         assert state(store) == "complete"
         assert result.name == "wiki@1"
         assert leftovers(store) == []
-    raise AssertionError("the run never ended by itself")
+    raise AssertionError("no run passed without a fault")
 
 
 @pytest.mark.parametrize("point", FAILPOINTS)
-def test_a_run_killed_at_any_point_leaves_nothing_or_all_and_is_completed_by_the_next(tmp_path, point):
+def test_a_killed_run_leaves_nothing_or_everything_and_the_next_run_completes_it(tmp_path, point):
     assert sweep(tmp_path, point, "kill", KILLED) >= (0 if point == "unlink" else 1)
 
 
 @pytest.mark.parametrize("point", FAILPOINTS)
-def test_an_artifact_that_is_built_again_is_there_whenever_the_run_is_killed(tmp_path, point):
+def test_while_an_artifact_is_rebuilt_a_kill_never_leaves_it_absent(tmp_path, point):
     points = sweep(
         tmp_path, point, "kill", KILLED, prepare=lambda store: make(store, name="wiki").artifact.close(), force=True
     )
     assert points >= 1
 
 
-def test_a_run_killed_between_publishing_and_naming_is_named_by_the_next_without_building(tmp_path):
+def test_if_killed_between_publishing_and_naming_the_next_run_only_adds_the_name(tmp_path):
     store = Store(tmp_path / "store")
     make(store, text="old", name="wiki")
-    # opens: two parts, the summary, the manifest, then the file of the name
+    # files opened: two parts, the summary, the manifest, then the name file
     assert in_child(lambda: make(store, name="wiki"), failpoint="open:5:kill") == KILLED
     assert store.load("wiki").manifest["config"]["text"] == "old"
     again = make(store, name="wiki")
@@ -77,24 +77,24 @@ def test_a_run_killed_between_publishing_and_naming_is_named_by_the_next_without
 
 @pytest.mark.parametrize("action", ["ENOSPC", "EIO", "EDQUOT"])
 @pytest.mark.parametrize("point", ["write", "fsync"])
-def test_a_failed_write_anywhere_is_a_machine_error_and_leaves_nothing(tmp_path, point, action):
+def test_a_failed_write_is_a_machine_error_and_leaves_nothing_behind(tmp_path, point, action):
     assert sweep(tmp_path, point, action, 3) >= 5
 
 
 @pytest.mark.parametrize(("point", "action"), [("rename", "EXDEV"), ("lock", "ENOLCK"), ("open", "EMFILE")])
-def test_no_other_error_of_the_system_is_taken_for_success(tmp_path, point, action):
+def test_other_system_errors_are_machine_errors_too(tmp_path, point, action):
     assert sweep(tmp_path, point, action, 3) >= 2
 
 
 @pytest.mark.parametrize(("point", "action"), [("write", "ENOSPC"), ("rename", "EXDEV"), ("fsync", "EIO")])
 def test_a_failed_rebuild_leaves_the_old_artifact_as_it_was(tmp_path, point, action):
-    def there_is_one(store):
+    def build_once(store):
         make(store, name="wiki").artifact.close()
 
-    assert sweep(tmp_path, point, action, 3, prepare=there_is_one, force=True) >= 1
+    assert sweep(tmp_path, point, action, 3, prepare=build_once, force=True) >= 1
 
 
-def test_removal_killed_at_any_point_removes_nothing_else_and_can_be_finished(tmp_path):
+def test_a_removal_killed_at_any_point_removes_nothing_else_and_can_be_finished(tmp_path):
     for number in range(1, 30):
         store = Store(tmp_path / str(number))
         make(store, text="kept", name="kept").artifact.close()
@@ -112,7 +112,7 @@ def test_removal_killed_at_any_point_removes_nothing_else_and_can_be_finished(tm
         store.load("gone")
 
 
-def test_a_lock_is_free_when_its_holder_dies_even_if_a_forked_worker_lives_on(tmp_path):
+def test_a_lock_is_released_when_its_holder_dies_even_if_a_forked_worker_survives(tmp_path):
     store = Store(tmp_path / "store")
     read, write = os.pipe()
 

@@ -1,4 +1,4 @@
-"""Every stage works where there is no network at all."""
+"""The stages work without a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ guide pretrain $S --plan preset:ag --size tiny --steps 2 --batch-size 2
 
 def test_text_becomes_a_model_without_a_network(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us take the network away")
+        pytest.skip("needs unshare -rn to run without a network")
     (tmp_path / "text.txt").write_text("\n\n".join(f"Sentence {n} is here. It has words." for n in range(300)))
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

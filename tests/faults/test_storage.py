@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or not ours; paths that are taken (B3, B6, B7, B14, B19)."""
+"""Disks that are full, read-only or owned by another user, and paths that are taken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_limit_on_file_sizes_is_a_machine_error(store):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_full_disk_under_parquet_has_the_same_words(store, monkeypatch, number):
+def test_a_full_disk_while_writing_parquet_gives_the_same_message(store, monkeypatch, number):
     pa = pytest.importorskip("pyarrow")
     monkeypatch.setattr("pipelines.storage.files._failpoint_hits", {})
     monkeypatch.setenv("GUIDE_FAILPOINT", f"write:{number}:ENOSPC")
@@ -63,15 +63,15 @@ def test_a_store_on_a_bad_disk_is_a_machine_error(tmp_path, options):
     assert result.returncode == 3, result.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_store_of_somebody_else_is_refused_before_the_work_and_its_owner_named(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_store_of_another_user_is_refused_before_the_work_and_its_owner_named(tmp_path):
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest", "popen", "test")):
             parent.chmod(0o755)
-    store = Store(tmp_path / "theirs")
+    store = Store(tmp_path / "foreign")
     store.root.mkdir(mode=0o755)
 
-    def as_nobody() -> None:
+    def as_other_user() -> None:
         os.setuid(65534)
         started = time.monotonic()
         with pytest.raises(MachineError, match="owned by user 0"):
@@ -79,33 +79,33 @@ def test_a_store_of_somebody_else_is_refused_before_the_work_and_its_owner_named
         assert time.monotonic() - started < 1
         make(store)
 
-    assert in_child(as_nobody) == 3
+    assert in_child(as_other_user) == 3
 
 
-def test_nothing_of_others_is_touched_not_even_by_force(store, tmp_path):
-    place = make(store).artifact.path
-    shutil.rmtree(place)
+def test_files_that_are_in_the_way_are_never_touched_not_even_with_force(store, tmp_path):
+    path = make(store).artifact.path
+    shutil.rmtree(path)
     (tmp_path / "valuable").mkdir()
     (tmp_path / "valuable" / "thesis.txt").write_text("mine")
 
     def folder() -> None:
-        shutil.copytree(tmp_path / "valuable", place)
+        shutil.copytree(tmp_path / "valuable", path)
 
     obstacles = [
         folder,
-        lambda: place.write_text("mine"),
-        lambda: place.symlink_to(tmp_path / "valuable"),
-        lambda: place.symlink_to(tmp_path / "nowhere"),
-        lambda: os.mkfifo(place),
+        lambda: path.write_text("mine"),
+        lambda: path.symlink_to(tmp_path / "valuable"),
+        lambda: path.symlink_to(tmp_path / "nowhere"),
+        lambda: os.mkfifo(path),
     ]
     for obstacle in obstacles:
         obstacle()
-        before = os.lstat(place)
+        before = os.lstat(path)
         for force in (False, True):
             with pytest.raises(InputError, match="in the way"):
                 make(store, force=force)
-        assert os.lstat(place) == before
-        shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+        assert os.lstat(path) == before
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     assert (tmp_path / "valuable" / "thesis.txt").read_text() == "mine"
 
 
@@ -127,14 +127,14 @@ def test_every_file_follows_the_umask(store, umask, file_mode, folder_mode):
         assert stat.S_IMODE(path.stat().st_mode) == (folder_mode if path.is_dir() else file_mode), path
 
 
-def test_names_with_spaces_and_accents_are_ordinary_paths(tmp_path):
+def test_store_paths_may_have_spaces_accents_and_newlines(tmp_path):
     store = Store(tmp_path / "mes données 😀\nline" / "-store")
     reference = make(store, text="Ünïcode").reference
     with store.load(reference) as artifact:
         assert artifact.path.is_relative_to(store.root)
 
 
-def test_the_clock_decides_nothing(store, monkeypatch):
+def test_a_wrong_clock_does_not_matter(store, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "gmtime", lambda *a: time.struct_time((1970, 1, 1, 0, 0, 0, 3, 1, 0)))
     result = make(store, name="wiki")

@@ -1,4 +1,4 @@
-"""Several processes on one store (C1 to C3, C5, C7, C8)."""
+"""Several processes use one store at the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tiny import TINY, TinyConfig, make, start, wait_for
 
 
 def gate() -> tuple[int, int]:
-    """A pipe that opens for everybody who reads it once its writing end is closed."""
+    """A pipe on which all readers wait until its write end is closed."""
     return os.pipe()
 
 
@@ -55,7 +55,7 @@ def test_different_artifacts_of_one_name_get_different_versions(tmp_path):
 
 
 def hold_build(store: Store, ready: int, release: int, *, stage=TINY) -> None:
-    """A run that waits in the middle until it is told to go on."""
+    """A run that stops in the middle until ``release`` is written to."""
 
     def build(run) -> None:
         run.out.write("first.txt", b"1")
@@ -66,7 +66,7 @@ def hold_build(store: Store, ready: int, release: int, *, stage=TINY) -> None:
     make(store, stage=type(TINY)(stage.name, stage.kind, stage.version, TinyConfig, build))
 
 
-def test_without_waiting_the_second_run_names_who_holds_the_lock(store):
+def test_with_no_wait_the_second_run_names_the_process_that_holds_the_lock(store):
     ready, release = os.pipe(), os.pipe()
     child = start(lambda: hold_build(store, ready[1], release[0]))
     os.read(ready[0], 1)
@@ -77,7 +77,7 @@ def test_without_waiting_the_second_run_names_who_holds_the_lock(store):
     assert make(store, wait=False).reused
 
 
-def test_gc_takes_nothing_from_a_run_that_builds_or_reads(store):
+def test_gc_removes_nothing_that_a_run_builds_or_reads(store):
     ready, release = os.pipe(), os.pipe()
     parent = make(store, text="parent").artifact
 
@@ -87,11 +87,11 @@ def test_gc_takes_nothing_from_a_run_that_builds_or_reads(store):
         parent.verify()
         run.out.write("first.txt", b"1")
 
-    def run_it() -> None:
+    def run_stage() -> None:
         opened = store.load(parent.reference)
         make(store, stage=type(TINY)("build-slow", "slow", 1, TinyConfig, build), inputs={"parent": opened})
 
-    child = start(run_it)
+    child = start(run_stage)
     os.read(ready[0], 1)
     parent.close()
     before = sorted((store.root / ".tmp").iterdir())
@@ -127,7 +127,7 @@ def test_a_reader_sees_the_old_or_the_new_but_never_a_mixture(store):
     assert list((store.root / ".tmp").iterdir()) == []
 
 
-def test_processes_that_build_sweep_name_and_remove_at_once_only_fail_in_expected_ways(tmp_path):
+def test_processes_that_build_name_remove_and_sweep_concurrently_raise_only_guide_errors(tmp_path):
     store = Store(tmp_path / "store")
 
     def worker(seed: int) -> None:

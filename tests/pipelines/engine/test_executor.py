@@ -1,4 +1,4 @@
-"""The executor: the same bytes wherever the work is done, and no fault costs more than the shards in hand."""
+"""The executor: the same bytes wherever shards are processed, and a fault costs only the unfinished shards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def partial_files(store: Store) -> list[Path]:
 
 
 def start(text: Artifact, store: Store, *settings: str, **environment: str) -> subprocess.Popen[str]:
-    """The stage in a process group of its own, as a shell starts it."""
+    """Start the stage in its own process group, as a shell does."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.works", str(text.path), str(store.root), *settings],
         cwd=ROOT,
@@ -74,10 +74,10 @@ def start(text: Artifact, store: Store, *settings: str, **environment: str) -> s
     )
 
 
-def wait_until(is_so: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "waited in vain"
+    while not condition():
+        assert time.monotonic() < end, f"not so after {seconds} s"
         time.sleep(0.05)
 
 
@@ -88,11 +88,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def check_continues(text: Artifact, store: Store, traces: Path, kept: int) -> None:
+    """Run an interrupted stage again; it must process only the shards that were not ``kept``."""
+    for path in traces.iterdir():
+        path.unlink()
+    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
+    assert result is not None
+    assert texts_in(result) == blocks_of(text)
+    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+
+
 # shards
 
 
 @pytest.mark.parametrize("size", [1, 30, 100, 1000, 10**9])
-def test_shards_are_the_corpus_in_its_order(size: int, text: Artifact) -> None:
+def test_shards_cover_the_corpus_in_order(size: int, text: Artifact) -> None:
     shards = shards_of(text, size)
     assert [block for shard in shards for block in shard.read(["text"])["text"].to_pylist()] == blocks_of(text)
     assert len({shard.name for shard in shards}) == len(shards)
@@ -105,7 +115,7 @@ def test_shards_are_the_corpus_in_its_order(size: int, text: Artifact) -> None:
 def test_every_document_is_whole_in_one_shard(size: int, rows: int, text: Artifact, tmp_path: Path) -> None:
     whole = pq.read_table(text.path / "blocks.parquet")
     pq.write_table(whole, tmp_path / "blocks.parquet", row_group_size=rows)
-    os.replace(tmp_path / "blocks.parquet", text.path / "blocks.parquet")  # row groups as a large corpus has them
+    os.replace(tmp_path / "blocks.parquet", text.path / "blocks.parquet")  # several row groups, as in a large corpus
     found = [
         (document, block)
         for shard in shards_of(text, size)
@@ -114,13 +124,13 @@ def test_every_document_is_whole_in_one_shard(size: int, rows: int, text: Artifa
     ]
     assert found == list(zip(whole["document"].to_pylist(), whole["text"].to_pylist(), strict=True))
     for shard in shards_of(text, size):
-        of_shard = [n for table in shard.documents(["document"]) for n in table["document"].to_pylist()]
+        documents = [n for table in shard.documents(["document"]) for n in table["document"].to_pylist()]
         begins = shard.read(["document", "block"])
         own = [d for d, b in zip(begins["document"].to_pylist(), begins["block"].to_pylist(), strict=True) if b == 0]
-        assert sorted(set(of_shard)) == own
+        assert sorted(set(documents)) == own
 
 
-def test_shards_are_larger_than_a_row_group_when_asked(text: Artifact, tmp_path: Path) -> None:
+def test_a_shard_may_span_several_row_groups(text: Artifact, tmp_path: Path) -> None:
     whole = pq.read_table(text.path / "blocks.parquet")
     pq.write_table(whole, tmp_path / "blocks.parquet", row_group_size=2)
     os.replace(tmp_path / "blocks.parquet", text.path / "blocks.parquet")
@@ -129,20 +139,20 @@ def test_shards_are_larger_than_a_row_group_when_asked(text: Artifact, tmp_path:
     assert max(len(shard.pieces) for shard in shards) > 2
 
 
-def test_damaged_page_of_the_corpus_is_not_read(text: Artifact) -> None:
+def test_a_damaged_page_of_the_corpus_is_an_error(text: Artifact) -> None:
     path = text.path / "blocks.parquet"
     data = bytearray(path.read_bytes())
-    place = pq.ParquetFile(path).metadata.row_group(0).column(5)
-    data[place.dictionary_page_offset + place.total_compressed_size // 4] ^= 255
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(5)
+    data[chunk.dictionary_page_offset + chunk.total_compressed_size // 4] ^= 255
     path.write_bytes(data)
     with pytest.raises(ArtifactDamaged, match=r"blocks\.parquet"):
         shards_of(text, SIZE)[0].read(["text"])
 
 
-def test_corpus_that_a_worker_does_not_see_is_named(text: Artifact) -> None:
+def test_a_corpus_that_a_worker_cannot_see_is_named(text: Artifact) -> None:
     shard = shards_of(text, SIZE)[0]
     os.rename(text.path, text.path.with_name("elsewhere"))
-    with pytest.raises(MachineError, match="finds no") as caught:
+    with pytest.raises(MachineError, match="cannot find") as caught:
         shard.read(["text"])
     assert "all workers share" in str(caught.value.hint)
 
@@ -162,7 +172,7 @@ def test_corpus_that_a_worker_does_not_see_is_named(text: Artifact) -> None:
     ],
     ids=str,
 )
-def test_result_is_the_same_bytes_everywhere(settings: dict[str, Any], text: Artifact, store: Store) -> None:
+def test_the_result_has_the_same_bytes_everywhere(settings: dict[str, Any], text: Artifact, store: Store) -> None:
     expected = works.run_stage(text, store)
     assert expected is not None
     assert texts_in(expected) == blocks_of(text)
@@ -173,7 +183,7 @@ def test_result_is_the_same_bytes_everywhere(settings: dict[str, Any], text: Art
     assert store.unfinished() == []
 
 
-def test_rows_come_in_tables_of_one_size() -> None:
+def test_rows_are_regrouped_into_tables_of_one_size() -> None:
     import pyarrow as pa
 
     numbers = list(range(23))
@@ -188,10 +198,10 @@ def test_rows_come_in_tables_of_one_size() -> None:
     assert list(evenly([], 5)) == []
 
 
-# shares
+# --shard i/n
 
 
-def test_shares_do_their_part_and_the_command_without_them_merges(text: Artifact, store: Store, traces: Path) -> None:
+def test_shard_runs_do_their_part_and_the_run_without_shard_merges(text: Artifact, store: Store, traces: Path) -> None:
     settings = {"work": "traced", "shard_size": SIZE, "traces": str(traces)}
     assert works.run_stage(text, store, shard="1/3", **settings) is None
     assert works.run_stage(text, store, shard="3/3", **settings) is None
@@ -201,23 +211,23 @@ def test_shares_do_their_part_and_the_command_without_them_merges(text: Artifact
     assert result is not None
     assert texts_in(result) == blocks_of(text)
     assert len(list(traces.iterdir())) == number  # no shard twice
-    share = works.run_stage(text, store, shard="2/3", **settings)
-    assert share is not None
-    assert share.reused
+    late = works.run_stage(text, store, shard="2/3", **settings)
+    assert late is not None
+    assert late.reused
     assert store.unfinished() == []
 
 
-def test_shares_run_at_once_and_the_merge_waits_for_them(text: Artifact, store: Store, traces: Path) -> None:
+def test_shard_runs_run_at_once_and_the_merge_waits_for_them(text: Artifact, store: Store, traces: Path) -> None:
     settings = ["work=traced", f"shard_size={SIZE}", f"traces={traces}"]
     running = [start(text, store, *settings, f"shard={n}/3") for n in (1, 2, 3)]
-    running.append(start(text, store, *settings, "shard=2/3"))  # somebody started it twice
+    running.append(start(text, store, *settings, "shard=2/3"))  # the same one twice
     assert [process.wait(60) for process in running] == [0, 0, 0, 0]
     result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
     assert result is not None
     assert texts_in(result) == blocks_of(text)
 
 
-def test_share_and_merge_exclude_each_other(text: Artifact, store: Store, traces: Path) -> None:
+def test_a_shard_run_and_a_merge_exclude_each_other(text: Artifact, store: Store, traces: Path) -> None:
     settings = {"work": "slow", "shard_size": SIZE, "traces": str(traces)}
     running = start(text, store, *(f"{key}={value}" for key, value in settings.items()), "shard=1/2")
     wait_until(lambda: list(traces.glob("slow.*")))
@@ -234,24 +244,26 @@ def test_share_and_merge_exclude_each_other(text: Artifact, store: Store, traces
     assert store.unfinished() == []
 
 
-@pytest.mark.parametrize("share", ["0/3", "4/3", "3", "1/0", "a/b", "1/2/3", "-1/3"])
-def test_share_that_is_none_is_refused(share: str) -> None:
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "3", "1/0", "a/b", "1/2/3", "-1/3"])
+def test_a_malformed_shard_is_refused(shard: str) -> None:
     with pytest.raises(ValueError, match="3/8"):
-        executor.Config(shard=share)
+        executor.Config(shard=shard)
 
 
-def test_share_cannot_be_named_or_forced(text: Artifact, store: Store) -> None:
+def test_a_shard_run_takes_no_name_and_no_force(text: Artifact, store: Store) -> None:
     for option in ({"name": "x"}, {"force": True}):
-        with pytest.raises(InputError, match="share"):
+        with pytest.raises(InputError, match="publishes no artifact"):
             works.run_stage(text, store, shard="1/2", **option)
 
 
-def test_more_shares_than_shards_leave_some_idle(text: Artifact, store: Store) -> None:
+def test_with_fewer_shards_than_runs_some_runs_do_nothing(text: Artifact, store: Store) -> None:
     assert works.run_stage(text, store, shard="9/9") is None
     assert partial_files(store) == []
 
 
-def test_other_shard_size_is_said(text: Artifact, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_partial_files_of_another_shard_size_cause_a_warning(
+    text: Artifact, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     executor.log.propagate = True
     works.run_stage(text, store, shard="1/2", shard_size=SIZE)
     works.run_stage(text, store)
@@ -261,31 +273,31 @@ def test_other_shard_size_is_said(text: Artifact, store: Store, caplog: pytest.L
 # partial files
 
 
-def damage(path: Path, how: str) -> None:
+def damage(path: Path, kind: str) -> None:
     data = path.read_bytes()
     changed = {
         "truncated": data[: len(data) // 2],
         "empty": b"",
         "zeros": bytes(len(data)),
         "one bit": data[:9] + bytes([data[9] ^ 1]) + data[10:],
-    }[how]
+    }[kind]
     path.write_bytes(changed)
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "zeros", "one bit"])
-def test_damaged_partial_file_is_made_again(how: str, text: Artifact, store: Store, traces: Path) -> None:
+@pytest.mark.parametrize("kind", ["truncated", "empty", "zeros", "one bit"])
+def test_a_damaged_partial_file_is_made_again(kind: str, text: Artifact, store: Store, traces: Path) -> None:
     settings = {"work": "traced", "shard_size": SIZE, "traces": str(traces)}
-    for share in ("1/2", "2/2"):
-        works.run_stage(text, store, shard=share, **settings)
+    for shard in ("1/2", "2/2"):
+        works.run_stage(text, store, shard=shard, **settings)
     before = len(list(traces.iterdir()))
-    damage(partial_files(store)[3], how)
+    damage(partial_files(store)[3], kind)
     result = works.run_stage(text, store, **settings)
     assert result is not None
     assert texts_in(result) == blocks_of(text)
     assert len(list(traces.iterdir())) == before + 1
 
 
-def test_damaged_merge_is_made_again(text: Artifact, store: Store, tmp_path: Path) -> None:
+def test_a_damaged_merged_file_is_made_again(text: Artifact, store: Store, tmp_path: Path) -> None:
     from pipelines.engine.progress import Progress
     from pipelines.engine.shards import FAN_IN, map_shards, merge_tree
 
@@ -301,7 +313,7 @@ def test_damaged_merge_is_made_again(text: Artifact, store: Store, tmp_path: Pat
     assert pq.read_table(again)["text"].to_pylist() == blocks_of(text)
 
 
-def test_unfinished_work_is_listed_and_spared(text: Artifact, store: Store, guide: Any) -> None:
+def test_unfinished_work_is_listed_and_kept_by_gc(text: Artifact, store: Store, guide: Any) -> None:
     works.run_stage(text, store, shard="1/2", shard_size=SIZE)
     listed = json.loads(guide("ls", "--json").out)["unfinished"]
     assert [entry["kind"] for entry in listed] == ["copy"]
@@ -309,12 +321,12 @@ def test_unfinished_work_is_listed_and_spared(text: Artifact, store: Store, guid
     assert len(partial_files(store)) > 0
 
 
-# workers that die, fail, speak
+# workers that die, fail or log
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["local", "dask"])
-def test_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact, store: Store, traces: Path) -> None:
+def test_a_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact, store: Store, traces: Path) -> None:
     result = works.run_stage(
         text, store, work="dying_once", executor=where, jobs=2, shard_size=SIZE, traces=str(traces)
     )
@@ -329,7 +341,7 @@ def test_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact, s
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["dask", "local"])
-def test_workers_that_die_again_and_again_end_the_run(where: str, text: Artifact, store: Store) -> None:
+def test_workers_that_keep_dying_end_the_run(where: str, text: Artifact, store: Store) -> None:
     with pytest.raises(MachineError, match="died") as caught:
         works.run_stage(text, store, work="dying", executor=where, jobs=2, shard_size=200)
     assert "--shard-size" in str(caught.value.hint)
@@ -337,20 +349,20 @@ def test_workers_that_die_again_and_again_end_the_run(where: str, text: Artifact
 
 @pytest.mark.parametrize("where", ["local", "dask"])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_failure_in_a_shard_arrives_as_itself(
+def test_an_error_in_a_shard_reaches_the_caller_unchanged(
     where: str, jobs: int, text: Artifact, store: Store, traces: Path
 ) -> None:
     with pytest.raises(UnknownName, match="gren") as caught:
         works.run_stage(text, store, work="refusing", executor=where, jobs=jobs, shard_size=SIZE, traces=str(traces))
     assert caught.value.hint == "known: green, red"
     names = [path.name.rpartition(".")[0] for path in traces.iterdir()]
-    assert len(names) == len(set(names))  # nobody tries what cannot succeed again
+    assert len(names) == len(set(names))  # no shard is retried: it cannot succeed
     assert partial_files(store) == []
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
-def test_workers_say_nothing(settings: list[str], text: Artifact, store: Store) -> None:
+def test_workers_print_and_log_nothing(settings: list[str], text: Artifact, store: Store) -> None:
     process = start(text, store, "work=chatty", f"shard_size={SIZE}", *settings)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
@@ -358,11 +370,11 @@ def test_workers_say_nothing(settings: list[str], text: Artifact, store: Store) 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["executor=dask", "jobs=2"], ["jobs=2"]], ids=str)
-def test_full_disk_in_a_worker_is_the_machines_failure(settings: list[str], text: Artifact, store: Store) -> None:
+def test_a_full_disk_in_a_worker_is_a_machine_error(settings: list[str], text: Artifact, store: Store) -> None:
     process = start(text, store, f"shard_size={SIZE}", *settings, GUIDE_FAILPOINT="write:1:ENOSPC")
     assert (process.wait(120), process.communicate()[1]) == (3, "")
     (folder,) = store.unfinished()
-    # a worker that was stopped in the middle leaves a hidden file, which nobody takes for a whole one
+    # an interrupted worker leaves a hidden file, which does not count as a partial file
     assert sorted(p for p in folder.iterdir() if not p.name.startswith(".")) == partial_files(store)
     result = works.run_stage(text, store, shard_size=SIZE)
     assert result is not None
@@ -375,29 +387,24 @@ def test_full_disk_in_a_worker_is_the_machines_failure(settings: list[str], text
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
-def test_stopped_run_leaves_no_process_and_goes_on(
+def test_a_stopped_run_leaves_no_process_and_can_be_continued(
     settings: list[str], number: signal.Signals, text: Artifact, store: Store, traces: Path
 ) -> None:
     process = start(text, store, "work=slow", f"shard_size={SIZE}", f"traces={traces}", *settings)
     wait_until(lambda: len(list(traces.glob("slow.*"))) >= 2)
     workers = [int(path.suffix[1:]) for path in traces.glob("slow.*")]
-    os.killpg(process.pid, number)  # as a terminal does: to everybody
+    os.killpg(process.pid, number)  # to the whole group, as a terminal does
     assert process.wait(20) == (130 if number == signal.SIGINT else 143)
     assert process.communicate()[1] == ""
     wait_until(lambda: not any(map(is_alive, workers)), 5)
     kept = len(partial_files(store))
     assert kept >= 2
-    for path in traces.iterdir():
-        path.unlink()
-    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
-    assert result is not None
-    assert texts_in(result) == blocks_of(text)
-    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+    check_continues(text, store, traces, kept)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
-def test_workers_end_with_a_process_that_is_killed(
+def test_workers_end_when_their_parent_is_killed(
     settings: list[str], text: Artifact, store: Store, traces: Path
 ) -> None:
     process = start(text, store, "work=slow", f"shard_size={SIZE}", f"traces={traces}", *settings)
@@ -407,4 +414,4 @@ def test_workers_end_with_a_process_that_is_killed(
     wait_until(lambda: not any(map(is_alive, workers)), 10)
     process.communicate()
     (folder,) = store.unfinished()
-    store.remove_unfinished(folder)  # nobody holds it any more
+    store.remove_unfinished(folder)  # no lock is left on it

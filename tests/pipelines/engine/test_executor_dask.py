@@ -1,4 +1,4 @@
-"""The executor on a Dask cluster whose scheduler and workers are processes of their own, as on several machines."""
+"""The executor on a Dask cluster whose scheduler and workers are separate processes, as on several machines."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine import executor
-from pipelines.engine.shards import shards_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from tests import works
 from tests.pipelines.engine.test_executor import (
     SIZE,
     blocks_of,
+    check_continues,
     is_alive,
     partial_files,
     start,
@@ -57,7 +57,7 @@ class Cluster:
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [Path(sys.executable).with_name("dask"), *words],
-            cwd=self._folder,  # not where the run is: paths must not depend on it
+            cwd=self._folder,  # another folder than the run: paths must not depend on it
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -84,24 +84,24 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_relative_store_serves_workers_that_are_elsewhere(
+def test_a_relative_store_path_works_for_workers_in_another_folder(
     cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         cluster.add_worker()
     monkeypatch.chdir(store.root.parent)
-    near = Store(store.root.relative_to(store.root.parent))
+    relative = Store(store.root.relative_to(store.root.parent))
     with Artifact(text.path.relative_to(store.root.parent)) as corpus:
-        result = works.run_stage(corpus, near, executor="dask", scheduler=cluster.address, shard_size=SIZE)
+        result = works.run_stage(corpus, relative, executor="dask", scheduler=cluster.address, shard_size=SIZE)
         assert result is not None
-        again = works.run_stage(corpus, near, shard_size=1, force=True)
+        again = works.run_stage(corpus, relative, shard_size=1, force=True)
     assert again is not None
     assert texts_in(result) == blocks_of(text)
     assert result.artifact.content == again.artifact.content
 
 
 @pytest.mark.parametrize("options", [(), ("--no-nanny",)], ids=["nanny", "no nanny"])
-def test_worker_that_is_lost_costs_its_shard(
+def test_a_lost_worker_costs_its_shard(
     options: tuple[str, ...], cluster: Cluster, text: Artifact, store: Store, traces: Path
 ) -> None:
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_worker_that_is_lost_costs_its_shard(
     assert texts_in(result) == blocks_of(text)
 
 
-def test_workers_may_come_after_the_run_has_begun(
+def test_workers_may_join_after_the_run_has_begun(
     cluster: Cluster, text: Artifact, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor.log.propagate = True
@@ -132,15 +132,15 @@ def test_workers_may_come_after_the_run_has_begun(
     assert "no workers yet" in caplog.text
 
 
-def test_scheduler_that_goes_away_ends_the_run_and_nothing_is_lost(
+def test_a_scheduler_that_goes_away_ends_the_run_and_finished_shards_are_kept(
     cluster: Cluster, text: Artifact, store: Store, traces: Path
 ) -> None:
     cluster.add_worker()
-    given = ["work=slow", f"shard_size={SIZE}", f"traces={traces}"]
+    settings = ["work=slow", f"shard_size={SIZE}", f"traces={traces}"]
     process = start(
         text,
         store,
-        *given,
+        *settings,
         "executor=dask",
         f"scheduler={cluster.address}",
         DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="2s",
@@ -151,30 +151,27 @@ def test_scheduler_that_goes_away_ends_the_run_and_nothing_is_lost(
     assert process.communicate()[1] in ("", "the Dask scheduler has no workers yet; waiting for them\n")
     kept = len(partial_files(store))
     assert kept == 2
-    for path in traces.iterdir():
-        path.unlink()
-    result = works.run_stage(text, store, work="traced", shard_size=SIZE, traces=str(traces))
-    assert result is not None
-    assert texts_in(result) == blocks_of(text)
-    assert len(list(traces.iterdir())) == len(shards_of(text, SIZE)) - kept
+    check_continues(text, store, traces, kept)
 
 
-def test_scheduler_that_does_not_answer_is_named(text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_does_not_answer_is_named(
+    text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor, "SCHEDULER_SECONDS", 1.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        for there in (address, "tcp://127.0.0.1:1"):
-            begun = time.monotonic()
-            with pytest.raises(MachineError, match=there) as caught:
-                works.run_stage(text, store, executor="dask", scheduler=there, shard_size=SIZE)
+        for tried in (address, "tcp://127.0.0.1:1"):
+            started = time.monotonic()
+            with pytest.raises(MachineError, match=tried) as caught:
+                works.run_stage(text, store, executor="dask", scheduler=tried, shard_size=SIZE)
             assert "dask scheduler" in str(caught.value.hint)
-            assert time.monotonic() - begun < 15
+            assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize("address", ["tcpp://127.0.0.1:8786", "nonsense", "tcp://"])
-def test_address_that_is_none_is_the_users_mistake(
+def test_a_malformed_scheduler_address_is_refused(
     address: str, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SCHEDULER_SECONDS", 1.0)
@@ -182,7 +179,7 @@ def test_address_that_is_none_is_the_users_mistake(
         works.run_stage(text, store, executor="dask", scheduler=address, shard_size=SIZE)
 
 
-def test_missing_dask_is_named_with_the_line_that_installs_it(
+def test_a_missing_dask_is_named_with_the_command_that_installs_it(
     text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)

@@ -296,7 +296,7 @@ def test_features_of_one_example_know_text_and_pair(store: Store, tmp_path: Path
     with store.build("deps", digest("tree"), {"stage": "build-deps", "inputs": {}}) as out:
         with out.parquet(TABLE, dependency_schema()) as writer:
             writer.write_table(pa.Table.from_pylist([tree], schema=dependency_schema()))
-    deps = store.place("deps", digest("tree"))
+    deps = store.folder("deps", digest("tree"))
     words = ["[UNK]", "[CLS]", "[SEP]", "The", "dog", "ran", "It", "was", "late", ".", "A", "runs", "He", "said"]
     backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -221,9 +221,9 @@ def test_wrong_inputs_are_named(store: Store, tmp_path: Path, guide: Any) -> Non
     text = make_corpus(store, tmp_path, 3)
     result = idf.run(text.reference, None, idf.Config(), store=store)
     assert result is not None
-    with pytest.raises(ArtifactMismatch, match="needed is a corpus"):
+    with pytest.raises(ArtifactMismatch, match="expected: corpus"):
         idf.run(result.artifact.reference, None, idf.Config(), store=store)
-    with pytest.raises(ArtifactMismatch, match="needed is a tokenizer"):
+    with pytest.raises(ArtifactMismatch, match="expected: tokenizer"):
         idf.run(text.reference, text.reference, idf.Config(), store=store)
     for wrong in (["--unit", "word"], ["--min-df", "0"], ["--shard", "4/3"], ["--executor", "spark"], ["--jobs", "0"]):
         answer = guide("build-idf", text.reference, *wrong)
@@ -238,7 +238,7 @@ def test_command_says_what_comes_next_and_shares_say_nothing_on_stdout(
     text = make_corpus(store, tmp_path)
     share = guide("build-idf", text.reference, "--shard", "1/2", "--shard-size", 500)
     assert (share.code, share.out) == (0, "")
-    assert "share 1/2" in share.err
+    assert "--shard 1/2" in share.err
     assert "unfinished" in guide("ls").out
     done = guide("build-idf", text.reference, "--shard-size", 500, "--json")
     assert json.loads(done.out)["counts"]["unit"] == "document"

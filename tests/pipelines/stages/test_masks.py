@@ -152,7 +152,7 @@ def write_deps(store: Store, text: Artifact, scheme: str = "ud", **changes: Any)
             for first in range(0, len(rows), 5):  # sentences of one document in several row groups
                 writer.write_table(table.slice(first, 5))
         out.counts |= {"language": "en" if scheme == "spacy-en" else ""}
-    return Artifact(store.place("deps", recipe))
+    return Artifact(store.folder("deps", recipe))
 
 
 def build(store: Store, data: Artifact, **settings: Any) -> Artifact:
@@ -389,7 +389,7 @@ def test_heads_outside_their_sentence_and_idf_that_is_no_number_are_refused(tmp_
         with out.parquet("idf.parquet", idf.idf_schema()) as writer:
             writer.write_table(pa.table([["it"], [1], [float("nan")]], schema=idf.idf_schema()))
     with pytest.raises(NumericalError, match="no number from 0"):
-        build(store, made.data, idf=Artifact(store.place("idf", digest("nan"))).reference)
+        build(store, made.data, idf=Artifact(store.folder("idf", digest("nan"))).reference)
 
 
 def test_documents_and_splits_do_not_mix(store: Store) -> None:

@@ -24,7 +24,7 @@ def test_the_same_recipe_is_built_once(store):
     assert first.reference == second.reference
 
 
-def test_settings_that_matter_and_inputs_change_the_recipe_and_knobs_do_not(store, tmp_path):
+def test_settings_and_inputs_change_the_recipe_but_execution_settings_do_not(store, tmp_path):
     (tmp_path / "a").write_text("a")
     files = Files.of([tmp_path / "a"], ["a"])
     references = [make(store).reference, make(store, text="x").reference, make(store, inputs={"text": files}).reference]
@@ -57,7 +57,7 @@ def test_force_builds_again(store):
     assert not make(store, force=True).reused
 
 
-def test_names_have_versions_and_the_newest_is_meant(store):
+def test_names_have_versions_and_a_bare_name_is_the_newest(store):
     first = make(store, text="one", name="wiki")
     assert make(store, text="one", name="wiki").name == "wiki@1"
     second = make(store, text="two", name="wiki")
@@ -68,7 +68,7 @@ def test_names_have_versions_and_the_newest_is_meant(store):
         store.load("wiki@3")
 
 
-def test_a_name_belongs_to_one_kind_and_is_refused_before_the_work(store):
+def test_a_name_belongs_to_one_kind_and_is_checked_before_the_work(store):
     make(store, name="wiki")
     with pytest.raises(InputError, match="taken by a tiny"):
         make(store, stage=OTHER, name="wiki")
@@ -79,12 +79,12 @@ BAD_NAMES = ["../../x", "/x", "-rf", "con", "nul.txt", "a\0b", "a" * 300, "\u202
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_could_be_taken_for_something_else_is_refused(store, name):
+def test_a_name_that_could_be_mistaken_for_something_else_is_refused(store, name):
     with pytest.raises(InputError, match="bad name"):
         store.check_name_free(name, "tiny")
 
 
-def test_an_old_version_does_not_pass_for_what_force_made_of_it(store):
+def test_an_old_version_does_not_open_the_content_that_force_replaced_it_with(store):
     make(store, name="wiki")
     changed = type(TINY)(TINY.name, TINY.kind, TINY.version, TinyConfig, lambda run: run.out.write("part", b"new"))
     make(store, stage=changed, name="wiki", force=True)
@@ -102,26 +102,26 @@ def test_references_are_names_ids_prefixes_and_paths(store):
 @pytest.mark.parametrize(
     "reference", ["nothing", "tiny/0000", "x" * 300, "a\0b", "", "..", "/etc/passwd", "names/wiki"]
 )
-def test_a_reference_to_nothing_is_an_input_error(store, reference):
+def test_a_reference_that_matches_nothing_is_an_input_error(store, reference):
     make(store, name="wiki")
     with pytest.raises(InputError):
         store.load(reference)
 
 
 @pytest.mark.parametrize(
-    ("reference", "guess"),
+    ("reference", "suggestion"),
     [("wkii", "; did you mean 'wiki'?"), ("wiki@7", "; the newest is 'wiki@1'"), ("else", "")],
 )
-def test_a_name_that_is_nearly_right_is_guessed(store, reference, guess):
+def test_an_unknown_name_gets_a_suggestion(store, reference, suggestion):
     make(store, name="wiki")
     with pytest.raises(ArtifactMissing) as caught:
         store.find(reference)
-    assert caught.value.message == f"no artifact {reference!r} in {store.root}{guess}"
+    assert caught.value.message == f"no artifact {reference!r} in {store.root}{suggestion}"
 
 
-def test_the_wrong_kind_is_refused_and_both_are_named(store):
+def test_an_artifact_of_the_wrong_kind_is_refused_and_both_kinds_are_named(store):
     make(store, name="wiki")
-    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; needed is a corpus"):
+    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; expected: corpus"):
         store.load("wiki", kind="corpus")
 
 
@@ -137,7 +137,7 @@ def test_rename_moves_all_versions(store):
         store.rename("wiki", "other")
 
 
-def test_removing_takes_the_names_along(store):
+def test_removing_an_artifact_removes_its_names(store):
     folder = make(store, name="wiki").artifact.path
     store.remove(folder)
     assert not folder.exists()
@@ -145,7 +145,7 @@ def test_removing_takes_the_names_along(store):
     assert make(store, name="wiki").name == "wiki@1"
 
 
-def test_what_is_being_read_is_not_removed(store):
+def test_an_artifact_that_is_being_read_is_not_removed(store):
     artifact = make(store).artifact
     with pytest.raises(ArtifactInUse):
         store.remove(artifact.path)
@@ -153,7 +153,7 @@ def test_what_is_being_read_is_not_removed(store):
     store.remove(artifact.path)
 
 
-def test_gc_spares_names_their_inputs_what_is_read_and_unfinished_work(store):
+def test_gc_keeps_named_artifacts_their_inputs_open_ones_and_unfinished_work(store):
     parent = make(store, text="parent").artifact
     child = make(store, text="child", inputs={"parent": parent}, name="kept").artifact
     loose = make(store, text="loose").artifact
@@ -169,7 +169,7 @@ def test_gc_spares_names_their_inputs_what_is_read_and_unfinished_work(store):
     assert [a.id for a in store.users(parent)] == [child.id]
 
 
-def test_gc_forgets_names_whose_artifact_is_gone(store):
+def test_gc_removes_names_whose_artifact_is_gone(store):
     result = make(store, name="wiki")
     result.artifact.close()
     os.rename(result.artifact.path, store.root / "elsewhere")
@@ -179,15 +179,15 @@ def test_gc_forgets_names_whose_artifact_is_gone(store):
     assert store.names() == []
 
 
-def test_files_that_nobody_listed_are_strangers(store):
+def test_files_that_the_manifest_does_not_list_are_reported(store):
     artifact = make(store).artifact
     (artifact.path / "extra").write_text("x")
     (artifact.path / "link").symlink_to("/etc")
     artifact.verify()
-    assert artifact.strangers() == ["extra", "link"]
+    assert artifact.unlisted_files() == ["extra", "link"]
 
 
-def test_an_export_can_be_imported_elsewhere_and_is_the_same(store, tmp_path):
+def test_an_exported_artifact_can_be_imported_unchanged_elsewhere(store, tmp_path):
     artifact = make(store).artifact
     transfer.export(artifact, tmp_path / "out")
     other = type(store)(tmp_path / "other")
@@ -198,7 +198,7 @@ def test_an_export_can_be_imported_elsewhere_and_is_the_same(store, tmp_path):
     other.load("wiki").close()
 
 
-def test_an_export_replaces_nothing(store, tmp_path):
+def test_an_export_overwrites_nothing(store, tmp_path):
     artifact = make(store).artifact
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -223,7 +223,7 @@ def test_a_damaged_artifact_is_neither_exported_nor_imported(store, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["artifacts", "other", "out"]
 
 
-def test_an_import_takes_no_links_and_no_strangers(store, tmp_path):
+def test_an_import_refuses_links_and_unlisted_files(store, tmp_path):
     artifact = make(store).artifact
     transfer.export(artifact, tmp_path / "out")
     other = type(store)(tmp_path / "other")
@@ -245,19 +245,21 @@ def test_the_golden_artifact_of_format_1_is_read(tmp_path):
     golden = Path(__file__).parents[2] / "golden" / "format-1"
     with Artifact(golden) as artifact:
         artifact.verify()
-        assert artifact.strangers() == []
+        assert artifact.unlisted_files() == []
         assert artifact.reference == "tiny/204e0be952007f3e"
         assert artifact.counts == {"parts": 2}
         assert artifact.read("part-1.txt") == b"golden 1\n"
 
 
-def test_asking_for_the_revision_takes_no_lock_of_the_repository(monkeypatch):
+def test_reading_the_git_revision_does_not_lock_the_repository(monkeypatch):
     if not shutil.which("git"):
         pytest.skip("needs git")
-    asked = []
+    commands = []
     run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: asked.append(command) or run(command, **options))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: commands.append(command) or run(command, **options)
+    )
     stage._git_revision.cache_clear()
     stage._git_revision()
     stage._git_revision.cache_clear()
-    assert all("--no-optional-locks" in command and "describe" not in command for command in asked)
+    assert all("--no-optional-locks" in command and "describe" not in command for command in commands)

@@ -20,7 +20,7 @@ def folder_with(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_writer_knows_the_digest_and_size_of_what_it_wrote(tmp_path):
+def test_the_writer_reports_digest_and_size(tmp_path):
     with DigestWriter(tmp_path / "file") as file:
         file.write(b"one ")
         file.write(b"two")
@@ -28,14 +28,14 @@ def test_the_writer_knows_the_digest_and_size_of_what_it_wrote(tmp_path):
     assert (file.size, file.sha256) == (7, hashlib.sha256(b"one two").hexdigest())
 
 
-def test_the_writer_never_opens_a_file_that_exists(tmp_path):
+def test_the_writer_never_opens_an_existing_file(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(MachineError, match="cannot create"):
         DigestWriter(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_small_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
+def test_a_small_file_is_replaced_whole_and_no_temporary_file_remains(tmp_path):
     write_file(tmp_path / "names" / "1", b"old")
     write_file(tmp_path / "names" / "1", b"new")
     assert [p.name for p in (tmp_path / "names").iterdir()] == ["1"]
@@ -43,7 +43,7 @@ def test_a_small_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
 
 
 @pytest.mark.parametrize("point", ["write:ENOSPC", "fsync:EIO", "rename:EXDEV"])
-def test_a_small_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, point):
+def test_a_small_file_stays_as_it_was_if_replacing_it_fails(tmp_path, monkeypatch, point):
     write_file(tmp_path / "1", b"old")
 
     def replace():
@@ -61,14 +61,14 @@ def test_publishing_over_a_directory_moves_the_old_one_to_the_trash(tmp_path):
     assert (tmp_path / "trash" / "new" / "file").read_text() == "old"
 
 
-def test_publishing_without_a_trash_replaces_nothing(tmp_path):
+def test_publishing_without_a_trash_overwrites_nothing(tmp_path):
     old, new = folder_with(tmp_path / "final", "old"), folder_with(tmp_path / "new", "new")
     with pytest.raises(MachineError):
         publish_directory(new, old, trash=None)
     assert (old / "file").read_text() == "old"
 
 
-def test_without_the_exchange_of_the_kernel_a_failed_publish_puts_the_old_one_back(tmp_path, monkeypatch):
+def test_without_atomic_exchange_a_failed_publish_restores_the_old_directory(tmp_path, monkeypatch):
     old, new = folder_with(tmp_path / "final", "old"), folder_with(tmp_path / "new", "new")
     rename = os.rename
 
@@ -93,7 +93,7 @@ def test_a_lock_is_held_by_one_and_free_once_released(tmp_path):
     second.release()
 
 
-def test_a_lock_knows_when_its_directory_was_replaced(tmp_path):
+def test_a_lock_notices_that_its_directory_was_replaced(tmp_path):
     folder = folder_with(tmp_path / "a", "x")
     lock = Lock(folder, shared=True)
     assert lock.in_place()
@@ -104,26 +104,26 @@ def test_a_lock_knows_when_its_directory_was_replaced(tmp_path):
     lock.release()
 
 
-def test_a_lock_does_not_wait_for_a_pipe(tmp_path):
+def test_locking_a_named_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     Lock(tmp_path / "pipe", shared=True).release()
 
 
-def test_reading_a_table_row_by_row_does_not_keep_what_was_read(tmp_path: Path) -> None:
+def test_reading_a_table_in_batches_frees_what_was_read(tmp_path: Path) -> None:
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from pipelines.storage.files import open_parquet
 
-    noise = np.random.default_rng(0).integers(0, 2**62, 500_000)  # 4 MB a row group, and nothing to compress
+    noise = np.random.default_rng(0).integers(0, 2**62, 500_000)  # 4 MB per row group, incompressible
     with pq.ParquetWriter(tmp_path / "t.parquet", pa.schema([("n", pa.int64())]), use_dictionary=False) as writer:
         for _ in range(12):
             writer.write_table(pa.table({"n": noise}))
-    tracemalloc.start()  # what Arrow reads from a Python file, it holds as Python's bytes
+    tracemalloc.start()  # Arrow reads Python files into Python bytes, which tracemalloc sees
     with open(tmp_path / "t.parquet", "rb") as file:
         for _ in open_parquet(file).iter_batches(batch_size=50_000):
             pass
         held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert held < 20e6, f"{held / 1e6:.0f} MB held of a table of 48 MB"
+    assert held < 20e6, f"{held / 1e6:.0f} MB in memory while reading a table of 48 MB"

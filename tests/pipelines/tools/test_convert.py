@@ -1,4 +1,4 @@
-"""Pickled weights become safetensors in a process of their own, and nothing that a pickle says is ever done."""
+"""Pickled weights become safetensors in a separate process, and code in a pickle is never run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 from guidance.checkpoint import load_model, model_files
 from guidance.errors import InputError
 from guidance.plan import Plan
-from pipelines.tools.convert import convert, take_over
+from pipelines.tools.convert import convert, write_safetensors
 from tests.guidance.models import batch, tiny_model
 
 
@@ -32,7 +32,7 @@ class Evil:
 
 
 def pickled(folder: Path, model: PreTrainedModel, files: int = 1) -> Path:
-    """A model folder as transformers wrote it before safetensors."""
+    """A model folder in the format that transformers wrote before safetensors."""
     folder.mkdir()
     (folder / "config.json").write_bytes(model_files(model, Plan())["config.json"])
     (folder / "vocab.txt").write_text("a\nb\n")
@@ -69,23 +69,23 @@ def test_the_refusal_of_a_pickle_names_the_command_that_converts_it(tmp_path: Pa
     assert (answer.code, answer.out) == (0, "old-safetensors\n")
     load_model(tmp_path / "old-safetensors", AutoModelForMaskedLM)
     again = guide("convert", folder, "old-safetensors")
-    assert again.code == 2 and "is there already" in again.err
+    assert again.code == 2 and "exists already" in again.err
     answer = guide("convert", folder, "third", "--json")
     assert json.loads(answer.out)["path"] == "third" and json.loads(answer.out)["tensors"] > 10
 
 
-@pytest.mark.parametrize("how", ["plain", "among tensors", "zip"])
-def test_code_in_a_pickle_is_refused_and_never_run(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["plain", "among tensors", "zip"])
+def test_code_in_a_pickle_is_refused_and_never_run(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     folder, trace = pickled(tmp_path / "old", tiny_model("bert")), tmp_path / "owned"
     path = folder / "pytorch_model.bin"
-    if how == "plain":
+    if form == "plain":
         path.write_bytes(pickle.dumps(Evil(trace), protocol=2))
-    elif how == "among tensors":
+    elif form == "among tensors":
         path.write_bytes(pickle.dumps({"x": 1, "y": Evil(trace)}, protocol=2))
     else:
         torch.save({"x": torch.zeros(2), "y": Evil(trace)}, path)
-    with pytest.raises(InputError, match="holds more than weights"):
+    with pytest.raises(InputError, match="contains more than weights"):
         convert(folder, tmp_path / "new")
     assert not trace.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
@@ -94,24 +94,24 @@ def test_code_in_a_pickle_is_refused_and_never_run(how: str, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([torch.zeros(2)], "holds a list, not tensors by name"),
+        ([torch.zeros(2)], "contains a list, not a mapping of names to tensors"),
         ({"x": 3}, "'x' is a int, not a plain tensor"),
         ({3: torch.zeros(2)}, "not a plain tensor"),
         ({"x": {"y": torch.zeros(2)}}, "'x' is a dict"),
         ({"x": torch.zeros(2, 2).to_sparse()}, "not a plain tensor"),
-        ({}, "holds no tensors"),
+        ({}, "contains no tensors"),
     ],
 )
-def test_what_is_not_tensors_by_name_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+def test_a_pickle_of_anything_but_named_tensors_is_refused(content: Any, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "pytorch_model.bin")
-    answer = take_over(tmp_path / "out", [tmp_path / "pytorch_model.bin"])
+    answer = write_safetensors(tmp_path / "out", [tmp_path / "pytorch_model.bin"])
     assert message in answer["refused"] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"PK\x03\x04" + bytes(100)])
 def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(data)
-    assert "or is damaged" in take_over(tmp_path / "out", [tmp_path / "pytorch_model.bin"])["refused"]
+    assert "or is damaged" in write_safetensors(tmp_path / "out", [tmp_path / "pytorch_model.bin"])["refused"]
 
 
 def test_folders_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
@@ -123,23 +123,23 @@ def test_folders_that_cannot_be_converted_are_refused(tmp_path: Path) -> None:
 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    refused("is there already", "full")
+    refused("exists already", "full")
     (folder / "config.json").write_text('{"model_type": "bert", "auto_map": {"AutoModel": "modeling_evil.Evil"}}')
     refused("its own code")
     (folder / "config.json").unlink()
     refused("not a model folder")
     (folder / "pytorch_model.bin").unlink()
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"x": "../elsewhere.bin"}}')
-    refused("no file of this folder")
+    refused("not a file in this folder")
     (folder / "pytorch_model.bin.index.json").write_text("[]")
-    refused("not an index")
+    refused("not a weight index")
     (folder / "pytorch_model.bin.index.json").unlink()
     refused("no pytorch_model.bin")
     (folder / "model.safetensors").touch()
     refused("has safetensors already")
 
 
-def test_the_folder_where_we_stand_offers_no_code_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text(f"import os; os.mkdir({str(tmp_path / 'owned')!r})")
     monkeypatch.chdir(tmp_path)
     convert(pickled(tmp_path / "old", tiny_model("bert")), Path("new"))

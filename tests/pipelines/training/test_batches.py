@@ -98,7 +98,7 @@ def write_masks(store: Store, **columns: pa.Array) -> Artifact:
     with store.build("masks", recipe, {"stage": "build-masks"}) as out:
         with out.parquet("train.parquet", table.schema) as writer:
             writer.write_table(table)
-    return Artifact(store.place("masks", recipe))
+    return Artifact(store.folder("masks", recipe))
 
 
 def test_features_are_read_beside_ids_in_few_bytes(store: Store) -> None:

@@ -198,7 +198,7 @@ def adversarial_run(store: Store, columns: Mapping[str, Sequence[float | None]])
     with store.build("model", recipe, {"stage": "pretrain", "stage_version": 1, "config": {}, "inputs": {}}) as out:
         with out.parquet("metrics.parquet", table.schema) as writer:
             writer.write_table(table)
-    return Artifact(store.place("model", recipe))
+    return Artifact(store.folder("model", recipe))
 
 
 def test_each_step_and_layer_has_the_share_of_the_table(store: Store, tmp_path: Path) -> None:

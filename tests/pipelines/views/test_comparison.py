@@ -1,4 +1,4 @@
-"""Runs beside a baseline, by figures worked out by hand, by plain loops, and by laws."""
+"""Comparing runs with a baseline: figures computed by hand, plain loops as an oracle, and laws."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def curve(
     return Curve(label, "mlm", losses, times, tokens, origin=Origin(label, {"seed": seed}), **options)  # type: ignore[arg-type]
 
 
-def alone(*curves: Curve) -> list[Group]:
+def singles(*curves: Curve) -> list[Group]:
+    """Each curve as its own group."""
     return [Group(one.label, (one,)) for one in curves]
 
 
@@ -45,11 +46,11 @@ def row(comparison: Comparison, number: int) -> dict[str, float | None]:
 # by hand
 
 
-def test_the_figures_of_two_runs_are_those_worked_out_by_hand() -> None:
+def test_the_figures_of_two_runs_match_those_computed_by_hand() -> None:
     valid = {"plain": ((4, 5.0), (8, 3.5)), "guided": ((4, 2.0), (8, 2.5))}
     plain = curve(PLAIN, "plain", valid=valid["plain"])
     guided = curve(GUIDED, "guided", seconds=1.5, valid=valid["guided"])
-    found = compare(alone(plain, guided))
+    found = compare(singles(plain, guided))
     assert (found.steps, found.window) == (8, 2)
     assert row(found, 0) == dict.fromkeys(FIGURES) | {
         "average": 4.5,
@@ -91,14 +92,14 @@ def test_the_figures_of_two_runs_are_those_worked_out_by_hand() -> None:
     assert found.rows[1].p["average"] is None
 
 
-def test_where_the_run_ends_first_the_baseline_is_looked_at_then() -> None:
-    found = row(compare(alone(curve(PLAIN), curve(GUIDED, seconds=0.5))), 1)
+def test_if_the_run_ends_first_equal_seconds_are_those_of_the_run() -> None:
+    found = row(compare(singles(curve(PLAIN), curve(GUIDED, seconds=0.5))), 1)
     assert (found["equal_seconds"], found["loss_at_equal_seconds"]) == (4.0, 2.0)
     assert found["baseline_at_equal_seconds"] == 4.5
 
 
-def test_a_run_that_does_not_get_there_has_no_steps_to_equal_loss() -> None:
-    comparison = compare(alone(curve(GUIDED, "good"), curve(PLAIN, "bad")))
+def test_a_run_that_never_reaches_the_loss_has_no_steps_to_equal_loss() -> None:
+    comparison = compare(singles(curve(GUIDED, "good"), curve(PLAIN, "bad")))
     found = row(comparison, 1)
     assert [found[name] for name in FIGURES if "equal_loss" in name or "share" in name] == [None] * 4
     assert any(line.split()[:3] == ["bad", ">8", "–"] for line in as_text(comparison))
@@ -107,22 +108,22 @@ def test_a_run_that_does_not_get_there_has_no_steps_to_equal_loss() -> None:
 def test_longer_runs_are_compared_up_to_the_end_of_the_shortest() -> None:
     valid = ((4, 9.0), (8, 8.0), (12, 7.0))
     longer = curve([*GUIDED, 0.0, 0.0, 0.0, 0.0], "longer", valid=valid)
-    found = compare(alone(curve(PLAIN, "plain", valid=((8, 3.0),)), longer))
+    found = compare(singles(curve(PLAIN, "plain", valid=((8, 3.0),)), longer))
     assert row(found, 1)["final"] == 2.0 and row(found, 1)["seconds"] == 8.0 and row(found, 1)["valid"] == 8.0
     assert "compared up to step 8, where plain ends" in found.notes
 
 
 def test_validation_losses_are_taken_at_the_last_step_that_all_runs_have() -> None:
     often = curve(PLAIN, "often", valid=((2, 6.0), (4, 5.0), (6, 4.0)))
-    found = compare(alone(often, curve(GUIDED, "seldom", valid=((4, 3.0), (8, 1.0)))))
+    found = compare(singles(often, curve(GUIDED, "seldom", valid=((4, 3.0), (8, 1.0)))))
     assert [row(found, i)["valid"] for i in (0, 1)] == [5.0, 3.0]
-    other = compare(alone(often, curve(GUIDED, "never together", valid=((3, 3.0), (7, 1.0)))))
+    other = compare(singles(often, curve(GUIDED, "never together", valid=((3, 3.0), (7, 1.0)))))
     assert [row(other, i)["valid"] for i in (0, 1)] == [4.0, 1.0]
-    assert any("not of the same step" in note for note in other.notes)
+    assert any("no step in common" in note for note in other.notes)
 
 
 def test_seeds_give_mean_spread_and_a_paired_test() -> None:
-    """Final losses of the pairs differ by -1, -2 and -3: t = -2 / (1 / √3), whose p with two degrees of freedom has a
+    """Final losses of the pairs differ by -1, -2 and -3, so t = -2 / (1 / √3); with two degrees of freedom its p has a
     closed form."""
     plain = [curve([7.0, final] * 4, f"p{seed}", seed=seed) for seed, final in enumerate((5, 5, 8))]
     guided = [curve([7.0, final] * 4, f"g{seed}", seed=seed) for seed, final in enumerate((4, 3, 5))]
@@ -136,7 +137,7 @@ def test_seeds_give_mean_spread_and_a_paired_test() -> None:
     assert baseline.p["final"] is None
 
 
-def test_each_seed_has_the_goal_of_its_own_baseline() -> None:
+def test_each_seed_is_compared_with_the_baseline_of_the_same_seed() -> None:
     plain = [curve([9.0, 9, 5, 4], seed=0), curve([9.0, 9, 9, 8], seed=1)]
     guided = [curve([9.0, 4, 4, 4], seed=0), curve([8.0, 8, 8, 8], seed=1)]
     found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))]).rows[1]
@@ -144,7 +145,7 @@ def test_each_seed_has_the_goal_of_its_own_baseline() -> None:
     assert found.summary["steps_to_equal_loss"].mean == 1.5
 
 
-def test_where_some_seeds_do_not_get_there_no_mean_is_made_up() -> None:
+def test_if_some_seeds_never_reach_the_loss_there_is_no_mean() -> None:
     plain = [curve(PLAIN, seed=seed) for seed in (0, 1)]
     mixed = [curve(GUIDED, seed=0), curve([9.0] * 8, seed=1)]
     comparison = compare([Group("p", tuple(plain)), Group("g", tuple(mixed))])
@@ -152,7 +153,7 @@ def test_where_some_seeds_do_not_get_there_no_mean_is_made_up() -> None:
     assert any(line.split()[:5] == ["g", "2", "1", "of", "2"] for line in as_text(comparison))
 
 
-def test_a_seed_without_a_partner_is_in_the_mean_but_in_no_pair() -> None:
+def test_a_seed_without_a_partner_counts_in_the_mean_but_in_no_pair() -> None:
     plain = [curve(PLAIN, "p0", seed=0), curve(PLAIN, "p1", seed=1)]
     guided = [curve(GUIDED, "g1", seed=1), curve([1.0] * 8, "g7", seed=7)]
     comparison = compare([Group("p", tuple(plain)), Group("g", tuple(guided))])
@@ -160,10 +161,10 @@ def test_a_seed_without_a_partner_is_in_the_mean_but_in_no_pair() -> None:
     assert found.summary["final"].mean == 1.5 and found.num_pairs == 1
     assert found.difference["final"].values == (-1.0,) and found.p["final"] is None
     assert found.summary["steps_to_equal_loss"].values == (4,)
-    assert any("no pair" in note and "g7" in note and "g1" not in note for note in comparison.notes)
+    assert any("in no pair" in note and "g7" in note and "g1" not in note for note in comparison.notes)
 
 
-def test_pairs_that_all_differ_by_the_same_have_no_p() -> None:
+def test_there_is_no_p_value_if_all_pairs_differ_equally() -> None:
     plain = [curve([0.3 + seed / 10] * 4, seed=seed) for seed in range(3)]
     guided = [curve([0.2 + seed / 10] * 4, seed=seed) for seed in range(3)]
     found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))]).rows[1]
@@ -178,24 +179,24 @@ def test_pairs_that_all_differ_by_the_same_have_no_p() -> None:
         ("eval/mnli/loss", (1.0, 0.7, 0.8), (0.9, 0.5, 0.6), 0.5, 4),
     ],
 )
-def test_scores_have_a_last_a_best_and_steps_to_that_of_the_baseline(
+def test_scores_have_a_last_and_a_best_value_and_steps_to_reach_the_baseline(
     name: str, plain: tuple[float, ...], guided: tuple[float, ...], best: float, steps: int
 ) -> None:
     curves = [
         curve(losses, label, scores={name: tuple(zip((2, 4, 8), values, strict=True))})
         for label, losses, values in (("plain", PLAIN, plain), ("guided", GUIDED, guided))
     ]
-    found = compare(alone(*curves), score=name.removeprefix("eval/"))
+    found = compare(singles(*curves), score=name.removeprefix("eval/"))
     assert row(found, 1)["score"] == guided[-1]
     assert row(found, 1)["best_score"] == best
     assert row(found, 1)["steps_to_equal_score"] == steps
     assert any(line.startswith(name) and ("lower" in line) == name.endswith("loss") for line in as_text(found))
     with pytest.raises(UnknownName, match="did you mean"):
-        compare(alone(*curves), score=name[:-1])
+        compare(singles(*curves), score=name[:-1])
 
 
-def test_a_run_of_one_step_and_a_run_alone_have_figures() -> None:
-    found = compare(alone(curve([4.0])))
+def test_a_single_run_of_one_step_has_figures() -> None:
+    found = compare(singles(curve([4.0])))
     assert row(found, 0)["average"] == row(found, 0)["loss_25"] == row(found, 0)["final"] == 4.0
     assert row(found, 0)["steps_to_equal_loss"] == 1
     assert not any("difference" in line for line in as_text(found))
@@ -215,9 +216,11 @@ def test_smoothing_is_the_mean_of_the_last_steps(values: list[float], window: in
 
 @settings(max_examples=30, deadline=None)
 @given(losses, st.integers(1, 60), st.floats(0.01, 3))
-def test_a_run_beside_itself_gets_there_and_differs_in_nothing(values: list[float], window: int, time: float) -> None:
+def test_a_run_compared_with_itself_reaches_the_loss_and_does_not_differ(
+    values: list[float], window: int, time: float
+) -> None:
     one = curve(values, seconds=time)
-    found = compare(alone(one, one), window=window).rows[1]
+    found = compare(singles(one, one), window=window).rows[1]
     (figures,) = found.runs
     assert 0 < figures["share_of_steps"] <= 1 and 0 < figures["share_of_seconds"] <= 1  # type: ignore[operator]
     assert figures["loss_at_equal_seconds"] == figures["baseline_at_equal_seconds"] == figures["final"]
@@ -227,7 +230,7 @@ def test_a_run_beside_itself_gets_there_and_differs_in_nothing(values: list[floa
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(losses, min_size=2, max_size=5))
-def test_what_is_compared_does_not_depend_on_the_order_of_seeds(values: list[list[float]]) -> None:
+def test_the_result_does_not_depend_on_the_order_of_seeds(values: list[list[float]]) -> None:
     def rows(order: Sequence[int]) -> Row:
         groups = [
             Group(name, tuple(curve([x + shift for x in values[seed]], seed=seed) for seed in order))
@@ -252,7 +255,9 @@ def pair(store: Store) -> tuple[Artifact, Artifact]:
     )
 
 
-def test_artifacts_are_read_by_their_own_loss_without_guides(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+def test_runs_are_compared_by_the_loss_of_their_task_without_guides(
+    store: Store, pair: tuple[Artifact, Artifact]
+) -> None:
     found = run([artifact.reference for artifact in pair], store)
     assert found.loss == "mlm"
     assert row(found, 0)["average"] == 4.5 and row(found, 1)["steps_to_equal_loss"] == 4
@@ -262,7 +267,7 @@ def test_artifacts_are_read_by_their_own_loss_without_guides(store: Store, pair:
     assert one.valid == ((4, 5.0), (8, 3.5)) and one.scores == {"eval/mnli/accuracy": ((8, 0.5),)}
 
 
-def test_only_the_metrics_are_verified(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+def test_only_the_metrics_file_is_verified(store: Store, pair: tuple[Artifact, Artifact]) -> None:
     (pair[0].path / "config.json").write_bytes(b"[]")
     run([pair[0].reference], store)
     path = pair[0].path / "metrics.parquet"
@@ -272,7 +277,7 @@ def test_only_the_metrics_are_verified(store: Store, pair: tuple[Artifact, Artif
 
 
 def test_a_long_log_is_read_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns may begin in any part."""
+    """A column may first occur in any part."""
     rows = runs.metrics(PLAIN, more={"valid/mlm": {7: 5.0}})
     for part in (1, 3, 8):
         monkeypatch.setattr(curves, "PART", part)
@@ -280,7 +285,7 @@ def test_a_long_log_is_read_in_parts(store: Store, monkeypatch: pytest.MonkeyPat
         assert list(found.losses) == PLAIN and found.valid == ((7, 5.0),) and list(found.tokens) == [30.0] * 8
 
 
-def test_a_run_that_is_going_is_read_up_to_its_last_whole_line(store: Store, pair: tuple[Artifact, Artifact]) -> None:
+def test_an_unfinished_run_is_read_up_to_its_last_complete_line(store: Store, pair: tuple[Artifact, Artifact]) -> None:
     reference = runs.going(store, runs.metrics(GUIDED[:6]), plan="guided", torn='{"step": 7, "loss/')
     for shown in (reference, reference.removeprefix("model/"), reference[: len("model/") + 6]):
         found = run([pair[0].reference, shown], store)
@@ -290,7 +295,7 @@ def test_a_run_that_is_going_is_read_up_to_its_last_whole_line(store: Store, pai
         assert f"compared up to step 6, where {shown} ends" in found.notes
 
 
-def test_a_run_that_ends_while_it_is_looked_for_is_found(
+def test_a_run_that_finishes_while_it_is_being_looked_up_is_found(
     store: Store, pair: tuple[Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = store.root / ".partial" / "model" / pair[0].id
@@ -304,7 +309,7 @@ def test_a_run_that_ends_while_it_is_looked_for_is_found(
     assert read_curve(pair[0].reference, store).label == pair[0].reference
 
 
-def test_seeds_are_taken_together_and_a_run_counts_once(store: Store) -> None:
+def test_seeds_are_grouped_and_a_run_given_twice_counts_once(store: Store) -> None:
     plain = [runs.finished(store, runs.metrics([x + s for x in PLAIN]), seed=s).reference for s in (0, 1, 2)]
     guided = [runs.finished(store, runs.metrics(GUIDED), seed=s, plan="guided").reference for s in (2, 1)]
     live = runs.going(store, runs.metrics(GUIDED), seed=0, plan="guided")
@@ -320,7 +325,7 @@ def test_seeds_are_taken_together_and_a_run_counts_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "name"),
+    ("labels", "expected"),
     [
         (["plain-0"], "plain-0"),
         (["plain-0", "plain-1", "plain-12"], "plain-*"),
@@ -329,8 +334,8 @@ def test_seeds_are_taken_together_and_a_run_counts_once(store: Store) -> None:
         (["model/12ab", "model/13cd"], "model/12ab +1"),
     ],
 )
-def test_runs_that_are_taken_together_have_one_name(labels: list[str], name: str) -> None:
-    assert comparison._name_of_all(labels) == name
+def test_a_group_of_runs_gets_one_label(labels: list[str], expected: str) -> None:
+    assert comparison._common_label(labels) == expected
 
 
 def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:
@@ -338,32 +343,30 @@ def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:
     with store.build("sequences", recipe, {"stage": "build-sequences", "config": {}, "inputs": {}}) as out:
         out.write("train.parquet", train)
         out.write("valid.parquet", valid)
-    return Artifact(store.place("sequences", recipe)).content
+    return Artifact(store.folder("sequences", recipe)).content
 
 
-def test_other_validation_data_are_told_and_other_training_data_refused(store: Store) -> None:
+def test_other_validation_data_give_a_note_and_other_training_data_an_error(store: Store) -> None:
     contents = [_sequences(store, b"one"), _sequences(store, b"two"), _sequences(store, b"one", b"other")]
     one, two, other = (runs.finished(store, runs.metrics(PLAIN), sequences=c).reference for c in contents)
-    assert f"validation data differ: those of {two} are not those of {one}" in run([one, two], store).notes
+    assert f"{two} and {one} have different validation data" in run([one, two], store).notes
     with pytest.raises(InputError, match="different sequences"):
         run([one, other], store)
     a, b, c = contents
     both, swapped, validated = (
         runs.finished(store, runs.metrics(PLAIN), sequences=given).reference for given in ([a, c], [c, a], [b, c])
     )
-    assert (
-        f"validation data differ: those of {validated} are not those of {both}" in run([both, validated], store).notes
-    )
+    assert f"{validated} and {both} have different validation data" in run([both, validated], store).notes
     for one_of_them in (one, swapped):
         with pytest.raises(InputError, match=rf"different sequences \(.* with {c[:12]}"):
             run([both, one_of_them], store)
 
 
-def test_other_objectives_compare_only_by_a_loss_that_is_named(store: Store) -> None:
+def test_runs_of_different_objectives_compare_only_by_a_named_loss(store: Store) -> None:
     plain = runs.finished(store, runs.metrics(PLAIN)).reference
     rows = [r | {"loss/generator": 1.0} for r in runs.metrics(PLAIN, loss="discriminator")]
     electra = runs.finished(store, rows, config={"objective": "electra"}).reference
-    with pytest.raises(InputError, match=r"by the loss mlm, .* by discriminator"):
+    with pytest.raises(InputError, match=r"on the loss mlm, .* on discriminator"):
         run([plain, electra], store)
     with pytest.raises(UnknownName, match="unknown loss of"):
         run([plain, electra], store, loss="generator")
@@ -377,23 +380,23 @@ def test_other_objectives_compare_only_by_a_loss_that_is_named(store: Store) -> 
     assert any(note.startswith("the objectives differ") for note in found.notes)
 
 
-def test_what_makes_losses_or_speeds_unlike_is_told(store: Store) -> None:
+def test_settings_that_make_losses_incomparable_give_a_note(store: Store) -> None:
     plain = runs.finished(store, runs.metrics(PLAIN)).reference
     other = runs.finished(store, runs.metrics(PLAIN), config={"valid_sequences": 0, "device": "cuda"}).reference
     found = run([plain, other, plain], store)
-    assert f"validation losses are not of the same: valid_sequences 512 of {plain}, 0 of {other}" in found.notes
+    assert f"validation losses are not comparable: valid_sequences is 512 for {plain}, 0 for {other}" in found.notes
     assert f"{plain} is the same run as {plain}" in found.notes
-    assert found.rows[1].differs == ["valid_sequences"]  # the device is no part of the recipe
+    assert found.rows[1].differs == ["valid_sequences"]  # the device is not part of the recipe
 
 
 @pytest.mark.parametrize(
     ("key", "values"), [("device", ("cpu", "cuda")), ("precision", ("bf16", "fp32")), ("processes", (1, 2))]
 )
-def test_runs_whose_speeds_cannot_be_compared_are_told(store: Store, key: str, values: tuple[Any, Any]) -> None:
-    alike = {"device": "cpu", "precision": "fp32", "processes": 1}
-    references = [runs.finished(store, runs.metrics(PLAIN), counts=alike | {key: v}).reference for v in values]
-    told = [note for note in run(references, store).notes if note.startswith("speeds")]
-    assert told == [f"speeds are not alike: {key} {values[0]}, {values[1]}"]
+def test_runs_whose_speeds_cannot_be_compared_give_a_note(store: Store, key: str, values: tuple[Any, Any]) -> None:
+    counts = {"device": "cpu", "precision": "fp32", "processes": 1}
+    references = [runs.finished(store, runs.metrics(PLAIN), counts=counts | {key: v}).reference for v in values]
+    notes = [note for note in run(references, store).notes if note.startswith("speeds")]
+    assert notes == [f"speeds are not comparable: {key} differs ({values[0]}, {values[1]})"]
 
 
 @pytest.mark.parametrize(
@@ -410,7 +413,7 @@ def test_runs_whose_speeds_cannot_be_compared_are_told(store: Store, key: str, v
         ([2.0, 1.0], {"valid/mlm": [None, math.nan]}, NumericalError, "valid/mlm is nan at step 2"),
     ],
 )
-def test_a_run_that_cannot_be_read_is_refused_with_its_name(
+def test_a_run_that_cannot_be_read_is_refused_and_named(
     store: Store, losses: list[float] | None, columns: dict[str, list[object]], error: type[Exception], words: str
 ) -> None:
     rows = None if losses is None else runs.metrics(losses)
@@ -420,16 +423,16 @@ def test_a_run_that_cannot_be_read_is_refused_with_its_name(
     assert reference in str(caught.value)
 
 
-def test_what_is_no_run_is_refused(store: Store) -> None:
+def test_a_reference_to_anything_but_a_run_is_refused(store: Store) -> None:
     with pytest.raises(ArtifactMissing):
         run(["model/0123456789abcdef"], store)
     _sequences(store, b"x")
     (sequences,) = [artifact.reference for artifact in store.artifacts()]
-    with pytest.raises(ArtifactMismatch, match="needed is a model"):
+    with pytest.raises(ArtifactMismatch, match="expected: model"):
         run([sequences], store)
     with pytest.raises(InputError, match="has not finished a step yet"):
         run([runs.going(store, [])], store)
-    with pytest.raises(ArtifactDamaged, match="not the log of a run"):
+    with pytest.raises(ArtifactDamaged, match="not the log of a training run"):
         run([runs.going(store, [], torn="nonsense\n")], store)
 
 
@@ -451,7 +454,7 @@ def several(store: Store) -> Comparison:
     return run(references, store, group=True)
 
 
-def test_text_is_aligned_and_not_too_wide(several: Comparison) -> None:
+def test_text_is_aligned_and_fits_the_width(several: Comparison) -> None:
     lines = as_text(several)
     assert max(map(len, lines)) <= WIDTH
     tables = "\n".join(lines).split("\n\n")
@@ -462,13 +465,13 @@ def test_text_is_aligned_and_not_too_wide(several: Comparison) -> None:
     assert "  4.643 ± 0.143  " in "\n".join(lines)
 
 
-def test_markdown_has_every_cell_of_the_text(several: Comparison) -> None:
+def test_markdown_has_the_same_cells_as_the_text(several: Comparison) -> None:
     tables = [line for line in as_markdown(several) if line.startswith("|")]
     assert len({line.count("|") for line in tables[:4]}) == 1
     assert "4.643 ± 0.143" in tables[2]
 
 
-def test_json_and_csv_say_the_same(several: Comparison) -> None:
+def test_json_and_csv_have_the_same_figures(several: Comparison) -> None:
     found = as_json(several)
     rows = list(csv.DictReader(io.StringIO(as_csv(several))))
     assert len(rows) == 6 and {r["loss_name"] for r in rows} == {"mlm"}
@@ -480,7 +483,7 @@ def test_json_and_csv_say_the_same(several: Comparison) -> None:
 
 
 @pytest.mark.parametrize("form", ["png", "svg"])
-def test_the_picture_is_an_image_and_the_same_twice(several: Comparison, form: str) -> None:
+def test_the_picture_is_a_valid_image_and_reproducible(several: Comparison, form: str) -> None:
     from xml.etree import ElementTree
 
     from pipelines.views.drawing import run_curves
@@ -495,13 +498,13 @@ def test_the_picture_is_an_image_and_the_same_twice(several: Comparison, form: s
     assert run_curves(several, form=form) == data
 
 
-def test_a_picture_of_a_run_of_one_step_without_validation_can_be_drawn() -> None:
+def test_a_run_of_one_step_without_validation_can_be_drawn() -> None:
     from pipelines.views.drawing import run_curves
 
-    assert run_curves(compare(alone(curve([4.0], "$1 run")))).startswith(b"\x89PNG")
+    assert run_curves(compare(singles(curve([4.0], "$1 run")))).startswith(b"\x89PNG")
 
 
-def test_translations_compare_by_what_is_not_smoothed(store: Store) -> None:
+def test_translation_runs_compare_by_the_loss_without_label_smoothing(store: Store) -> None:
     smoothed = runs.metrics([9.0, 8.0, 7.0], loss="translation")
     rows = [row | {"loss/nll": row["loss/translation"] - 2, "valid/nll": 5.0} for row in smoothed]
     one, two = (
@@ -510,5 +513,5 @@ def test_translations_compare_by_what_is_not_smoothed(store: Store) -> None:
     )
     found = run([one, two], store)
     assert row(found, 0)["final"] < 7 and row(found, 0)["valid"] == 5.0
-    assert not any("losses are not of the same" in note for note in found.notes)
-    assert any("not of the same: label_smoothing 0.0" in n for n in run([one, two], store, loss="translation").notes)
+    assert not any("losses are not comparable" in note for note in found.notes)
+    assert any("not comparable: label_smoothing is 0.0" in n for n in run([one, two], store, loss="translation").notes)

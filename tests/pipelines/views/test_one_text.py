@@ -1,4 +1,4 @@
-"""A text that is drawn has the roles that a corpus of it gets."""
+"""A text that is drawn gets the same roles as a corpus of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "The old dog didn't chase a cat. He never ran home, but the cats were soo
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
-def test_a_parsed_text_has_the_columns_of_build_masks(kind: str, store: Store, tmp_path: Path) -> None:
+def test_a_parsed_text_gets_the_same_columns_as_from_build_masks(kind: str, store: Store, tmp_path: Path) -> None:
     parser = f"spacy:{shared('models/spacy-en_ud_ewt_sm')}"
     (tmp_path / "text.txt").write_text(TEXT)
     text = corpus.run([str(tmp_path / "text.txt")], corpus.Config(valid=0.0), store=store).reference
@@ -34,7 +34,7 @@ def test_a_parsed_text_has_the_columns_of_build_masks(kind: str, store: Store, t
     assert sum(row["negation"]) > 1
 
 
-def test_the_sample_says_which_word_negates(store: Store) -> None:
+def test_the_sample_marks_the_negating_word(store: Store) -> None:
     example = read(None, store=store)
     negating = example.tokens.columns["negation"][0].tolist()
     assert [label for label, found in zip(example.labels, negating, strict=True) if found] == ["not"]

@@ -26,8 +26,9 @@ from pipelines.engine.stage import Result
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
+from pipelines.training import model_folder
 from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.objectives.masked_lm import MaskedLM
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.order import Order
 from tests import trainings
 from tests.tiny import KILLED, in_child, processes, start, wait_for
@@ -99,7 +100,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(store: Store, who
 def test_a_run_killed_between_last_step_and_publication_needs_no_further_step(
     store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrain, "_write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(model_folder, "write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert in_child(lambda: trainings.train(store, **LONG)) == KILLED
     monkeypatch.undo()
     assert partial(store).steps("checkpoint") == [20, 24]

@@ -1,83 +1,84 @@
-"""What ``pretrain`` can teach: one module for each objective.
+"""The objectives of ``guide pretrain``: one file of this folder for each, which holds its row as ``OBJECTIVE``.
 
-A module has ``check_plan(plan, config, source)``, which refuses guides that make no sense there, and ``prepare(given)``,
-which makes the `pipelines.training.loop.Objective` of a run.  It is imported only when its objective is trained.
+A new file here is a new objective: the command line, its help, the checks, the model card and ``guide evaluate`` read the
+rows.  Objectives are listed in the order of their file names.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from pipelines.training.models import folder_of
+from pydantic import Field, create_model
 
-if TYPE_CHECKING:
-    from guidance.plan import Plan
-    from pipelines.storage.artifacts import Artifact
-    from pipelines.training.batches import Examples
+from pipelines.engine import stage
+from pipelines.training.objective import Objective
 
-OBJECTIVES = {
-    "mlm": "masked_lm",
-    "mlm+nsp": "next_sentence",
-    "electra": "replaced_token",
-    "translation": "translation",
-}
-"""The module of each objective."""
+DEFAULT = "mlm"
 
 
-def module_of(objective: str) -> Any:
-    """The module that implements an objective."""
-    return importlib.import_module(f"pipelines.training.objectives.{OBJECTIVES[objective]}")
+def _find() -> dict[str, Objective]:
+    """The row of every module in this folder."""
+    found: dict[str, Objective] = {}
+    for module in sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__"):
+        row: Objective = importlib.import_module(f"{__name__}.{module}").OBJECTIVE
+        if row.name in found:
+            raise ValueError(f"two objectives are called {row.name}")
+        found[row.name] = row
+    return found
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a run gives its objective.
-
-    Attributes:
-        config: the `pipelines.stages.pretrain.Config`.
-        sequences: the artifact with the training sequences, the first one where there are several.
-        train, valid: the sequences of all ``corpora``, with the token features that the plan reads.
-        tables: what patterns and rules look up beside tokens, by name.
-        init: the model to start from: an artifact, or files of a folder.
-        corpora: all artifacts with training sequences; none means ``sequences`` alone.
-    """
-
-    config: Any
-    plan: Plan
-    sequences: Artifact
-    tokenizer: Any
-    train: Examples
-    valid: Examples
-    tables: Mapping[str, Any] = field(default_factory=dict)
-    init: Any = None
-    corpora: tuple[Artifact, ...] = ()
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the model to start from lies."""
-        return None if self.init is None else folder_of(self.init)
-
-    @property
-    def max_length(self) -> int:
-        """The longest sequence that there can be, in tokens."""
-        return max(int(data.manifest["config"]["max_length"]) for data in self.corpora or (self.sequences,))
+OBJECTIVES: Mapping[str, Objective] = _find()
+"""Every objective by its name."""
 
 
-@dataclass(frozen=True)
-class ModelFolder:
-    """One of the model folders that a finished run writes.
+def _own_fields() -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """The fields of all groups by their names, and the objectives that each belongs to."""
+    fields: dict[str, Any] = {}
+    owners: dict[str, tuple[str, ...]] = {}
+    for group in dict.fromkeys(group for row in OBJECTIVES.values() for group in row.settings):
+        for name, info in group.model_fields.items():
+            if name in fields:
+                raise ValueError(f"two groups of settings have {name}: list the same group in both objectives")
+            fields[name] = (info.annotation, info)
+            owners[name] = tuple(row.name for row in OBJECTIVES.values() if group in row.settings)
+    return fields, owners
 
-    Attributes:
-        path: where in the artifact: the model that one goes on with is at the top, ``""``; another one in ``generator/``.
-        prefix: what the names of its tensors begin with in the weights of the whole objective.
-        plan: the guides that act in it.
-    """
 
-    path: str
-    prefix: str
-    model: Any
-    plan: Plan
+_FIELDS, OWNERS = _own_fields()
+"""For each setting that not all objectives have: the objectives that have it."""
+
+
+def _choice(default: str, names: Iterable[str], description: str) -> tuple[Any, Any]:
+    """A field whose value is one of these names."""
+    return Literal.__getitem__(tuple(names)), Field(default, description=description)
+
+
+ObjectiveConfig: Any = create_model(
+    "ObjectiveConfig",
+    __base__=stage.Config,
+    objective=_choice(
+        DEFAULT,
+        OBJECTIVES,
+        "What the model learns: " + "; ".join(f"{o.name}, {o.learns}" for o in OBJECTIVES.values()) + ".",
+    ),
+    architecture=_choice(
+        "auto",
+        dict.fromkeys(("auto", *(family for row in OBJECTIVES.values() for family in row.families))),
+        "Family of a new model; auto is "
+        + ", ".join(f"{row.families[0]} for {row.name}" for row in OBJECTIVES.values())
+        + ".",
+    ),
+    **_FIELDS,
+)
+"""The choice of an objective and the settings of all objectives, as one flat configuration."""
+
+
+def check_settings(config: Any) -> None:
+    """Raises ValueError when a setting of another objective was changed."""
+    for name, owners in OWNERS.items():
+        if config.objective not in owners and getattr(config, name) != type(config).model_fields[name].default:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} belongs to --objective {' or '.join(owners)}, not to {config.objective}")

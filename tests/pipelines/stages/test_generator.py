@@ -13,8 +13,8 @@ import torch
 from guidance.errors import InputError, PlanError
 from guidance.objectives.masked_lm import IGNORED
 from guidance.plan import Plan
-from pipelines.training.objectives import module_of
-from pipelines.training.objectives.generator import generator_sizes
+from pipelines.training.learners.generator import generator_sizes
+from pipelines.training.objectives import OBJECTIVES
 from tests import trainings
 from tests.fillings import CONFLICT, objective, passes, table
 from tests.trainings import one_thread  # noqa: F401
@@ -313,16 +313,20 @@ REFUSED = {
         '[[guide]]\npattern = "next"\nmechanism = "mask"\npart = "generator"',
         "--generator unigram has no heads",
     ),
-    "conflict of the generator": ({"objective": "electra"}, CONFLICT + 'part = "generator"', "read what it got wrong"),
+    "conflict of the generator": (
+        {"objective": "electra"},
+        CONFLICT + 'part = "generator"',
+        "heads of the model that reads its mistakes",
+    ),
     "attack on the generator": (
         {"objective": "electra"},
         '[[guide]]\nmechanism = "adversary"\npart = "generator"',
-        "the second pass, in which adversary is at work",
+        "but adversary needs a second pass, which only the model makes",
     ),
     "the truth in a bias": (
         {"objective": "electra"},
         '[[guide]]\npattern = "conflict"\ntruth = true\nmechanism = "bias"',
-        "would tell the model what it is asked",
+        "would show the model the answers",
     ),
 }
 
@@ -332,10 +336,10 @@ def test_guides_that_make_no_sense_are_refused_with_the_reason(case: str) -> Non
     changes, plan, message = REFUSED[case]
     config = trainings.config(**changes)
     with pytest.raises(PlanError, match=message) as raised:
-        module_of(config.objective).check_plan(Plan.parse(plan), config, "plan")
+        OBJECTIVES[config.objective].check_plan(Plan.parse(plan), config, "plan")
     assert case != "mlm none" or "--generator transformer" in str(raised.value.hint)
 
 
 def test_electra_without_a_generator_is_refused() -> None:
-    with pytest.raises(InputError, match="needs somebody who replaces tokens"):
+    with pytest.raises(InputError, match="--objective electra needs a generator"):
         objective(objective="electra", generator="none")

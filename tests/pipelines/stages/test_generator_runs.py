@@ -16,10 +16,11 @@ import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
 from pipelines.engine.progress import log
-from pipelines.stages import cooccurrence, corpus, pretrain, sequences, tokenizer
+from pipelines.stages import cooccurrence, corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
+from pipelines.training import model_folder
 from tests import trainings
 from tests.fillings import CONFLICT, table
 from tests.trainings import one_thread  # noqa: F401
@@ -61,14 +62,14 @@ def electra(world: tuple[Store, Artifact, Artifact], plan: str) -> tuple[Artifac
     """A run with conflicts, and the models as they were when it ended."""
     store, data, counts = world
     models: list[Any] = []
-    write = pretrain._write_model
+    write = model_folder.write_model
 
     def look_and_write(run: Any, prepared: Any, outcome: Any) -> None:
-        models.extend(prepared.objective.folders())
+        models.extend(prepared.learner.folders())
         write(run, prepared, outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "_write_model", look_and_write)
+        patch.setattr(model_folder, "write_model", look_and_write)
         settings: dict[str, Any] = {"objective": "electra", "plan": plan, "cooccur": counts.reference, "snapshots": [2]}
         return trainings.train(store, data, **settings).artifact, models
 
@@ -185,12 +186,12 @@ def test_counts_are_divided_by_what_was_asked_for(
     totals: Any, world: tuple[Store, Artifact, Artifact], plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipelines.statistics.cooccurrence_table import load_table
-    from pipelines.training.objectives import replaced_token
+    from pipelines.training.learners import replaced_token
 
     store, data, counts = world
     given: list[Any] = []
     prepare = replaced_token.prepare
-    monkeypatch.setattr(replaced_token, "prepare", lambda it: [given.append(it), prepare(it)][1])
+    monkeypatch.setattr(replaced_token, "prepare", lambda it, row: [given.append(it), prepare(it, row)][1])
     settings = {"plan": plan, "cooccur": counts.reference, "objective": "electra", "totals": totals}
     trained = trainings.train(store, data, **settings, steps=1, seed=11).artifact
     scores, wanted = given[0].tables["cooccurrence"].scores_NN, load_table(counts, totals=totals).scores_NN
@@ -219,7 +220,7 @@ def test_counts_that_no_guide_reads_are_warned_about(
 def test_what_is_not_finite_ends_the_run_before_an_update(
     world: tuple[Store, Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.training.objectives import replaced_token
+    from pipelines.training.learners import replaced_token
 
     build = replaced_token.build_generator
 
@@ -267,8 +268,8 @@ def test_models_that_do_not_fit_are_refused(
     known = json.loads(electra[0].read("config.json"))["vocab_size"]
     size: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     for changes, message in (
-        ({"vocab_size": known + 7, "embedding_size": 16}, f"knows {known + 7} tokens, the model {known}"),
-        ({"vocab_size": known, "embedding_size": 4}, "embeddings of 4 numbers, the model of 16"),
+        ({"vocab_size": known + 7, "embedding_size": 16}, f"has {known + 7} tokens, the model has {known}"),
+        ({"vocab_size": known, "embedding_size": 4}, "embeddings of width 4, the model of width 16"),
     ):
         ElectraForMaskedLM(ElectraConfig(**size, **changes)).save_pretrained(folder / "generator")
         with pytest.raises(InputError, match=message):

@@ -21,8 +21,8 @@ from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.training import models
-from pipelines.training.objectives import OBJECTIVES
+from pipelines.training import model_folder
+from pipelines.training.objectives import OBJECTIVES, OWNERS
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -81,7 +81,7 @@ def test_the_best_weights_and_the_snapshots_are_models_of_their_own(guided: tupl
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.training.objectives.masked_lm import MaskedLM
+    from pipelines.training.learners.masked_lm import MaskedLM
 
     losses = iter([5.0, 3.0, 3.0, 4.0])
     monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (next(losses) * 8, 8.0)})
@@ -131,12 +131,12 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Any] = []
-    write = pretrain._write_model
+    write = model_folder.write_model
     monkeypatch.setattr(
-        pretrain, "_write_model", lambda run, made, out: (write(run, made, out), trained.append(made.objective.model))
+        model_folder, "write_model", lambda run, made, out: (write(run, made, out), trained.append(made.learner.model))
     )
     folders = []
-    for architecture in models.FAMILIES["mlm"]:
+    for architecture in OBJECTIVES["mlm"].families:
         result = trainings.train(store, architecture=architecture, plan="preset:ag", steps=2)
         folders.append(str(result.artifact.path))
     done = subprocess.run(
@@ -182,7 +182,7 @@ def test_every_precision_trains(store: Store, precision: str, architecture: str)
 def test_many_metrics_are_written_in_parts(
     store: Store, guided: tuple[Store, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrain, "METRICS_PART", 3)
+    monkeypatch.setattr(model_folder, "METRICS_PART", 3)
     result = trainings.train(store, plan="preset:ag", steps=7).artifact
     with result.open("metrics.parquet") as file:
         table = pq.ParquetFile(file)
@@ -204,7 +204,7 @@ def test_batches_of_so_many_tokens(store: Store) -> None:
     with data.open("train.parquet") as file:
         lengths = [len(row) for row in pq.read_table(file)["id"].to_pylist()]
     assert sum(row["tokens"] for row in rows) == 2 * sum(lengths), "every sequence in every epoch"
-    with pytest.raises(InputError, match=r"training sequence \d+ has 16 tokens, a batch 15 at most"):
+    with pytest.raises(InputError, match=r"training sequence \d+ has 16 tokens, but a batch has at most 15"):
         trainings.train(store, batch_tokens=15)
 
 
@@ -221,9 +221,9 @@ def test_similar_lengths_may_go_together(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bucket": True, "batch_tokens": 64}, "--batch-tokens puts similar lengths together by itself"),
-        ({"sampling": [1], "bucket": True}, "--sampling draws sequences one by one"),
-        ({"sampling": [1], "batch_tokens": 64}, "--sampling draws sequences one by one"),
+        ({"bucket": True, "batch_tokens": 64}, "--batch-tokens already makes batches of similar lengths"),
+        ({"sampling": [1], "bucket": True}, "--sampling does not work with --batch-tokens or --bucket"),
+        ({"sampling": [1], "batch_tokens": 64}, "--sampling does not work with --batch-tokens or --bucket"),
         ({"sampling": [1, 0]}, "greater than 0"),
     ],
 )
@@ -264,7 +264,7 @@ def test_sequences_are_mixed_by_shares_and_a_small_one_is_warned_about(store: St
     settings: dict[str, Any] = {"sampling": [1, 6, 1], "batch_size": 20}
     result = trainings.train(store, *data, **settings).artifact
     assert [w.partition(": ")[2] for w in result.manifest["warnings"]] == [
-        "10 training examples for 15 places in every batch, which repeats some"
+        "10 training examples for 15 places in every batch, so a batch repeats examples"
     ]
     assert trainings.metrics(result.path) != trainings.metrics(
         trainings.train(store, *data, batch_size=20).artifact.path
@@ -287,7 +287,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
     with pytest.raises(InputError, match=f"{empty.reference} has no training sequences"):
         trainings.train(store, data[0], empty)
     folder = hugging_face(tmp_path / "bert", max_position_embeddings=16)
-    with pytest.raises(InputError, match=r"the model holds 16 tokens; .* the longest has 20"):
+    with pytest.raises(InputError, match=r"the model allows 16 tokens; .* the longest has 20"):
         trainings.train(store, *data, init=str(folder))
 
 
@@ -323,7 +323,7 @@ def test_a_model_that_cannot_compute_its_layers_again_is_refused(store: Store, m
     from transformers import RobertaForMaskedLM
 
     monkeypatch.setattr(RobertaForMaskedLM, "supports_gradient_checkpointing", False)
-    with pytest.raises(InputError, match="RobertaForMaskedLM cannot compute its layers again"):
+    with pytest.raises(InputError, match="RobertaForMaskedLM does not support it"):
         trainings.train(store, gradient_checkpointing=True)
     assert not store.unfinished()
 
@@ -349,9 +349,9 @@ def test_no_training_data_is_refused(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"heads": 3}, InputError, "width 16 cannot be shared by 3 heads"),
-        ({"snapshots": [7]}, InputError, "no snapshot after step 7"),
-        ({"snapshots": [-1]}, InputError, "no snapshot after step -1"),
+        ({"heads": 3}, InputError, "width 16 is not divisible by 3 heads"),
+        ({"snapshots": [7]}, InputError, "--snapshots 7: the run has 6 steps"),
+        ({"snapshots": [-1]}, InputError, "--snapshots -1: the run has 6 steps"),
         ({"plan": "preset:agg"}, UnknownName, "did you mean 'ag'"),
         ({"plan": "missing.toml"}, PlanError, "missing.toml: cannot be read"),
         ({"init": "missing"}, ArtifactMissing, "no artifact 'missing'"),
@@ -423,10 +423,10 @@ def test_a_foreign_model_folder_can_be_continued(store: Store, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_position_embeddings": 15}, r"the model holds 15 tokens; \d+ sequences of .* the longest has 16"),
-        ({"model_type": "roberta", "max_position_embeddings": 17}, "the model holds 15 tokens"),
-        ({"model_type": "roberta", "pad_token_id": 0}, "its padding has id 0, that of the sequences 1"),
-        ({"vocab_size": 63}, "knows 63 tokens, the sequences use 64"),
+        ({"max_position_embeddings": 15}, r"the model allows 15 tokens; \d+ sequences of .* the longest has 16"),
+        ({"model_type": "roberta", "max_position_embeddings": 17}, "the model allows 15 tokens"),
+        ({"model_type": "roberta", "pad_token_id": 0}, "its padding id is 0, that of the sequences is 1"),
+        ({"vocab_size": 63}, "has 63 tokens, the sequences use 64"),
     ],
 )
 def test_a_model_that_does_not_fit_the_sequences_is_refused(
@@ -441,7 +441,7 @@ def test_a_model_of_another_tokenizer_is_refused(store: Store, tmp_path: Path) -
     other = trainings.tokenizer_files([*trainings.VOCABULARY[:5], *reversed(trainings.VOCABULARY[5:])])
     (folder / "tokenizer.json").write_bytes(other["tokenizer.json"])
     with pytest.raises(
-        InputError, match=r"its tokenizer \([0-9a-f]{12}\) is not the one that made the sequences \([0-9a-f]{12}\)"
+        InputError, match=r"its tokenizer \([0-9a-f]{12}\) is not that of the sequences \([0-9a-f]{12}\)"
     ):
         trainings.train(store, init=str(folder))
 
@@ -488,7 +488,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
 SETTINGS = [
     name
     for name, field in pretrain.Config.model_fields.items()
-    if not is_knob(field) and not is_internal(field) and "mlm" in pretrain.ONLY.get(name, ("mlm",))
+    if not is_knob(field) and not is_internal(field) and "mlm" in OWNERS.get(name, ("mlm",))
 ]
 
 
@@ -508,7 +508,7 @@ def another(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "objective"),
-    [(name, other) for name, mine in pretrain.ONLY.items() for other in OBJECTIVES if other not in mine],
+    [(name, other) for name, mine in OWNERS.items() for other in OBJECTIVES if other not in mine],
 )
 def test_a_setting_of_another_objective_is_refused(name: str, objective: str) -> None:
     with pytest.raises(
@@ -518,8 +518,8 @@ def test_a_setting_of_another_objective_is_refused(name: str, objective: str) ->
 
 
 def test_what_each_objective_has_alone_is_known() -> None:
-    assert set(pretrain.ONLY) == {*TOPICS["What is learned"]} - {"objective"}
-    assert [name for name, objectives in pretrain.ONLY.items() if "translation" in objectives] == [
+    assert set(OWNERS) == {*TOPICS["What is learned"]} - {"objective"}
+    assert [name for name, objectives in OWNERS.items() if "translation" in objectives] == [
         "label_smoothing",
         "decoder_layers",
     ]
@@ -528,9 +528,9 @@ def test_what_each_objective_has_alone_is_known() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epochs": 1.0, "steps": 7}, "--steps: without effect beside --epochs"),
-        ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the rate never gets to its peak"),
-        ({"totals": "tokens"}, "--totals: without effect"),
+        ({"epochs": 1.0, "steps": 7}, "--steps: no effect, because --epochs"),
+        ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the learning rate never reaches its peak"),
+        ({"totals": "tokens"}, "--totals: no effect"),
         ({}, ""),
     ],
 )
@@ -612,7 +612,7 @@ def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
     with pytest.raises(Interrupted):
         trainings.train(store, max_time=1e-9)
     (old,) = (store.root / ".partial" / "model").iterdir()
-    with pytest.raises(InputError, match="is at step 1 already"):
+    with pytest.raises(InputError, match="is already at step 1"):
         trainings.train(store, steps=1, resume=f"model/{old.name}", allow_change=["steps"])
 
 
@@ -620,9 +620,9 @@ def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
     ("options", "error", "message"),
     [
         ({"resume": "model/0123456789abcdef"}, ArtifactMissing, "no unfinished run"),
-        ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, --force forgets it"),
-        ({"resume": "model/*"}, InputError, "a run is called model/ID"),
-        ({"resume": "../../etc"}, InputError, "a run is called model/ID"),
+        ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, but --force starts again"),
+        ({"resume": "model/*"}, InputError, "a run is named model/ID"),
+        ({"resume": "../../etc"}, InputError, "a run is named model/ID"),
         ({"resume": "model/0123", "allow_change": ["step"]}, UnknownName, "did you mean 'steps'"),
     ],
 )
@@ -641,10 +641,10 @@ def test_what_bits_depend_on_is_compared_on_resume(
         trainings.train(store, max_time=1e-9)
     with caplog.at_level(logging.WARNING):
         trainings.train(store, micro_batches=2)
-    assert "not bit-equal: micro_batches 1 is 2 now" in caplog.text
+    assert "not bit-equal: micro_batches was 1, is 2" in caplog.text
 
 
 def test_a_plan_file_without_a_guide_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    with pytest.raises(PlanError, match="no guide in this plan"):
+    with pytest.raises(PlanError, match="the plan has no guides"):
         trainings.train(store, plan=str(tmp_path / "empty.toml"))

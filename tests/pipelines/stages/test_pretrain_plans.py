@@ -123,7 +123,7 @@ def test_what_a_plan_has_learned_goes_on_with_the_model(
         torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-7)
     assert "left behind" not in caplog.text and "is not applied" not in caplog.text
     trainings.train(store, data, **still)
-    assert "what the plan of this model had learned is left behind" in caplog.text
+    assert "what this model's plan had learned is lost" in caplog.text
 
 
 def test_a_model_of_another_precision_or_without_its_plan_file_goes_on(

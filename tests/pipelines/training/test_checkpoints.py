@@ -83,9 +83,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_both(
     damage(checkpoints.folder / "checkpoint-00000010", file, fault)
     with caplog.at_level(logging.WARNING):
         assert newest_step(checkpoints) == 5
-    assert "checkpoint-00000010" in caplog.text and "going back to checkpoint-00000005" in caplog.text
+    assert "checkpoint-00000010" in caplog.text and "using checkpoint-00000005 instead" in caplog.text
     damage(checkpoints.folder / "checkpoint-00000005", file, fault)
-    with pytest.raises(ArtifactDamaged, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ArtifactDamaged, match=r"all checkpoints in .* are damaged"):
         checkpoints.newest("checkpoint")
 
 

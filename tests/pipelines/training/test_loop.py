@@ -19,12 +19,13 @@ from guidance.objectives.masked_lm import IGNORED
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
+from pipelines.training import memory
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import Cluster, StopRequest
+from pipelines.training.learner import Given
+from pipelines.training.learners.masked_batches import MaskedBatch
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.loop import Settings
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.masked_batches import MaskedBatch
-from pipelines.training.objectives.masked_lm import MaskedLM
 from pipelines.training.optimization import Optimizer
 from pipelines.views import comparison
 from tests import trainings
@@ -66,7 +67,9 @@ def test_the_rate_falls_with_the_inverse_square_root_of_the_step() -> None:
 
 
 def test_an_inverse_square_root_without_warm_up_is_refused() -> None:
-    with pytest.raises(ValueError, match="--schedule inverse-sqrt falls from the end of warm-up on"):
+    with pytest.raises(
+        ValueError, match="--schedule inverse-sqrt falls from the end of warm-up: it needs --warmup-steps"
+    ):
         settings(schedule="inverse-sqrt")
 
 
@@ -218,9 +221,9 @@ def test_moments_of_weights_that_are_not_there_are_refused() -> None:
     kept = optimizer.moments()
     assert len(optimizer) == 2 and len(kept) == 4
     with pytest.raises(KeyError, match=r"weight|bias"):
-        Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).take_back(kept, 1)
+        Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).restore(kept, 1)
     with pytest.raises(KeyError, match="exp_avg_sq/bias"):
-        Optimizer(model, settings()).take_back({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)
+        Optimizer(model, settings()).restore({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)
 
 
 @pytest.fixture
@@ -318,7 +321,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Counts graphs; they run as they are, without the compilers that `tests.guidance.test_compile` tries."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(training, "COMPILER", "eager")
+    monkeypatch.setattr(memory, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     yield counters

@@ -19,10 +19,11 @@ from pipelines.storage.manifest import ArtifactDamaged, digest
 from pipelines.storage.store import Store
 from pipelines.training import models
 from pipelines.training.batches import Examples
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import Inputs
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.masking import read_proportions
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.guided import Inputs
-from pipelines.training.objectives.masked_lm import MaskedLM, prepare
+from pipelines.training.objectives.masked_lm import OBJECTIVE
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -53,7 +54,7 @@ def attacked(
     examples = Examples.read(data, "train", len(tokenizer))
     options = trainings.config(architecture="bert", mask_probability=0.3)
     plan = Plan.parse(f'{ADVERSARY}\nsentence = "{request.param}"')
-    objective = prepare(Given(options, plan, data, tokenizer, examples, examples))
+    objective: Any = OBJECTIVE.prepare(Given(options, plan, data, tokenizer, examples, examples))
     model = objective.model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -187,7 +188,10 @@ def test_a_scheduled_mask_follows_an_adversarial_run_step_by_step(store: Store, 
             wanted = expected[min(step, 5)][f"masked/{layer}"]
             assert row[f"masked/{layer}"] == pytest.approx(wanted, abs=0.08)
     assert second.manifest["inputs"]["masking"]["content"] == first.content
-    assert f"{first.reference} ends at step 6: its masking there is repeated" in second.manifest["warnings"]
+    assert (
+        f"{first.reference} ends at step 6: later steps use its masking proportions of that step"
+        in second.manifest["warnings"]
+    )
     assert not first.manifest["warnings"]
 
 
@@ -232,8 +236,12 @@ def test_the_content_of_the_followed_run_decides_the_recipe(store: Store, tmp_pa
         ({"masked/1": [0.5]}, InputError, "for layers 1 only"),
         ({"masked/0": [0.5]}, InputError, r"masking_proportion is \(1, 1\), not \(steps, 2\)"),
         ({f"masked/{n}": [0.5] for n in range(3)}, InputError, r"masking_proportion is \(1, 3\), not \(steps, 2\)"),
-        ({"masked/0": [0.5, None], "masked/1": [0.5, 0.5]}, ArtifactDamaged, "a masking proportion is no share"),
-        ({"masked/0": [0.5], "masked/1": [1.5]}, ArtifactDamaged, "a masking proportion is no share"),
+        (
+            {"masked/0": [0.5, None], "masked/1": [0.5, 0.5]},
+            ArtifactDamaged,
+            "a masking proportion is not between 0 and 1",
+        ),
+        ({"masked/0": [0.5], "masked/1": [1.5]}, ArtifactDamaged, "a masking proportion is not between 0 and 1"),
     ],
 )
 def test_a_run_that_cannot_be_followed_is_refused(
@@ -250,8 +258,8 @@ def test_a_schedule_without_a_run_and_a_run_without_a_schedule_are_refused(store
         PlanError, match=r"plan\.toml: guide 'random_mask' needs the table masking_proportion"
     ) as caught:
         trainings.train(store, plan=write(tmp_path, SCHEDULED))
-    assert "--masking RUN" in str(caught.value.hint)
+    assert "--masking-run RUN" in str(caught.value.hint)
     run = adversarial_run(store, {"masked/0": [0.5], "masked/1": [0.5]})
     for plan in ("", write(tmp_path, ADVERSARY)):
-        with pytest.raises(InputError, match=r"--masking model/\w+: no guide of the plan follows it"):
+        with pytest.raises(InputError, match=r"--masking-run model/\w+: no guide of the plan follows it"):
             trainings.train(store, plan=plan, masking=run.reference)

@@ -9,8 +9,9 @@ import pytest
 
 from guidance.plan import Guide, Plan
 from pipelines.stages.pretrain import Config
-from pipelines.training.model_card import KINDS, card
-from pipelines.training.objectives import OBJECTIVES, ModelFolder
+from pipelines.training.learner import ModelFolder
+from pipelines.training.model_card import card
+from pipelines.training.objectives import OBJECTIVES
 
 
 def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
@@ -45,10 +46,10 @@ def test_the_card_says_what_the_model_does_and_which_class_opens_it(objective: s
     import transformers
 
     text = written(Plan(), objective=objective)
-    assert f"# A bert {KINDS[objective].words}\n" in text
-    assert f"pipeline_tag: {KINDS[objective].pipeline}\n" in text
-    assert hasattr(transformers, KINDS[objective].auto_class)
-    assert f"model = {KINDS[objective].auto_class}.from_pretrained" in text and "AUTO_CLASS" not in text
+    assert f"# A bert {OBJECTIVES[objective].card.words}\n" in text
+    assert f"pipeline_tag: {OBJECTIVES[objective].card.pipeline}\n" in text
+    assert hasattr(transformers, OBJECTIVES[objective].card.auto_class)
+    assert f"model = {OBJECTIVES[objective].card.auto_class}.from_pretrained" in text and "AUTO_CLASS" not in text
 
 
 def test_the_card_says_what_the_folder_of_the_generator_is() -> None:

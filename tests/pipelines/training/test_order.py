@@ -136,7 +136,7 @@ def test_batches_of_an_epoch_come_in_no_order_of_length() -> None:
 
 
 def test_an_example_that_is_longer_than_a_batch_is_named() -> None:
-    with pytest.raises(InputError, match="training sequence 1 has 65 tokens, a batch 64 at most") as caught:
+    with pytest.raises(InputError, match="training sequence 1 has 65 tokens, but a batch has at most 64") as caught:
         LengthOrder(np.array([64, 65, 3]), 0, batch_tokens=64)
     assert caught.value.hint == "--batch-tokens 65 or more"
 
@@ -176,5 +176,5 @@ def test_shares_that_do_not_divide_a_block_are_rounded() -> None:
 
 
 def test_a_share_of_less_than_one_place_is_refused() -> None:
-    with pytest.raises(InputError, match="corpus 2: 1 of 2001 is less than one example in 1000"):
+    with pytest.raises(InputError, match="corpus 2: a share of 1 in 2001 is less than one example in 1000"):
         MixedOrder([5, 5], [2000, 1], 4, 0)

@@ -20,6 +20,7 @@ from pipelines.engine.progress import Progress, log
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training import preparation
 from pipelines.training.order import AnyOrder
 from tests import trainings
 from tests.fillings import CONFLICT
@@ -178,19 +179,19 @@ def test_a_run_goes_on_with_fewer_processes_in_the_same_order_and_says_so(
             os._exit(7)
 
     assert processes(2, work) == [7, 7]
-    prepared = pretrain._order
+    order_of = preparation.order_of
 
     def watched(*given: Any) -> AnyOrder:
-        order = prepared(*given)
+        order = order_of(*given)
         batch = order.batch
         order.batch = lambda step: seen.setdefault(step, batch(step))  # type: ignore[method-assign]
         return order
 
-    monkeypatch.setattr(pretrain, "_order", watched)
+    monkeypatch.setattr(preparation, "order_of", watched)
     monkeypatch.setattr(log, "propagate", True)
     with caplog.at_level(logging.WARNING):
         train(world, case, into)
-    assert "the same order of examples, but not bit-equal: world 2 is 1 now" in caplog.text
+    assert "the same order of examples, but not bit-equal: world was 2, is 1" in caplog.text
     assert min(seen) == 1, "the first step was taken by two processes"
     resumed = dict(seen)
     seen.clear()

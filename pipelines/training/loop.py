@@ -7,7 +7,6 @@ over the whole global batch, so the trajectory does not depend on the split.  ``
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
@@ -19,23 +18,21 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError
 from pipelines.engine.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
-from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.batches import shares
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.learner import Learner
 from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import METRICS_LOG, MetricsLog
-from pipelines.training.optimization import MOMENTS, Hyperparameters, Optimizer
+from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
+from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
@@ -311,7 +308,7 @@ class _Loop:
         first = next(iter(losses.values()), None)
         if first is not None and (self.best is None or first < self.best[1]):
             self.best = (self.step, first)
-            self._write("best", self._write_weights)
+            self._write("best", self._weights)
             if self.cluster.leads:
                 self.checkpoints.retain("best", {self.step, *self.protected})
         return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
@@ -320,34 +317,27 @@ class _Loop:
 
     def _snapshot(self) -> None:
         if self.step in self.settings.snapshots:
-            self._write("snapshot", self._write_weights)
+            self._write("snapshot", self._weights)
 
     def _write(self, name: str, write: Callable[[Builder], None], keep: int | None = None) -> None:
         with self.cluster.only_leader() as leads:
             if leads:
                 self.checkpoints.save(name, self.step, write, keep=keep)
 
-    def _write_weights(self, builder: Builder) -> None:
-        builder.write("model.safetensors", safetensors.torch.save(weights(self.bare), metadata={"format": "pt"}))
+    def _weights(self, builder: Builder) -> None:
+        write_weights(builder, self.bare)
 
     def _save(self) -> None:
         tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
-        self._write("checkpoint", lambda builder: self._write_state(builder, tallies), keep=KEEP_CHECKPOINTS)
+        state = State(self.step, self.best, tallies, self._circumstances())
+        self._write(
+            "checkpoint",
+            lambda builder: write_state(builder, state, self.bare, self.optimizer),
+            keep=KEEP_CHECKPOINTS,
+        )
         self.protected = [*self.protected, *([self.best[0]] if self.best else [])][-KEEP_CHECKPOINTS:]
-
-    def _write_state(self, builder: Builder, tallies: Mapping[str, float]) -> None:
-        self._write_weights(builder)
-        builder.write("optimizer.safetensors", safetensors.torch.save(self.optimizer.moments()))
-        state = {
-            "step": self.step,
-            "best": self.best,
-            "optimized": len(self.optimizer),
-            "tallies": dict(tallies),
-            "circumstances": self._circumstances(),
-        }
-        builder.write_json("state.json", state)
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
@@ -362,30 +352,13 @@ class _Loop:
         self.protected = self.checkpoints.steps("best")
 
     def _restore(self, artifact: Artifact) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            ArtifactDamaged: it is of another model, or part of the optimizer's state is missing.
-        """
-        try:
-            state = json.loads(artifact.read("state.json"))
-            _load_weights(self.bare, artifact)
-            moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
-            if len(moments) != len(MOMENTS) * state["optimized"]:
-                raise KeyError("moments")
-            self.optimizer.restore(moments, state["step"])
-            self.step, self.best = int(state["step"]), tuple(state["best"]) if state["best"] else None
-            before = state["circumstances"]
-            if self.cluster.leads:
-                self.learner.restore(state["tallies"])
-        except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-            raise ArtifactDamaged(
-                f"{artifact.path}: not a checkpoint of this run ({error})",
-                hint="--force starts from the beginning",
-            ) from error
+        """Continue from a checkpoint.  Raises ArtifactDamaged when it is not one of this run."""
+        state = read_state(artifact, self.bare, self.optimizer)
+        self.step, self.best = state.step, state.best
         if not self.cluster.leads:
             return
-        now = self._circumstances()
+        self.learner.restore(state.tallies)
+        before, now = state.circumstances, self._circumstances()
         changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         if changed:
             log.warning("continuing with the same order of examples, but not bit-equal: %s", ", ".join(changed))
@@ -397,11 +370,3 @@ class _Loop:
             if leads:
                 return Trackers.start(self.settings.report_to, self.tracker_folder)
         return Trackers()
-
-
-def _load_weights(model: nn.Module, artifact: Artifact) -> None:
-    tensors = safetensors.torch.load(artifact.read("model.safetensors"))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    tied = set(getattr(model, "all_tied_weights_keys", {}))
-    if unexpected or set(missing) - tied:
-        raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")

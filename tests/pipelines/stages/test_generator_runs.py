@@ -278,7 +278,7 @@ def test_models_that_do_not_fit_are_refused(
     words = other["model"]["vocab"]
     words["w1"], words["w2"] = words["w2"], words["w1"]
     (folder / "generator" / "tokenizer.json").write_text(json.dumps(other))
-    with pytest.raises(InputError, match=r"generator: its tokenizer \(.*\) is not the one that made the sequences"):
+    with pytest.raises(InputError, match=r"generator: its tokenizer \(.*\) is not that of the sequences"):
         trainings.train(store, data, objective="electra", init=str(folder), steps=1)
     bert = trainings.train(store, data, architecture="bert", steps=1).artifact
     with pytest.raises(InputError, match=r"trains a discriminator of electra, .* is bert"):

@@ -30,11 +30,11 @@ from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
 Text = list[list[list[int]]]
-"""Ids of documents, of their sentences."""
+"""Documents, each a list of sentences, each a list of ids."""
 
 
 def stories(number: int, seed: int = 0) -> Text:
-    """Documents of 1 to 9 sentences of 1 to 7 tokens; each token is its predecessor plus one in the whole document."""
+    """Documents of 1 to 9 sentences of 1 to 7 tokens; within a document each token is its predecessor plus one."""
     random = np.random.default_rng(seed)
     found: Text = []
     for _ in range(number):
@@ -137,7 +137,7 @@ def test_several_sequences_give_their_documents_one_after_the_other(store: Store
     assert result.counts["steps"] == 6
 
 
-def test_examples_are_put_together_by_their_lengths(store: Store) -> None:
+def test_batches_of_pairs_can_be_made_by_length(store: Store) -> None:
     rows = trainings.metrics(train(store, batch_tokens=60, epochs=2.0).path)
     tokens = [float.fromhex(row["tokens"]) for row in rows]
     assert max(tokens) <= 60 and len(set(tokens)) > 3
@@ -171,7 +171,7 @@ def test_examples_are_masked_pairs_that_change_with_the_epoch(store: Store) -> N
     assert all(map(np.array_equal, again.seen, second.seen)) and again.relations == second.relations
 
 
-def test_what_cannot_be_asked_about_is_told(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_without_a_second_text_are_reported(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         objective = prepared(given(sequences(store)))
     alone = int((~documents(objective).has_pair).sum())
@@ -182,7 +182,7 @@ def test_what_cannot_be_asked_about_is_told(store: Store, caplog: pytest.LogCapt
 
 
 def model_outputs(objective: NextSentence, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits of both heads of each example by itself, without padding."""
+    """Logits of both heads for each example alone, without padding."""
     found = []
     for seen, types in zip(batch.seen, batch.types, strict=True):
         output = objective.model(torch.from_numpy(seen)[None], token_type_ids=torch.from_numpy(types)[None])
@@ -213,7 +213,7 @@ def test_losses_are_sums_over_chosen_tokens_and_over_pairs(store: Store) -> None
     assert objective.weights(0) == {"mlm": 1.0, "nsp": 1.0}
 
 
-def test_validation_asks_the_same_in_all_processes_together(store: Store) -> None:
+def test_validation_does_not_depend_on_the_number_of_processes(store: Store) -> None:
     objective = prepared(given(sequences(store, valid=stories(40, 1)), valid_sequences=50))
     objective.model.eval()
     with torch.no_grad():
@@ -275,7 +275,7 @@ def test_the_trajectory_under_attack_does_not_depend_on_micro_batches(store: Sto
         assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-9)
 
 
-def test_a_killed_run_goes_on_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit(store: Store, tmp_path: Path) -> None:
     data = sequences(store)
     changes: dict[str, Any] = {"plan": write(tmp_path, ADVERSARY), "steps": 8, "batch_size": 12}
     whole = train(store, data, **changes)
@@ -306,7 +306,7 @@ def bert(folder: Path, kind: str, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["AutoModelForPreTraining", "AutoModelForMaskedLM"])
-def test_training_goes_on_from_a_bert_with_or_without_the_second_head(store: Store, tmp_path: Path, kind: str) -> None:
+def test_init_takes_a_bert_with_or_without_the_second_head(store: Store, tmp_path: Path, kind: str) -> None:
     import safetensors.torch
 
     init = bert(tmp_path / "bert", kind)
@@ -337,10 +337,10 @@ def test_a_model_that_cannot_read_pairs_is_refused(
         train(store, init=bert(tmp_path / "model", "AutoModelForPreTraining", **changes))
 
 
-# what cannot be done
+# refusals
 
 
-def test_one_document_is_refused_with_what_would_do(store: Store) -> None:
+def test_text_of_one_document_is_refused_with_what_is_needed(store: Store) -> None:
     for texts in ([[[7, 8], [9, 10], [11]]], [[[7, 8], [9, 10]], [[11, 12]]]):
         with pytest.raises(InputError, match="no pair of texts from different documents") as caught:
             train(store, sequences(store, texts))
@@ -348,12 +348,12 @@ def test_one_document_is_refused_with_what_would_do(store: Store) -> None:
     assert not list(store.unfinished())
 
 
-def test_validation_text_of_one_document_validates_masked_words_alone(store: Store) -> None:
+def test_validation_text_of_one_document_gives_only_the_loss_on_masked_words(store: Store) -> None:
     result = train(store, sequences(store, valid=[[[7, 8], [9, 10], [11, 12, 13]]]), mask_probability=0.5)
     assert "valid/mlm" in result.counts["final"] and "valid/nsp" not in result.counts["final"]
 
 
-def test_without_validation_text_there_is_none(store: Store) -> None:
+def test_without_validation_text_there_is_no_validation(store: Store) -> None:
     assert train(store, sequences(store, valid=[])).counts["best_step"] is None
 
 
@@ -369,7 +369,7 @@ def damaged(columns: dict[str, Sequence[Any]]) -> pa.Table:
         ({"document": [[-1, 1, -1], [-1, 0, -1]], "sentence": [[-1, 0, -1]] * 2}, "document .* is not in order"),
     ],
 )
-def test_sequences_without_the_places_of_their_tokens_are_refused(
+def test_sequences_without_document_and_sentence_columns_are_refused(
     store: Store, columns: dict[str, Any], message: str
 ) -> None:
     data = trainings.write_sequences(store, {"train": damaged({"id": [[0, 7, 2]] * 2, **columns})})

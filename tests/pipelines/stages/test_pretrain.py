@@ -50,7 +50,7 @@ def test_every_step_is_logged_with_all_its_parts(guided: tuple[Store, Artifact])
         assert row["weight/guidance/next"] == pytest.approx(100 * (8 - row["step"]) / 7)
 
 
-def test_the_table_says_what_the_log_says(guided: tuple[Store, Artifact]) -> None:
+def test_the_metrics_table_equals_the_log(guided: tuple[Store, Artifact]) -> None:
     rows = [json.loads(line) for line in guided[1].read("metrics.jsonl").splitlines()]
     with guided[1].open("metrics.parquet") as file:
         table = pq.read_table(file).to_pylist()
@@ -67,7 +67,7 @@ def test_the_counts_name_the_best_step_the_size_and_what_the_guides_matched(guid
     assert counts["matches"] == {"next": tokens - 7 * 8, "previous": tokens - 7 * 8}
 
 
-def test_the_best_weights_and_the_snapshots_are_models_of_their_own(guided: tuple[Store, Artifact]) -> None:
+def test_best_weights_and_snapshots_open_as_models(guided: tuple[Store, Artifact]) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     for folder in ("best", "snapshots/step-0", "snapshots/step-4"):
@@ -104,7 +104,7 @@ def test_without_validation_text_there_is_no_best(store: Store) -> None:
     assert not any("valid" in key for row in trainings.metrics(result.path) for key in row)
 
 
-def test_a_limit_on_validation_sequences_is_kept(store: Store) -> None:
+def test_the_number_of_validation_sequences_can_be_limited(store: Store) -> None:
     few, many = (trainings.train(store, valid_sequences=n).artifact.counts["best_valid_loss"] for n in (2, 0))
     assert few != many
 
@@ -154,7 +154,7 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
 # settings
 
 
-def test_a_plan_of_weight_zero_trains_what_no_plan_trains(store: Store, tmp_path: Path) -> None:
+def test_a_plan_of_weight_zero_gives_the_weights_of_no_plan(store: Store, tmp_path: Path) -> None:
     plan = tmp_path / "nothing.toml"
     plan.write_text('[[guide]]\npattern = "next"\nmechanism = "attention_loss"\nheads = [0]\nweight = 0.0\n')
     none, zero = (trainings.train(store, plan=p).artifact for p in ("", str(plan)))
@@ -196,7 +196,7 @@ def test_many_metrics_are_written_in_parts(
 # batches
 
 
-def test_batches_of_so_many_tokens(store: Store) -> None:
+def test_batch_tokens_limits_the_tokens_of_a_batch(store: Store) -> None:
     result = trainings.train(store, batch_tokens=64, epochs=2, steps=1).artifact
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
     assert max(row["tokens"] for row in rows) <= 64
@@ -208,7 +208,7 @@ def test_batches_of_so_many_tokens(store: Store) -> None:
         trainings.train(store, batch_tokens=15)
 
 
-def test_similar_lengths_may_go_together(store: Store) -> None:
+def test_bucket_makes_batches_of_similar_lengths(store: Store) -> None:
     result = trainings.train(store, bucket=True, batch_size=9, epochs=1).artifact
     assert result.counts["steps"] == 5  # 40 sequences in batches of 9, 9, 9, 7 and 6
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
@@ -227,7 +227,7 @@ def test_similar_lengths_may_go_together(store: Store) -> None:
         ({"sampling": [1, 0]}, "greater than 0"),
     ],
 )
-def test_settings_of_batches_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_contradicting_batch_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainings.config(**changes)
 
@@ -273,7 +273,7 @@ def test_sequences_are_mixed_by_shares_and_a_small_one_is_warned_about(store: St
     assert by_epochs.counts["steps"] == 2
 
 
-def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: Path) -> None:
+def test_sequences_of_different_tokenizers_and_wrong_numbers_of_masks_are_refused(store: Store, tmp_path: Path) -> None:
     data = corpora(store)
     words = [*trainings.VOCABULARY[:5], *reversed(trainings.VOCABULARY[5:])]
     stranger = trainings.sequences(store, train=5, tokenizer=trainings.tokenizer_files(words))
@@ -295,7 +295,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
 
 
 @pytest.mark.parametrize("plan", ["", "preset:ag", "preset:asa"])
-def test_layers_that_are_computed_again_change_nothing(store: Store, plan: str) -> None:
+def test_gradient_checkpointing_changes_no_result(store: Store, plan: str) -> None:
     plain, less = (
         trainings.train(Store(store.root / str(on)), plan=plan, gradient_checkpointing=on).artifact
         for on in (False, True)
@@ -305,7 +305,7 @@ def test_layers_that_are_computed_again_change_nothing(store: Store, plan: str) 
     assert plain.recipe == less.recipe
 
 
-def test_layers_are_computed_again_when_it_is_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_recomputes_layers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.roberta.modeling_roberta import RobertaIntermediate
 
     calls = []
@@ -319,7 +319,7 @@ def test_layers_are_computed_again_when_it_is_asked_for(store: Store, monkeypatc
     assert counts[1] - counts[0] == 6 * 2
 
 
-def test_a_model_that_cannot_compute_its_layers_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_gradient_checkpointing_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import RobertaForMaskedLM
 
     monkeypatch.setattr(RobertaForMaskedLM, "supports_gradient_checkpointing", False)
@@ -358,7 +358,7 @@ def test_no_training_data_is_refused(store: Store) -> None:
         ({"device": "cuda"}, MachineError, "no CUDA device"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_trained(
+def test_impossible_settings_are_refused_before_training(
     store: Store, changes: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -401,7 +401,7 @@ def hugging_face(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_training_goes_on_from_an_artifact_or_a_folder(store: Store, tmp_path: Path) -> None:
+def test_init_takes_an_artifact_or_a_folder(store: Store, tmp_path: Path) -> None:
     first = trainings.train(store, steps=20, learning_rate=1e-2).artifact
     untrained = trainings.train(store, steps=1, learning_rate=1e-9).artifact.counts["final"]["valid/mlm"]
     last, best = first.counts["final"]["valid/mlm"], first.counts["best_valid_loss"]
@@ -413,7 +413,7 @@ def test_training_goes_on_from_an_artifact_or_a_folder(store: Store, tmp_path: P
     assert "taken from an earlier model" in second.read("README.md").decode()
 
 
-def test_a_foreign_model_folder_can_be_continued(store: Store, tmp_path: Path) -> None:
+def test_init_takes_a_model_folder_that_guide_did_not_write(store: Store, tmp_path: Path) -> None:
     result = trainings.train(store, init=str(hugging_face(tmp_path / "bert"))).artifact
     assert json.loads(result.read("config.json"))["model_type"] == "bert"
     assert "# A bert masked language model" in result.read("README.md").decode()
@@ -466,7 +466,7 @@ def test_code_that_comes_with_a_model_is_not_run(store: Store, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_that_is_no_model_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="not a model folder"):
         trainings.train(store, init=str(tmp_path / "folder"))
@@ -517,7 +517,7 @@ def test_a_setting_of_another_objective_is_refused(name: str, objective: str) ->
         trainings.config(objective=objective, **{name: another(name)})
 
 
-def test_what_each_objective_has_alone_is_known() -> None:
+def test_the_help_lists_the_settings_of_single_objectives() -> None:
     assert set(OWNERS) == {*TOPICS["What is learned"]} - {"objective"}
     assert [name for name, objectives in OWNERS.items() if "translation" in objectives] == [
         "label_smoothing",
@@ -534,7 +534,7 @@ def test_what_each_objective_has_alone_is_known() -> None:
         ({}, ""),
     ],
 )
-def test_settings_without_effect_are_told(store: Store, changes: dict[str, Any], told: str) -> None:
+def test_settings_without_effect_give_a_warning(store: Store, changes: dict[str, Any], told: str) -> None:
     warnings = trainings.train(store, **{"steps": 2, **changes}).artifact.manifest["warnings"]
     assert [line.startswith(told) for line in warnings] == ([True] if told else [])
 
@@ -608,7 +608,7 @@ def test_an_allowed_change_continues_from_the_checkpoint_and_is_recorded(store: 
     assert old.exists() and not new.exists()
 
 
-def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
+def test_a_run_cannot_be_resumed_to_a_step_that_it_has_passed(store: Store) -> None:
     with pytest.raises(Interrupted):
         trainings.train(store, max_time=1e-9)
     (old,) = (store.root / ".partial" / "model").iterdir()
@@ -626,14 +626,14 @@ def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
         ({"resume": "model/0123", "allow_change": ["step"]}, UnknownName, "did you mean 'steps'"),
     ],
 )
-def test_what_cannot_be_resumed_is_said(
+def test_runs_that_cannot_be_resumed_are_refused(
     store: Store, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         trainings.train(store, **options)
 
 
-def test_what_bits_depend_on_is_compared_on_resume(
+def test_resuming_warns_when_the_result_will_not_be_bit_equal(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)

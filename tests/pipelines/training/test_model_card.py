@@ -15,7 +15,7 @@ from pipelines.training.objectives import OBJECTIVES
 
 
 def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
-    """The card of a run that did nothing else of note, with model folders beside the first one."""
+    """The card of a minimal run, with model folders at ``paths`` beside the first one."""
     out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234})
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
     outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=best_step)
@@ -57,7 +57,7 @@ def test_the_card_says_what_the_folder_of_the_generator_is() -> None:
     assert "generator" not in written(Plan(), objective="electra")
 
 
-def test_the_card_speaks_of_the_best_model_where_there_is_one() -> None:
+def test_the_card_mentions_the_best_model_if_there_is_one() -> None:
     assert "`best/`" not in written(Plan())
     assert "`best/` holds the weights of the lowest validation loss (step 2)." in written(Plan(), best_step=2)
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
 from guidance.errors import InputError
+from pipelines.engine.stage import Config
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -82,7 +81,7 @@ class Objective:
     card: Card
     prepare: Callable[[Given], Learner]
     check_plan: Callable[[Plan, Any, str], None] = accept_every_plan
-    settings: tuple[type[BaseModel], ...] = ()
+    settings: tuple[type[Config], ...] = ()
     needs_mask_token: bool = True
     examples: tuple[str, ...] = ()
     evaluation: Evaluation | None = None

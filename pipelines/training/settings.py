@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from pipelines.engine.stage import Config
 
 
-class Masking(BaseModel):
+class Masking(Config):
     """For objectives that mask tokens."""
 
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
 
 
-class Filling(BaseModel):
+class Filling(Config):
     """For objectives in which a generator can fill in the masked tokens."""
 
     generator: Literal["auto", "none", "unigram", "transformer"] = Field(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Objective
 from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
 from pipelines.training.settings import Filling, Masking
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pipelines.training.learner import Given, Learner
 
 
-class Settings(BaseModel):
+class Settings(Config):
     """Settings of electra alone."""
 
     discriminator_weight: float = Field(

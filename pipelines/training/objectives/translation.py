@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Evaluation, Objective
 from pipelines.training.plan_checks import refuse_guides
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pipelines.training.learner import Given, Learner
 
 
-class Settings(BaseModel):
+class Settings(Config):
     """Settings of translation alone."""
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")

@@ -21,12 +21,13 @@ COPYING = '''
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Objective
 
 
-class Settings(BaseModel):
+class Settings(Config):
     copied_share: float = Field(0.5, gt=0, le=1, description="Share of tokens that are copied.")
 
 

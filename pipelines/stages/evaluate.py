@@ -19,35 +19,28 @@ from pipelines.engine.stage import Options, Result, Run, Stage, check_working_fo
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.objective import Evaluation
-from pipelines.training.objectives import OBJECTIVES
+from pipelines.training.objectives import OBJECTIVES, EvaluationConfig
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
 
 __all__ = ["STAGE", "Config", "run"]
 
 
-class Config(stage.Config):
-    """Settings of an evaluation."""
+class SharedConfig(stage.Config):
+    """Settings of every evaluation."""
 
     split: Literal["train", "valid", "test"] = Field("test", description="Which split of the sequences.")
     weights: Literal["last", "best"] = Field(
         "last", description="The weights of the last step, or those of the lowest validation loss."
-    )
-    beams: int = Field(5, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
-    length_penalty: float = Field(
-        1.0,
-        ge=-10,
-        le=10,
-        description="Log-likelihoods are divided by the length to this power; 0 favours short translations.",
-    )
-    max_length: int = Field(0, ge=0, description="Longest translation, in tokens; 0 for as many as the model allows.")
-    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "none"] = Field(
-        "13a", description="How BLEU splits text into words; its signature names it."
     )
     limit: int = Field(0, ge=0, description="At most so many examples; 0 for all.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
     scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
     batch_size: int = knob(32, "Examples per batch.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to compute; auto takes a GPU if there is one.")
+
+
+class Config(EvaluationConfig, SharedConfig):
+    """Settings of an evaluation; those of a single task are in the row of its objective."""
 
 
 def run(model: str, sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:

@@ -34,7 +34,7 @@ from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.storage.store import Store
 from pipelines.training import resuming
 from pipelines.training.models import ModelConfig
-from pipelines.training.objectives import DEFAULT, OBJECTIVES, ObjectiveConfig, check_settings
+from pipelines.training.objectives import DEFAULT, OBJECTIVES, ObjectiveConfig, check_settings, is_in_recipe
 from pipelines.training.plan_inputs import check_needs, model_input, roles
 from pipelines.training.processes import Announcement, follow, train
 from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
@@ -130,6 +130,10 @@ class Config(ModelConfig, ObjectiveConfig):
         if self.sampling and (self.batch_tokens or self.bucket):
             raise ValueError("--sampling does not work with --batch-tokens or --bucket")
         return self
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result, without those of other objectives; see `is_in_recipe`."""
+        return {name: value for name, value in super().recipe().items() if is_in_recipe(name, self.objective)}
 
 
 def run(

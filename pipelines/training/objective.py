@@ -43,11 +43,13 @@ class Evaluation:
         task: its name in ``metrics.json``.
         is_for: whether a model with this configuration is measured so.
         run: measures it, given the `Run`, the model folder, the model and its handle.
+        settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
     """
 
     task: str
     is_for: Callable[[Any], bool]
     run: Callable[..., None]
+    settings: tuple[type[Config], ...] = ()
 
 
 def accept_every_plan(plan: Plan, config: Any, source: str) -> None:

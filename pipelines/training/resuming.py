@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, UnknownName
-from pipelines.engine.stage import Stage, is_knob, read_json, recipe_of
+from pipelines.engine.stage import Stage, read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
 from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
@@ -95,9 +95,11 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
 
 def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
     """The description of a finished run, as `note` writes it for an unfinished one."""
-    fields, manifest = stage.config.model_fields, artifact.manifest
+    manifest = artifact.manifest
+    config = manifest.get("config", {})
+    left_out = stage.config.model_fields.keys() - stage.config.model_construct(**config).recipe().keys()
     return {
-        "config": {k: v for k, v in manifest.get("config", {}).items() if k not in fields or not is_knob(fields[k])},
+        "config": {name: value for name, value in config.items() if name not in left_out},
         "inputs": {role: given.get("content") for role, given in manifest.get("inputs", {}).items()},
     }
 

@@ -34,20 +34,22 @@ OBJECTIVES: Mapping[str, Objective] = _find()
 """Every objective by its name."""
 
 
-def _own_fields() -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """The fields of all groups by their names, and the objectives that each belongs to."""
-    fields: dict[str, Any] = {}
-    owners: dict[str, tuple[str, ...]] = {}
-    for group in dict.fromkeys(group for row in OBJECTIVES.values() for group in row.settings):
+def _fields(groups: Iterable[type[stage.Config]]) -> dict[str, Any]:
+    """The fields of groups of settings, by their names."""
+    found: dict[str, Any] = {}
+    for group in dict.fromkeys(groups):
         for name, info in group.model_fields.items():
-            if name in fields:
+            if name in found:
                 raise ValueError(f"two groups of settings have {name}: list the same group in both objectives")
-            fields[name] = (info.annotation, info)
-            owners[name] = tuple(row.name for row in OBJECTIVES.values() if group in row.settings)
-    return fields, owners
+            found[name] = (info.annotation, info)
+    return found
 
 
-_FIELDS, OWNERS = _own_fields()
+OWNERS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(row.name for row in OBJECTIVES.values() if group in row.settings)
+    for group in dict.fromkeys(group for row in OBJECTIVES.values() for group in row.settings)
+    for name in group.model_fields
+}
 """For each setting that not all objectives have: the objectives that have it."""
 
 
@@ -71,9 +73,35 @@ ObjectiveConfig: Any = create_model(
         + ", ".join(f"{row.families[0]} for {row.name}" for row in OBJECTIVES.values())
         + ".",
     ),
-    **_FIELDS,
+    **_fields(group for row in OBJECTIVES.values() for group in row.settings),
 )
 """The choice of an objective and the settings of all objectives, as one flat configuration."""
+
+EvaluationConfig: Any = create_model(
+    "EvaluationConfig",
+    __base__=stage.Config,
+    **_fields(group for row in OBJECTIVES.values() if row.evaluation for group in row.evaluation.settings),
+)
+"""The settings of the evaluations of all objectives, as one flat configuration."""
+
+
+_IN_EVERY_RECIPE = {
+    "mask_probability",
+    "generator",
+    "generator_size",
+    "discriminator_weight",
+    "label_smoothing",
+    "decoder_layers",
+}
+"""Settings that stand in the recipes of all objectives, because recipes have always had them."""
+
+
+def is_in_recipe(name: str, objective: str) -> bool:
+    """Whether a setting is part of the recipe of an objective.
+
+    Settings of other objectives are not, so that a new objective does not change the recipes of those before it.
+    """
+    return name in _IN_EVERY_RECIPE or objective in OWNERS.get(name, (objective,))
 
 
 def check_settings(config: Any) -> None:

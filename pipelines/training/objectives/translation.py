@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,22 @@ class Settings(Config):
 
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")
     decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder in translation, else --layers.")
+
+
+class EvaluationSettings(Config):
+    """Settings of the evaluation of translation alone."""
+
+    beams: int = Field(5, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
+    length_penalty: float = Field(
+        1.0,
+        ge=-10,
+        le=10,
+        description="Log-likelihoods are divided by the length to this power; 0 favours short translations.",
+    )
+    max_length: int = Field(0, ge=0, description="Longest translation, in tokens; 0 for as many as the model allows.")
+    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "none"] = Field(
+        "13a", description="How BLEU splits text into words; its signature names it."
+    )
 
 
 def _check_plan(plan: Plan, config: Any, source: str) -> None:
@@ -84,5 +100,7 @@ OBJECTIVE = Objective(
         "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
         "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
     ),
-    evaluation=Evaluation("translation", lambda config: bool(config.is_encoder_decoder), _evaluate),
+    evaluation=Evaluation(
+        "translation", lambda config: bool(config.is_encoder_decoder), _evaluate, (EvaluationSettings,)
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import ROOT
+from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training.objectives import DEFAULT, OBJECTIVES, OWNERS
 from tests import trainings
@@ -87,9 +89,9 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Guide:
         shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "pipelines/training/objectives/copying.py").write_text(COPYING)
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, module: bool = True) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "200"}
-        command = [sys.executable, "-m", "cli", *arguments]
+        command = [sys.executable, *(("-m", "cli") if module else ()), *arguments]
         return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300)
 
     return call
@@ -146,6 +148,27 @@ def test_a_new_objective_trains_and_publishes_a_model_with_its_own_card(extended
     rows = trainings.metrics(model.path)
     assert len(rows) == 4 and {"loss/copy", "loss/guidance/next"} <= set(rows[0]) and "valid/copy" in rows[-1]
     assert "# A bert model that copies\n" in model.read("README.md").decode()
+
+
+RECIPES = """
+import json
+from pipelines.stages.pretrain import Config
+print(json.dumps([Config(objective=name).recipe() for name in ("mlm", "electra", "translation", "copy")]))
+"""
+
+
+def test_a_new_objective_does_not_change_the_recipes_of_the_others(extended: Guide) -> None:
+    done = extended("-c", RECIPES, module=False)
+    *others, new = json.loads(done.stdout)
+    assert others == [pretrain.Config(objective=name).recipe() for name in ("mlm", "electra", "translation")]
+    assert new.keys() - others[0].keys() == {"copied_share"}
+
+
+def test_no_shared_setting_hides_one_of_an_objective() -> None:
+    for objective in OBJECTIVES.values():
+        for group in objective.settings:
+            for name, info in group.model_fields.items():
+                assert pretrain.Config.model_fields[name].description == info.description, name
 
 
 def test_the_examples_of_an_objective_name_it() -> None:

@@ -71,7 +71,7 @@ def pretrain_command(
         list[str], typer.Argument(help="Sequences: a name, name@n, an id, or a path; one or more.", show_default=False)
     ],
     resume: Annotated[
-        str | None, typer.Option(help="Continue this unfinished run, model/ID; if a setting differs, refuse.")
+        str | None, typer.Option(help="The unfinished run to continue, model/ID; a setting that differs is an error.")
     ] = None,
     allow_change: Annotated[
         list[str] | None, typer.Option(help="A setting that may differ from that of --resume (repeatable).")

@@ -68,7 +68,7 @@ class Guided:
         self.handle = install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
         if folder is not None and not take_over(self.handle, folder):
             log.warning(
-                "%s: not used, because the plan now adds other modules: what this model's plan had learned is lost",
+                "%s: not used, because the plan adds other modules than the plan of this model",
                 folder / EXTRA_FILE,
             )
         self.labels = tuple(self.handle.alphas(0, 1))

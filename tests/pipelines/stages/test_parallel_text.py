@@ -217,9 +217,9 @@ def test_long_pairs_are_dropped_from_training_and_truncated_in_other_splits(stor
     assert spelled("valid") == [("a b c d e f", "x y"), ("a b", "x y z x y z x"), *spelled("train")]
     assert made.counts["splits"]["train"]["long_pairs"] == 2
     assert made.counts["splits"]["valid"]["cut_pairs"] == 2
-    told = "2 pairs were longer than a sequence on one side at least, and were"
-    assert f"train: {told} dropped" in made.manifest["warnings"]
-    assert f"valid: {told} cut" in made.manifest["warnings"]
+    warning = "2 pairs were longer than a sequence on one side at least, and were"
+    assert f"train: {warning} dropped" in made.manifest["warnings"]
+    assert f"valid: {warning} cut" in made.manifest["warnings"]
     with pytest.raises(InputError, match="has no pair of at most 8 tokens"):
         encode(store, make(store, tmp_path, source[:1] * 2, target[:1] * 2), words(store, text), max_length=8)
 

@@ -526,7 +526,7 @@ def test_the_help_lists_the_settings_of_single_objectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"epochs": 1.0, "steps": 7}, "--steps: no effect, because --epochs"),
         ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the learning rate never reaches its peak"),
@@ -534,9 +534,9 @@ def test_the_help_lists_the_settings_of_single_objectives() -> None:
         ({}, ""),
     ],
 )
-def test_settings_without_effect_give_a_warning(store: Store, changes: dict[str, Any], told: str) -> None:
+def test_settings_without_effect_give_a_warning(store: Store, changes: dict[str, Any], expected: str) -> None:
     warnings = trainings.train(store, **{"steps": 2, **changes}).artifact.manifest["warnings"]
-    assert [line.startswith(told) for line in warnings] == ([True] if told else [])
+    assert [line.startswith(expected) for line in warnings] == ([True] if expected else [])
 
 
 def test_a_family_that_an_objective_cannot_train_is_refused(store: Store) -> None:

@@ -123,7 +123,7 @@ def test_init_takes_over_what_a_plan_has_learned(
         torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-7)
     assert "left behind" not in caplog.text and "is not applied" not in caplog.text
     trainings.train(store, data, **still)
-    assert "what this model's plan had learned is lost" in caplog.text
+    assert "not used, because the plan adds other modules" in caplog.text
 
 
 def test_init_takes_a_model_of_another_precision_or_without_its_plan_file(

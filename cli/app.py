@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,18 +33,24 @@ class Page(TyperCommand):
         examples: command lines, without the prompt.
         shared: names of the options that all commands have.
         topics: headings for some of the other options, in order, each with their names.
+        renamed: parameters whose flag was renamed, each with the new flag.  The old flag, made of the parameter's name,
+            still works but is not shown.
     """
 
     group = "Help"
     examples: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()
     topics: Mapping[str, tuple[str, ...]] = {}
+    renamed: Mapping[str, str] = {}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         titles = ("Arguments", *self.topics, "Options", "Shared options")
         records: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            shown = copy.copy(param)
+            if param.name in self.renamed:
+                shown.opts = [f"--{self.renamed[param.name]}"]
+            record = shown.get_help_record(ctx)
             if record is not None:
                 records[self._title(param)].append(record)
         for title, rows in records.items():

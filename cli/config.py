@@ -44,9 +44,12 @@ def settings_for(path: Path | None, group: Any, names: Iterable[str]) -> dict[st
             raise _unknown(path, "setting", key, ["store", *group.commands])
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
     _check(path, group, tables)
+    command = group
     for name in names:
-        tables = tables.get(name, {})
-    return top | {_parameter(key): value for key, value in tables.items()}
+        tables, command = tables.get(name, {}), command.commands[name]
+    fields = {_parameter(flag): field for field, flag in getattr(command, "renamed", {}).items()}
+    found = {_parameter(key): value for key, value in tables.items()}
+    return top | {fields.get(name, name): value for name, value in found.items()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -105,6 +108,7 @@ def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:
             _check(path, command, table)
             continue
         known = [p.name.replace("_", "-") for p in command.params if p.name in getattr(command, "settings", ())]
+        known += getattr(command, "renamed", {}).values()
         for key in table:
             if key.replace("_", "-") not in known:
                 raise _unknown(path, f"setting of {name}", key, known)

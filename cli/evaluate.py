@@ -30,7 +30,7 @@ def evaluate_command(
         str, typer.Argument(help="Sequences of its task, made with its tokenizers.", show_default=False)
     ],
 ) -> Result:
-    """Measure how good a model is at its task; today that is translation (NLL, BLEU, chrF)."""
+    """Measure how good a model is at its task: translation (NLL, BLEU, chrF)."""
     result = evaluate.run(model, sequences, config, **session.options())
     counts = result.artifact.counts
     for name, value in counts["metrics"].items():

@@ -175,6 +175,7 @@ def command(
             "shared": frozenset(parameter.name for parameter in common),
             "topics": topics or {},
             "settings": frozenset(settings & {parameter.name for parameter in parameters}),
+            "renamed": _renamed(config),
         }
         page = type("Page", (Page,), attributes)
         parent.command(word, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
@@ -184,6 +185,12 @@ def command(
 
 
 # from a configuration to flags
+
+
+def _renamed(config: type[BaseModel] | None) -> dict[str, str]:
+    """The fields whose flag has another name than the field, with that name."""
+    flags = {name: flag_name(name, field) for name, field in config.model_fields.items()} if config else {}
+    return {name: flag for name, flag in flags.items() if flag != name.replace("_", "-")}
 
 
 def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
@@ -196,12 +203,25 @@ def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
         default = field.get_default(call_default_factory=True)
         if isinstance(default, (tuple, set, frozenset)):
             default = list(default)
+        names = (flag_name(name, field), name.replace("_", "-"))  # the flag, and its old name if it was renamed
         option = typer.Option(
-            help=_field_help(field), envvar=f"GUIDE_{name.upper()}", show_envvar=False, show_default=default is not None
+            *(dict.fromkeys(f"--{flag}" for flag in names) if names[0] != names[1] else ()),
+            help=_field_help(field),
+            envvar=[f"GUIDE_{flag.upper().replace('-', '_')}" for flag in dict.fromkeys(names)],
+            show_envvar=False,
+            show_default=default is not None,
         )
         default = inspect.Parameter.empty if default is PydanticUndefined else default
         parameters.append(_parameter(name, annotation, option, default))
     return parameters
+
+
+def flag_name(name: str, field: Any) -> str:
+    """The flag of a field, without dashes in front: its name, or ``flag`` in its ``json_schema_extra``.
+
+    A field keeps its name when its flag is renamed, because the name is part of the recipe.
+    """
+    return str((field.json_schema_extra or {}).get("flag", name.replace("_", "-")))
 
 
 def flag_type(annotation: Any) -> Any:
@@ -236,7 +256,9 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
             message = problem["msg"].removeprefix("Value error, ")
             place = problem["loc"]
             if place:
-                flag = "--" + str(place[0]).replace("_", "-")
+                name = str(place[0])
+                field = config.model_fields.get(name)
+                flag = "--" + (flag_name(name, field) if field else name.replace("_", "-"))
                 message = f"{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
             problems.append(message)
         raise InputError("; ".join(dict.fromkeys(problems))) from error

@@ -1,25 +1,19 @@
-"""Commands that train, and the one that shows everything at once."""
+"""Commands that train."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from cli.options import Session, stage_command
 from pipelines.engine.stage import Result
 from pipelines.stages import pretrain, quickstart
+from pipelines.training.objectives import OBJECTIVES, OWNERS
 
 TOPICS = {
-    "What is learned": (
-        "objective",
-        "mask_probability",
-        "generator",
-        "generator_size",
-        "discriminator_weight",
-        "label_smoothing",
-        "decoder_layers",
-    ),
+    "What is learned": ("objective", *OWNERS),
     "Model": ("init", "architecture", "size", "layers", "hidden", "heads", "ffn", "dropout", "attention_dropout"),
     "Guidance": ("plan", "masks", "cooccur", "totals", "masking", "scores"),
     "Batches": ("steps", "epochs", "batch_size", "batch_tokens", "bucket", "sampling", "seed"),
@@ -47,23 +41,20 @@ TOPICS = {
 }
 
 
+def _describe_objectives(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Put what each objective needs into the help of a command."""
+    needs = "  ".join(objective.needs for objective in OBJECTIVES.values())
+    command.__doc__ = (command.__doc__ or "").replace("{objectives}", needs)
+    return command
+
+
 @stage_command(
     "pretrain",
     pretrain.Config,
     group="Train",
     topics=TOPICS,
     examples=[
-        "guide pretrain wiki-128 --plan preset:ag --size mini --steps 5000",
-        "guide pretrain wiki-512 --plan preset:ag --size base --epochs 10 --weight-decay 0   # as paper A",
-        "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles --size small",
-        "guide pretrain wiki-128 --objective mlm+nsp --epochs 40",
-        "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",
-        "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
-        "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",
-        "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --batch-size 128 --steps 20000   # batch and steps of paper D",
-        "guide pretrain wiki-128 --plan preset:random-mask-scheduled --masking an-asa-run --size small",
-        "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
-        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
+        *(example for objective in OBJECTIVES.values() for example in objective.examples),
         "for s in 0 1 2; do guide pretrain wiki-128 --architecture bert --seed $s --name plain-$s; done",
         "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
         "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
@@ -72,6 +63,7 @@ TOPICS = {
     ],
     next_command="guide show {}",
 )
+@_describe_objectives
 def pretrain_command(
     session: Session,
     config: pretrain.Config,
@@ -79,25 +71,22 @@ def pretrain_command(
         list[str], typer.Argument(help="Sequences: a name, name@n, an id, or a path; one or more.", show_default=False)
     ],
     resume: Annotated[
-        str | None, typer.Option(help="The unfinished run that this must be, model/ID; other settings are refused.")
+        str | None, typer.Option(help="The unfinished run to continue, model/ID; a setting that differs is an error.")
     ] = None,
     allow_change: Annotated[
-        list[str] | None, typer.Option(help="A setting that may differ from those of --resume (repeatable).")
+        list[str] | None, typer.Option(help="A setting that may differ from that of --resume (repeatable).")
     ] = None,
 ) -> Result | None:
     """Pre-train a model, with or without guided heads.
 
-    mlm predicts masked words, in any sequences.  mlm+nsp (a BERT) also tells whether two parts follow each other, which
-    takes a corpus of two documents or more, each of two sentences or more.  electra tells which words a small generator
-    has replaced.  translation (an encoder-decoder) reads what `guide build-sequences --packing pairs` made of parallel text,
-    which is read by `guide build-dataset --train TEXT --train-pair TRANSLATION`.
+    {objectives}
 
-    A plan may need more: preset:roles what `guide build-masks` makes of the same sequences, preset:mcmisp (for electra)
-    and preset:mcmisp-bert (for mlm) what `guide build-cooccur` counts.  With --init the sequences are those of that model's
-    tokenizer, which `guide build-sequences` takes as a folder.  What is missing is said before training begins.
-    `guide plan show` lists the presets, ablations and baselines too; `guide plan new` writes a plan to change.
+    A plan may need more inputs: preset:roles needs what `guide build-masks` makes of the same sequences; preset:mcmisp (for
+    electra) and preset:mcmisp-bert (for mlm) need what `guide build-cooccur` counts.  With --init, make the sequences with
+    that model's tokenizer: `guide build-sequences` takes the model folder.  Missing inputs are reported before training
+    starts.  `guide plan show` lists all presets; `guide plan new` writes a plan to edit.
 
-    Ctrl-C or SIGTERM finishes the step and saves; the same command continues the run, bit for bit.
+    Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
     """
     return pretrain.run(sequences, config, resume=resume, allow_change=allow_change or (), **session.options())
 
@@ -119,10 +108,10 @@ def quickstart_command(
     more: Annotated[list[str] | None, typer.Argument(help="Further files of --corpus.", show_default=False)] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option(help="Your own text, as build-corpus takes it, instead of Python's documentation."),
+        typer.Option(help="Your own text, in a format of build-corpus, instead of Python's documentation."),
     ] = None,
 ) -> Result:
-    """See attention guidance at work: the same small model with and without guided heads, in a few minutes."""
+    """See what guidance does: train the same small model with and without guided heads, in a few minutes."""
     result = quickstart.run([*(corpus or []), *(more or [])], config, **session.options())
     folder = result.artifact.path
     session.tell(result.artifact.counts["table"])

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from guidance.patterns.features import Cooccurrence
 from guidance.plan import Plan
 from pipelines.training.batches import Examples
-from pipelines.training.objectives import Given, module_of
+from pipelines.training.learner import Given
+from pipelines.training.objectives import OBJECTIVES
 from tests import trainings
 
 CONFLICT = '[[guide]]\npattern = "conflict"\nmechanism = "logit_loss"\nheads = [0]\n'
@@ -51,11 +52,11 @@ def objective(
     config = trainings.config(**({"dropout": 0.0, "attention_dropout": 0.0} | changes))
     parsed = Plan.parse(plan)
     if plan:
-        module_of(config.objective).check_plan(parsed, config, "plan")
+        OBJECTIVES[config.objective].check_plan(parsed, config, "plan")
     sequences: Any = SimpleNamespace(manifest={"config": {"max_length": 16}}, reference="sequences/tiny")
     splits = examples(rows), examples(valid or rows)
     given = Given(config, parsed, sequences, tokenizer(), *splits, {"cooccurrence": table()}, init)
-    found: Any = module_of(config.objective).prepare(given)
+    found: Any = OBJECTIVES[config.objective].prepare(given)
     found.begin(config.steps)
     found.model.double()
     return found

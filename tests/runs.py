@@ -1,4 +1,4 @@
-"""Runs that nobody trained: model artifacts and unfinished work with metrics written by hand."""
+"""Made-up runs: model artifacts and unfinished work with metrics written by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def metrics(
     loss: str = "mlm",
     more: Mapping[str, Mapping[int, float]] | None = None,
 ) -> list[dict[str, float]]:
-    """One row a step, as training logs it; ``more`` columns have values at some steps, from 1."""
+    """Metrics as training logs them, one row a step; columns of ``more`` have values at some steps, counted from 1."""
     rows = []
     for step, value in enumerate(losses, 1):
         row = {"step": step, "loss/total": 9.0, f"loss/{loss}": value, "loss/guidance/next": 0.5}
@@ -55,10 +55,10 @@ def finished(
     """A model artifact with these metrics, and no weights.
 
     Args:
-        rows: None for a model that was not trained here.
-        counts: what the manifest tells of the run.
-        sequences: the content of what it was trained on.
-        columns: further columns of the table, all rows of them.
+        rows: None for a model without metrics.
+        counts: further counts of the manifest.
+        sequences: the content of its training sequences; several for several inputs.
+        columns: further whole columns of the table.
     """
     whole = settings(seed) | {"plan": f"{plan}.toml", "device": "auto"} | dict(config or {})
     contents = [sequences] if isinstance(sequences, str) else sequences
@@ -83,7 +83,7 @@ def finished(
 def going(
     store: Store, rows: Sequence[Mapping[str, Any]], *, seed: int = 0, plan: str = "plain", torn: str = ""
 ) -> str:
-    """Unfinished work with these metrics; gives its reference."""
+    """Make unfinished work with these metrics; gives its reference."""
     folder: Path = store.root / ".partial" / "model" / digest(next(_numbers))[:16]
     folder.mkdir(parents=True)
     about = {"config": settings(seed), "inputs": {"sequences": "same", "plan": plan}}

@@ -16,13 +16,13 @@ from guidance.statistics.roles import NOTHING
 from pipelines.stages import cooccurrence, corpus, idf, masks, sequences, tokenizer
 from pipelines.stages.cooccurrence import vocabulary_schema
 from pipelines.stages.dependencies import dependency_schema
-from pipelines.stages.evaluate import prediction_schema
 from pipelines.stages.idf import idf_schema
 from pipelines.stages.masks import mask_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
 from pipelines.text.corpus_writer import block_schema, document_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema
+from pipelines.training.learners.translation_scores import prediction_schema
 from tests import trainings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")

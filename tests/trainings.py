@@ -1,6 +1,6 @@
-"""Tiny sequences and trainings, for tests of everything that trains.
+"""Tiny sequences and trainings, for all tests that train.
 
-Each token is its predecessor plus one, now and then a new start, so that there is something to learn.
+Most tokens are their predecessor plus one, so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IDS = pa.list_(pa.field("element", pa.int32()))
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """For modules that import it: tiny work is faster so, bits are the same everywhere, and forking is safe."""
+    """One thread for modules that import this: tiny trainings are faster, bits are equal everywhere, and forking is safe."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -98,7 +98,7 @@ def table(rows: list[list[int] | None]) -> pa.Table:
 
 
 def with_places(rows: list[list[int]]) -> pa.Table:
-    """Ids with document and sentence: each row is a document, each four tokens of it a sentence."""
+    """Ids with their document and sentence: each row is a document, and every four tokens are a sentence."""
     documents = [[-1, *[n] * (len(row) - 2), -1] for n, row in enumerate(rows)]
     sentences = [[-1, *(place // 4 for place in range(len(row) - 2)), -1] for row in rows]
     return (
@@ -119,13 +119,13 @@ TINY: dict[str, Any] = {"size": "tiny", "layers": 2, "hidden": 16, "heads": 2, "
 
 
 def config(**changes: Any) -> pretrain.Config:
-    """Six steps of a model of two layers of two heads, unless changed."""
+    """By default six steps of a model with two layers of two heads."""
     defaults = {**TINY, "steps": 6, "batch_size": 8, "evaluate_every": 3, "save_every": 2}
     return pretrain.Config(**(defaults | changes))
 
 
 def train(store: Store, *data: Artifact, progress: Progress | None = None, **changes: Any) -> Result:
-    """Run ``pretrain``; what is no field of its configuration goes to `pipelines.stages.pretrain.run`."""
+    """Run ``pretrain``; changes that are not fields of its configuration go to `pipelines.stages.pretrain.run`."""
     options = {key: changes.pop(key) for key in list(changes) if key not in pretrain.Config.model_fields}
     references = [given.reference for given in data or (sequences(store),)]
     result = pretrain.run(references, config(**changes), store=store, progress=progress, **options)
@@ -134,7 +134,7 @@ def train(store: Store, *data: Artifact, progress: Progress | None = None, **cha
 
 
 def metrics(folder: Path) -> list[dict[str, str]]:
-    """What was logged at each step, to the last bit; times are left out."""
+    """The metrics of each step as hexadecimal floats, without times."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: float(v).hex() for k, v in row.items() if "second" not in k} for row in rows]
 
@@ -145,7 +145,7 @@ def files_of(artifact: Artifact) -> dict[str, str]:
 
 
 def assert_close(one: Path, other: Path) -> None:
-    """Every metric but time and all weights of two model folders are equal to 1e-9."""
+    """Assert that all metrics but times and all weights of two model folders are equal to 1e-9."""
     for row, there in zip(metrics(one), metrics(other), strict=True):
         assert row.keys() == there.keys()
         for key in row:
@@ -158,7 +158,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 class At(Progress):
-    """Does something once a number of steps is done, between the update and the checkpoint."""
+    """Calls ``action`` after a number of steps, between the update and the checkpoint."""
 
     def __init__(self, step: int, action: Callable[[], object]) -> None:
         self.step, self.action = step, action

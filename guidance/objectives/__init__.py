@@ -1,1 +1,1 @@
-"""Objectives: what a model is trained for besides its guides."""
+"""The mathematics of training objectives: masking, drawing, losses and decoding."""

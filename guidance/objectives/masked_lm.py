@@ -1,5 +1,5 @@
-"""Masked language modelling with dynamic masking: 15 % of the tokens are chosen anew in every epoch, of which 80 %
-become the mask token, 10 % another token and 10 % stay.
+"""Masked language modelling with dynamic masking: every epoch chooses other tokens, by default 15 %.  Of these, 80 % become
+the mask token, 10 % a random token, and 10 % stay.
 
 Source: Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019, section 4.1 (dynamic masking).
 """
@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""The label of a token that is not predicted."""
+"""The label of tokens that are not predicted."""
 
 
 @dataclass(frozen=True)
 class Masker:
-    """Chooses and replaces tokens.  The choice for an example depends on (seed, epoch, example) alone, so it is the
-    same whatever batch, process or restart it is made in.
+    """Chooses and replaces tokens.  The choice for an example depends only on (seed, epoch, example), so it is the same in
+    every batch, process and resumed run.
 
     Attributes:
         mask_id: the id of the mask token.
-        special_ids: ids that are never chosen and never drawn as replacements.
-        vocab_size: replacements are drawn evenly from the other ids below this.
-        probability: the share of tokens that is chosen, each independently.
+        special_ids: ids that are never chosen and never used as replacements.
+        vocab_size: replacements are drawn uniformly from the other ids below it.
+        probability: with which each token is chosen, independently.
     """
 
     mask_id: int
@@ -37,11 +37,11 @@ class Masker:
 
     @cached_property
     def ordinary(self) -> np.ndarray:
-        """The ids that are chosen and drawn, in order."""
+        """All ids but the special ones, ascending."""
         return np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
 
     def __call__(self, ids: np.ndarray, *, seed: int, epoch: int, example: int) -> tuple[np.ndarray, np.ndarray]:
-        """From the ids of one example, (T,), to what the model sees and the labels, `IGNORED` where not chosen."""
+        """The input ids after masking and the labels of one example, (T,) each; labels are `IGNORED` where not chosen."""
         bits = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, example])
         random = np.random.Generator(bits)
         chosen = (random.random(len(ids)) < self.probability) & ~np.isin(ids, self.special_ids)
@@ -52,12 +52,12 @@ class Masker:
 
 
 def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum over chosen tokens of their negative log-likelihood in nats: a scalar, 0 with a graph if none is chosen.
+    """The negative log-likelihood of the chosen tokens in nats, summed: a scalar, 0 with a graph if none is chosen.
 
-    Divide it by the number of chosen tokens of the whole batch, over all processes, for the loss.
+    For the loss, divide it by the number of chosen tokens of the whole batch, over all processes.
 
     Args:
-        logits: (..., V), of all tokens, or of the chosen ones alone (`guidance.objectives.selection.logits_at`).
+        logits: (..., V), of all tokens, or only of the chosen ones (`guidance.objectives.selection.logits_at`).
         labels: (...), `IGNORED` where a token is not predicted.
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
@@ -65,5 +65,5 @@ def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def num_chosen(labels: Sequence[np.ndarray]) -> int:
-    """How many tokens are to be predicted."""
+    """How many tokens have a label."""
     return int(sum((row != IGNORED).sum() for row in labels))

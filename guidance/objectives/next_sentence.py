@@ -1,16 +1,17 @@
-"""Next-sentence prediction: does one text follow another, or is it of another document?
+"""Next-sentence prediction: does the second text follow the first, or is it from another document?
 
-Documents are cut, in order, into stretches of whole sentences, one for each example.  A is a stretch's first sentences, up
-to a bound that is drawn anew in every epoch; B is the rest, or, half of the time, text of another document.
+Documents are cut, in order, into stretches of whole sentences, one stretch for each example.  Text A is the first sentences
+of the stretch, up to a boundary that every epoch draws anew.  Text B is the rest of the stretch, or, half of the time, text
+of another document.
 
-What is asked cannot be read off anything but the texts.  The bound is drawn before the label, and foreign text has the
-length of what it stands for to the token; it begins where a sentence begins that has one before it, as true ones do, and
-ends where a sentence ends wherever one of `TRIES` drawn beginnings allows that.  Of several corpora it comes from the same
-one: another language would tell the label.  A stretch that gives no pair, because it is one sentence or no other document
-has so much text, is an example without a question: its words can still be masked.
+Only the content of the texts tells the label.  The boundary is drawn before the label.  Foreign text has exactly as many
+tokens as the text that it replaces.  It begins, as true text does, with a sentence that follows another one, and it ends at
+the end of a sentence if one of `TRIES` drawn beginnings allows it.  With several corpora it comes from the same corpus,
+because another language would give the label away.  A stretch of one sentence, or one that no other document is long enough
+for, gives an example without B: its words can still be masked.
 
-Source: Devlin et al. 2019, section 3.1, task 2.  In their code one sentence alone always gets a foreign B, and both texts
-are cut until they fit, so that lengths tell the label now and then.
+Source: Devlin et al. 2019, section 3.1, task 2.  In their code a single sentence always gets a foreign B, and both texts are
+truncated until they fit, so lengths sometimes give the label away.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from guidance.objectives.masked_lm import IGNORED
 Ints = NDArray[np.int64]
 
 NEXT, FOREIGN = 0, 1
-"""The labels, as BERT's head has them; `IGNORED` where there is no B."""
+"""The labels, numbered as in BERT's head; examples without B have `IGNORED`."""
 
 SPECIAL = 3
-"""Tokens of an example that are not text: one begins it, one stands behind A and one behind B."""
+"""Special tokens of an example: one at the beginning, one after A and one after B."""
 
 TRIES = 256
-"""Beginnings that are drawn for a foreign text.  About one of the tokens of a sentence in their number ends it, so that of
-sentences of 25 tokens all but 1 of 30,000 texts end where a sentence does."""
+"""How many beginnings are drawn for a foreign text.  With sentences of 25 tokens, a beginning leads to the end of a sentence
+with probability 1/25, so all but 1 in 30,000 texts end at the end of a sentence."""
 
 
 class Pair(NamedTuple):
-    """An example as places in the text; ``second`` is None where there is no B."""
+    """The texts of an example as ranges of tokens; ``second`` is None without B."""
 
     first: slice
     second: slice | None
@@ -49,9 +50,9 @@ class Pair(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """An example as a model reads it, int64_T each: ids, which of both texts, and which sentence of the example.
+    """An example as a model reads it, int64_T each: token ids, types (0 for A, 1 for B), and sentence numbers.
 
-    Special tokens go with the text before them, the first one with the one after it.
+    A special token belongs to the text before it; the first one belongs to A.
     """
 
     ids: Ints
@@ -61,19 +62,18 @@ class Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """Running text of documents, and the stretches that it is cut into: N examples of S sentences of T tokens.
+    """The text of documents, and the stretches that it is cut into: T tokens, S sentences, N examples, D documents.
 
     Attributes:
-        ids: (T,), no special tokens.
-        starts: (S + 1), the token with which each sentence begins, and T.  A sentence longer than a stretch counts as
-            several.
-        document: (S,), from 0.
-        corpus: (D,), which corpus each document is of, in order.
-        ahead: (S,), tokens from where the sentence begins to where its text breaks off: at the end of the document, or
-            where what comes next is in another split.
-        sources: (F,), sentences with which foreign text may begin: those that follow another one.
-        stretches: (N + 1), the first sentence of each example, and S.
-        earliest: (N,), the first sentence with which B may begin; the end of the stretch where none may.
+        ids: (T,), without special tokens.
+        starts: (S + 1,), the first token of each sentence, and T.  A sentence longer than a stretch counts as several.
+        document: (S,), the document of each sentence, from 0.
+        corpus: (D,), the corpus of each document, ascending.
+        ahead: (S,), tokens from the start of the sentence to the end of its continuous text, which is the end of the
+            document, or the place where the next sentences are in another split.
+        sources: (F,), sentences that foreign text may begin with: those that follow another sentence.
+        stretches: (N + 1,), the first sentence of each example, and S.
+        earliest: (N,), the first sentence that B may begin with; the end of the stretch if there is no B.
         cut: how many sentences are longer than a stretch.
     """
 
@@ -96,13 +96,13 @@ class Documents:
         room: int,
         sizes: Sequence[int] = (),
     ) -> Documents:
-        """From the tokens of a split in reading order.
+        """Build it from the tokens of a split in reading order.
 
         Args:
-            document, sentence: (T,), the place of each token; documents do not come back, and where the number of the
-                sentence jumps, text is missing between.
-            room: tokens of text in an example at most.
-            sizes: tokens of each corpus, which share no document; all are of one when not given.
+            document, sentence: (T,), the document and the sentence of each token.  The tokens of a document are contiguous;
+                where the number of the sentence jumps, text between is missing.
+            room: the greatest number of text tokens in an example.
+            sizes: tokens of each corpus; corpora share no document.  By default there is one corpus.
         """
         size = len(ids)
         is_other, ahead_by = np.diff(document) != 0, np.diff(sentence)
@@ -138,21 +138,21 @@ class Documents:
 
     @cached_property
     def has_pair(self) -> NDArray[np.bool_]:
-        """Which examples have a B, in every epoch: (N,)."""
+        """Which examples have a B: (N,), the same in every epoch."""
         return self.earliest < self.stretches[1:]
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of each example, special ones too: the same in every epoch."""
+        """Tokens of each example, special tokens included; the same in every epoch."""
         return np.diff(self.starts[self.stretches]) + SPECIAL - ~self.has_pair
 
     def pair(self, example: int, *, seed: int, epoch: int) -> Pair:
-        """The texts of an example; they depend on (seed, epoch, example) alone."""
+        """The texts of an example; they depend only on (seed, epoch, example)."""
         first, last = self.stretches[example : example + 2]
         begin, end = self.starts[first], self.starts[last]
         if not self.has_pair[example]:
             return Pair(slice(begin, end), None, IGNORED)
-        # the second word of the counter keeps these numbers apart from those that choose the masked words
+        # the second word of the counter separates these numbers from those that choose masked tokens
         random = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 1, 0, example]))
         bound = self.starts[random.integers(self.earliest[example], last)]
         label = int(random.integers(2))
@@ -160,7 +160,7 @@ class Documents:
         return Pair(slice(begin, bound), slice(second, second + end - bound), label)
 
     def _foreign(self, random: np.random.Generator, document: int, length: int) -> int:
-        """Where text of ``length`` tokens of another document of the same corpus begins."""
+        """The first token of a text of ``length`` tokens from another document of the same corpus."""
         corpus = self.corpus[document]
         first, last = self._source_bounds[np.searchsorted(self.corpus, [corpus, corpus + 1])]
         own, after = self._source_bounds[document : document + 2]
@@ -171,18 +171,18 @@ class Documents:
         for good in (is_long & (self.starts[closest] == ends), is_long):
             if good.any():
                 return int(self.starts[found[good.argmax()]])
-        # hardly any text is long enough: pass over the others, from the first one drawn on
+        # hardly any text is long enough: take the first long one after the first beginning drawn
         others = self.sources[first:last]
         long = others[(self.ahead[others] >= length) & (self.document[others] != document)]
         return int(self.starts[long[np.searchsorted(long, found[0]) % len(long)]])
 
     @cached_property
     def _source_bounds(self) -> Ints:
-        """Which of the sources are of a document, (documents + 1)."""
+        """The first of the `sources` in each document, and their number: (D + 1,)."""
         return np.searchsorted(self.document[self.sources], np.arange(self.document[-1] + 2))
 
     def lay_out(self, pair: Pair, begin: int, separator: int) -> Laid:
-        """``begin`` A ``separator`` B ``separator``; without B only the first half."""
+        """``begin`` A ``separator`` B ``separator``; without B it ends after the first separator."""
         ids, segments = [np.array([begin])], [np.zeros(1, np.int64)]
         for part in (pair.first, pair.second):
             if part is not None:
@@ -196,7 +196,7 @@ class Documents:
 
 
 def _most_elsewhere(document: Ints, corpus: Ints, ahead: Ints, sources: Ints) -> Ints:
-    """For each document the longest text with which another one of its corpus could stand for its own; 0 for none."""
+    """For each document, the length of the longest text that another document of its corpus can offer; 0 without any."""
     most = np.zeros(len(corpus), np.int64)
     np.maximum.at(most, document[sources], ahead[sources])
     elsewhere = np.zeros_like(most)
@@ -209,12 +209,12 @@ def _most_elsewhere(document: Ints, corpus: Ints, ahead: Ints, sources: Ints) ->
 
 
 def next_sentence_loss(logits_B2: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum over examples of the negative log-likelihood of their labels in nats, and how many are found: two scalars.
+    """The negative log-likelihood of the labels in nats, and the number of correct predictions: two sums over examples.
 
-    Examples without a B give 0, with a graph.  Divide both by the number of pairs of the whole batch.
+    Examples without B add 0.  Divide both by the number of pairs of the whole batch.
 
     Args:
-        labels_B: `NEXT`, `FOREIGN`, or `IGNORED` where there is no B.
+        labels_B: `NEXT`, `FOREIGN`, or `IGNORED` without B.
     """
     logits_B2 = logits_B2.to(torch.promote_types(logits_B2.dtype, torch.float32))
     loss = torch.nn.functional.cross_entropy(logits_B2, labels_B, ignore_index=IGNORED, reduction="sum")

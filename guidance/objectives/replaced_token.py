@@ -1,10 +1,10 @@
-"""Replaced tokens: a generator fills in what is masked, and a discriminator says of every token whether it is the text's.
+"""Replaced-token detection: a generator fills in masked tokens, and a discriminator judges whether each token is original.
 
-What is filled in is drawn with one uniform number for each masked token, by the inverse of the cumulative distribution.
-The numbers depend on (seed, epoch, example) alone, so what is drawn does not depend on how a batch is cut.
+Each masked token is drawn with one uniform number, by the inverse of the cumulative distribution.  The numbers depend only
+on (seed, epoch, example), so the tokens that are drawn do not depend on how a batch is split.
 
-Source: Clark et al. 2020, *ELECTRA*, section 2; Xing et al. 2020, equations 5 to 7.  There any token may be drawn; here
-special ones never are, because a text has none where tokens are masked, and a discriminator would know them at sight.
+Source: Clark et al. 2020, *ELECTRA*, section 2; Xing et al. 2020, equations 5 to 7.  Their generators may draw any token;
+ours never draw special tokens, because masked positions never hold them, and a discriminator would recognise them at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 24
-"""How many ids are counted at once."""
+"""How many ids are counted at once, to save memory."""
 
 
 def uniform_numbers(number: int, *, seed: int, epoch: int, example: int) -> np.ndarray:
-    """Numbers in [0, 1), float64, with which the tokens of an example are drawn; `guidance.objectives.masked_lm.Masker`
-    uses others."""
+    """Uniform numbers in [0, 1), float64, with which the tokens of an example are drawn; they are independent of those of
+    `guidance.objectives.masked_lm.Masker`."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 1, 0, example])).random(number)
 
 
 @torch.no_grad()
 def draw(logits_NV: Tensor, uniform_N: Tensor, ordinary_W: Tensor) -> Tensor:
-    """Tokens drawn from the softmax of logits, among the ``ordinary`` ids alone: int64 (N,), without a gradient."""
+    """Tokens drawn from the softmax of the logits over the ``ordinary`` ids: int64 (N,), without a gradient."""
     logits_NW = logits_NV.index_select(1, ordinary_W)
     logits_NW = logits_NW.to(torch.promote_types(logits_NW.dtype, torch.float32))
     return ordinary_W[_inverse(logits_NW.softmax(-1).cumsum(-1), uniform_N)]
@@ -38,8 +38,8 @@ class Unigram:
     """The unigram distribution of a corpus, which is the generator in the ELECTRA of Deshpande & Narasimhan 2020.
 
     Attributes:
-        ordinary_W: the ids that can be drawn, in order.
-        cumulative_W: how often they and those before them occur, float64.
+        ordinary_W: the ids that can be drawn, ascending.
+        cumulative_W: cumulative counts of these ids, float64.
     """
 
     ordinary_W: Tensor
@@ -47,7 +47,7 @@ class Unigram:
 
     @classmethod
     def of(cls, ids: np.ndarray, ordinary: np.ndarray) -> Unigram:
-        """Counted in all ids of a corpus; those that are not ``ordinary`` do not count."""
+        """Count the ids of a corpus; those that are not ``ordinary`` are left out."""
         counts = np.zeros(int(ordinary.max()) + 1, np.int64)
         for start in range(0, len(ids), _BLOCK):
             found = np.bincount(ids[start : start + _BLOCK], minlength=len(counts))
@@ -55,14 +55,14 @@ class Unigram:
         return cls(torch.from_numpy(ordinary), torch.from_numpy(counts[ordinary].cumsum().astype(np.float64)))
 
     def draw(self, uniform_N: Tensor) -> Tensor:
-        """Tokens by how often they occur: int64 (N,)."""
+        """Tokens drawn in proportion to their counts: int64 (N,)."""
         return self.ordinary_W[_inverse(self.cumulative_W, uniform_N)]
 
 
 def _inverse(cumulative: Tensor, uniform_N: Tensor) -> Tensor:
-    """The first place whose cumulative weight, (W,) or (N, W), is above ``uniform`` times the whole.
+    """The first index whose cumulative weight, (W,) or (N, W), is above ``uniform`` times the total.
 
-    Rounding may lift the product to the whole, and what is not finite has no such place: that is the last one then.
+    The last index if there is none: rounding may lift the product to the total, and weights may not be finite.
     """
     wanted_N1 = uniform_N.to(cumulative.dtype)[:, None] * cumulative[..., -1:]
     found_N1 = torch.searchsorted(cumulative, wanted_N1, right=True)
@@ -70,19 +70,19 @@ def _inverse(cumulative: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def two_classes(logits_N: Tensor) -> Tensor:
-    """A discriminator's numbers, of which those above 0 mean "replaced", as logits of two classes: (N, 2)."""
+    """The outputs of a discriminator, where above 0 means "replaced", as logits of two classes: (N, 2)."""
     return torch.stack([torch.zeros_like(logits_N), logits_N], dim=-1)
 
 
 def replaced_token_loss(logits_N2: Tensor, replaced_N: Tensor) -> Tensor:
     """The sum over tokens of the binary cross-entropy, in nats: a scalar, 0 with a graph where there are none.
 
-    Divide it by the number of tokens of the whole batch, over all processes: the mean is over whole sequences, with their
-    special tokens and those that were never masked (Xing et al. 2020, equations 6 and 7).
+    Divide it by the number of tokens of the whole batch, over all processes.  All tokens count, special tokens and tokens
+    that were not masked too (Xing et al. 2020, equations 6 and 7).
 
     Args:
         logits_N2: see `two_classes`.
-        replaced_N: int64, 1 where the token is not the text's.
+        replaced_N: int64, 1 where the token is not the original one.
     """
     logits_N2 = logits_N2.to(torch.promote_types(logits_N2.dtype, torch.float32))
     return torch.nn.functional.cross_entropy(logits_N2, replaced_N, reduction="sum")

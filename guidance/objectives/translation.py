@@ -1,7 +1,7 @@
-"""Translation with an encoder-decoder: the label-smoothed loss of its targets, and beam search.
+"""Translation with an encoder-decoder: the label-smoothed loss, and beam search.
 
-Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search); the penalty is that of transformers, a power
-of the length, the end among it, not the formula of Wu et al. 2016 that they take.
+Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search).  They use the length penalty of Wu et al.
+2016; ours is that of transformers, a power of the length, where the end token counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from guidance.models.canary import evaluating
 
 
 def shift_right(ids_BT: Tensor, start: int) -> Tensor:
-    """What the decoder reads to predict these targets: ``start``, then all of them but the last, (B, T).
+    """The decoder inputs that predict these targets: ``start``, then all targets but the last, (B, T).
 
     Example:
         >>> shift_right(torch.tensor([[7, 8, 2]]), start=0).tolist()
@@ -29,16 +29,16 @@ def shift_right(ids_BT: Tensor, start: int) -> Tensor:
 
 
 def translation_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The label-smoothed loss of target tokens and their negative log-likelihood, in nats: two sums over the tokens.
+    """The label-smoothed loss and the negative log-likelihood of target tokens, in nats: two sums over the tokens.
 
     The smoothed loss of a token is (1 - e) * -log p(label) + e * the mean over the vocabulary of -log p.  Divide both by
     the number of target tokens of the whole batch, over all processes.
 
     Args:
-        smoothing: e, from 0 to below 1; 0 gives the likelihood twice.
+        smoothing: e, from 0 to below 1; with 0 both sums are equal.
 
     Returns:
-        Scalars, 0 where there is no target; the second one has no graph.
+        Two scalars, 0 without targets; the second has no graph.
 
     Source: Szegedy et al. 2016, section 7; with e = 0.1 in Vaswani et al. 2017, section 5.4.
     """
@@ -61,23 +61,23 @@ def translate(
 ) -> list[list[int]]:
     """Translations of a batch by beam search, or greedily with one beam.
 
-    The plan that is installed in the model acts while it decodes.  The encoder runs once, with the token features of the
-    sources; a decoder that is guided reads whole prefixes, without a cache, which costs the square of their length.
+    The installed plan acts during decoding.  The encoder runs once, with the token features of the sources.  A guided
+    decoder reads whole prefixes, without a cache, so its cost grows with the square of their length.
 
     Args:
         inputs: ``input_ids`` and ``attention_mask``, each (B, T).
         columns: token features of the sources, each (B, T).
-        max_length: of a translation, in tokens, its end among them.
-        length_penalty: sums of log-likelihoods are compared after division by the length to this power; 0 favours short
+        max_length: greatest length of a translation in tokens, including its end.
+        length_penalty: log-likelihoods are divided by the length to this power before they are compared; 0 favours short
             translations.
-        early_stopping: stop at as many ends as there are beams (true), when no beam at hand looks better (false), or when
-            none can become better (never).
+        early_stopping: True stops when as many translations are finished as there are beams; False when no open beam
+            looks better; "never" when none can become better.
 
     Returns:
-        The ids of the best translation of each source, without its end.
+        The ids of the best translation of each source, without the end token.
 
     Raises:
-        InputError: a feature that the plan needs is not among the columns.
+        InputError: the columns lack a feature that the plan needs.
     """
     ids_BT, mask_BT = inputs["input_ids"], inputs["attention_mask"]
     extra: dict[str, Any] = {}
@@ -98,5 +98,5 @@ def translate(
             **(searching if beams > 1 else {}),
         )
     end = model.config.eos_token_id
-    rows = found[:, 1:].tolist()  # without what the decoder starts with
+    rows = found[:, 1:].tolist()  # without the start token
     return [row[: row.index(end)] if end in row else row for row in rows]

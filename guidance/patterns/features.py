@@ -104,7 +104,7 @@ OF_OBJECTIVES = tuple(name for name, feature in FEATURES.items() if feature.sour
 TABLES: Mapping[str, str] = {
     "cooccurrence": "it is the artifact that `guide build-cooccur` writes: give it to `install` as `tables=`",
     "importance": "a number for every head, (layers, heads): give it to `install` as `tables=`",
-    "masking_proportion": "(steps, layers), from an adversarial run: `guide pretrain --masking RUN`, or `tables=` of `install`",
+    "masking_proportion": "(steps, layers), from an adversarial run: `guide pretrain --masking-run RUN`, or `tables=` of `install`",
 }
 """What patterns look up besides tokens, and where each table comes from."""
 

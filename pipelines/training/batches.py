@@ -1,4 +1,4 @@
-"""Training examples: token ids held compactly, and batches of them as tensors."""
+"""Training examples: token ids in compact arrays, and padded batches of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
 
 _SEQUENCES = 4096
-"""How many sequences get their segments at once."""
+"""How many sequences are numbered at once."""
 
 
 @dataclass(frozen=True)
 class Examples:
     """The sequences of one split: all ids in one array, with the bounds of each sequence.
 
-    Two bytes a token for vocabularies below 65,536, else four.  Each of the ``columns``, further features by name, takes
-    one to four bytes more.
+    A token takes two bytes for vocabularies up to 65,536, else four.  Each of the ``columns`` (token features by name)
+    takes one to four bytes more.
     """
 
     ids: np.ndarray
@@ -43,16 +43,16 @@ class Examples:
         masks: Artifact | None = None,
         column: str = "id",
     ) -> Examples:
-        """The sequences of a split of a sequences artifact; none if the split has no file.
+        """The sequences of a split of an artifact; empty if the split has no file.
 
         Args:
-            features: token features to read as well, from ``masks``; ``segment`` also follows from the sequences.
+            features: token features to read from ``masks``; without masks only ``segment``, which follows from the sequences.
             masks: what ``build-masks`` made of these sequences.
-            column: where the ids are: ``target`` for the other side of pairs, which has no features.
+            column: the column of the ids; ``target`` for the targets of pairs, which have no features.
 
         Raises:
-            ArtifactDamaged: a file is no table; or a column is missing, of another type, has nulls or another length than
-                ``id``; or an empty sequence, or an id outside the vocabulary.
+            ArtifactDamaged: a file is no table; a column is missing, of another type, has nulls or another length than
+                ``id``; a sequence is empty; or an id is outside the vocabulary.
         """
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
         name = f"{split}.parquet"
@@ -95,8 +95,8 @@ class Examples:
         """The sequences of a split of several artifacts, one artifact after the other; see `read`.
 
         Args:
-            masks: what ``build-masks`` made of each of them, or nothing.
-            limit: how many sequences to keep of several artifacts, 0 for all; each gives its share, from its beginning.
+            masks: what ``build-masks`` made of each of them, or empty.
+            limit: how many sequences of several artifacts to keep, 0 for all; each gives its first ones, in proportion.
         """
         given: Sequence[Artifact | None] = masks or [None] * len(artifacts)
         parts = [
@@ -138,7 +138,7 @@ class Examples:
 def read_column(
     artifact: Artifact, name: str, column: str, kind: Any, shrink: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All values of a column of lists, made smaller as they come, and the length of each list."""
+    """All values of a column of lists, each batch passed through ``shrink``, and the length of each list."""
     values, lengths = [shrink(np.zeros(0, kind.to_pandas_dtype()))], [np.zeros(0, np.int64)]
     with artifact.open(name) as file:
         try:
@@ -162,7 +162,7 @@ def read_column(
 
 
 def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
-    """The sentence of each token within its sequence, from the places that sequences keep."""
+    """The number of each token's sentence within its sequence, from the columns ``document`` and ``sentence``."""
     document, sentence = (
         read_column(artifact, name, column, pa.int32(), compact)[0] for column in ("document", "sentence")
     )
@@ -179,13 +179,13 @@ def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:
 
 
 def compact(values: np.ndarray) -> np.ndarray:
-    """Whole numbers in two bytes where they fit."""
+    """Integers as int16, if all of them fit."""
     fits = values.dtype.kind == "i" and (not len(values) or -(1 << 15) <= values.min() <= values.max() < 1 << 15)
     return values.astype(np.int16) if fits and values.itemsize > 2 else values
 
 
 def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> Tensor:
-    """Rows of different lengths as one (B, T) tensor, filled up on the right; all whole numbers become int64."""
+    """Rows of different lengths as one (B, T) tensor, padded on the right; integers become int64."""
     kind = {"f": np.dtype(np.float32), "b": np.dtype(bool)}.get(rows[0].dtype.kind if rows else "i", np.dtype(np.int64))
     filled = np.full((len(rows), length), value, kind)
     for place, row in enumerate(rows):
@@ -194,7 +194,7 @@ def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> 
 
 
 def shares(items: list[Any], parts: int) -> list[list[Any]]:
-    """A list cut into ``parts`` runs whose lengths differ by one at most."""
+    """A list split into ``parts`` consecutive parts whose lengths differ by at most one."""
     size, extra = divmod(len(items), parts)
     starts = [part * size + min(part, extra) for part in range(parts + 1)]
     return [items[starts[part] : starts[part + 1]] for part in range(parts)]

@@ -1,4 +1,4 @@
-"""Checkpoints of unfinished training: each a sealed directory, absent or complete, verified before it is used."""
+"""Checkpoints of unfinished training: sealed directories, each absent or complete, and verified before use."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing, digest
 
 
 class Checkpoints:
-    """The checkpoints of one run, ordered by the step in their names; whoever uses this holds the lock of the run."""
+    """The checkpoints of one run, ordered by the step in their names; the caller holds the lock of the run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def prepare(self) -> None:
-        """Make the folder and remove what a crash left half-written."""
+        """Make the folder and remove incomplete checkpoints of a crash."""
         with machine_errors(f"cannot write to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("new.*"):
             remove_tree(leftover)
 
     def save(self, name: str, step: int, write: Callable[[Builder], None], *, keep: int | None) -> None:
-        """Write a checkpoint; only when it is durable are older ones of that name let go, all but ``keep``."""
+        """Write a checkpoint; once it is on disk, remove older ones of that name but for the newest ``keep``."""
         final = self.folder / f"{name}-{step:08d}"
         if final.exists():
             return
@@ -47,10 +47,10 @@ class Checkpoints:
             remove_tree(old)
 
     def newest(self, name: str) -> Artifact | None:
-        """The newest checkpoint that verifies; a damaged one is passed over with a warning that names both.
+        """The newest checkpoint that verifies; damaged ones are skipped with a warning.
 
         Raises:
-            ArtifactDamaged: there are checkpoints, but none verifies.
+            ArtifactDamaged: no checkpoint verifies.
         """
         damaged: list[str] = []
         for path in reversed(self._all(name)):
@@ -61,17 +61,17 @@ class Checkpoints:
                 damaged.append(error.message)
                 continue
             for message in damaged:
-                log.warning("%s; going back to %s", message, path.name)
+                log.warning("%s; using %s instead", message, path.name)
             return artifact
         if damaged:
             raise ArtifactDamaged(
-                f"no checkpoint in {self.folder} is whole: {damaged[0]}",
-                hint="--force starts again from the beginning",
+                f"all checkpoints in {self.folder} are damaged: {damaged[0]}",
+                hint="--force starts from the beginning",
             )
         return None
 
     def steps(self, name: str) -> list[int]:
-        """The steps of all checkpoints of a name, in order."""
+        """The steps of all checkpoints of a name, ascending."""
         return [_step(path) for path in self._all(name)]
 
     def forget_after(self, name: str, step: int) -> None:
@@ -85,7 +85,7 @@ class Checkpoints:
                 remove_tree(path)
 
     def all(self, name: str) -> list[Artifact]:
-        """Every checkpoint of a name, oldest first, verified."""
+        """Every checkpoint of a name, oldest first; each is verified."""
         found = [Artifact(path) for path in self._all(name)]
         for artifact in found:
             artifact.verify()

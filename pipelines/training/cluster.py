@@ -1,4 +1,4 @@
-"""The processes of a run, and the wish that it end."""
+"""The processes of a run, and requests to stop it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pipelines.engine.progress import log
 
 
 class Cluster:
-    """The processes of a run, one or many, and the device of this one."""
+    """The processes of a run, one or many, and the device of this process."""
 
     def __init__(self, device: str, precision: str) -> None:
-        """Raises MachineError when the device that was asked for is not there."""
+        """Raises MachineError when the requested device or arithmetic is not available."""
         if device == "cuda" and not torch.cuda.is_available():
             raise MachineError("no CUDA device is available", hint="--device cpu, or auto")
         on_cpu = device == "cpu" or not torch.cuda.is_available()
@@ -30,7 +30,7 @@ class Cluster:
             precision = "bf16" if not on_cpu and torch.cuda.is_bf16_supported() else "fp32"
         if precision == "bf16" and not on_cpu and not torch.cuda.is_bf16_supported():
             raise MachineError("this device has no bfloat16", hint="--precision fp32")
-        # one process may train several models in turn, each on its device
+        # one process may train several models in turn, on different devices
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
         self.precision = precision
@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def leads(self) -> bool:
-        """True for the one process that writes and speaks."""
+        """True for the one process that writes files and logs."""
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Cluster:
 
     @contextmanager
     def only_leader(self) -> Iterator[bool]:
-        """Work that the leading process does alone: True for it.  Everybody fails when it does, so nobody waits for ever."""
+        """Work that only the leading process does: True for it.  If it fails, all processes raise, so none waits for ever."""
         failure: Exception | None = None
         try:
             yield self.leads
@@ -78,7 +78,7 @@ class Cluster:
 
 
 class StopRequest:
-    """Remembers that the user, the scheduler or the clock wants the run to end after the current step."""
+    """Remembers that the user, the scheduler or ``--max-time`` asked to stop after the current step."""
 
     def __init__(self, max_minutes: float | None, *, speaks: bool = True) -> None:
         self.signal_number = 0
@@ -91,12 +91,12 @@ class StopRequest:
 
     @property
     def code(self) -> int:
-        """0 to go on; else the signal that asks for the end, SIGINT when time is up."""
+        """0 to continue; else the signal that asked to stop, SIGINT if time is up."""
         return self.signal_number or (int(signal.SIGINT) if self.time_is_up else 0)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Turn Ctrl-C and termination into a request; a second Ctrl-C is not held back."""
+        """Turn Ctrl-C and SIGTERM into a request to stop; a second Ctrl-C ends the process at once."""
 
         def ask(number: int, frame: Any) -> None:
             if self.signal_number == number == signal.SIGINT:
@@ -110,7 +110,7 @@ class StopRequest:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     previous[number] = signal.signal(number, ask)
-        except ValueError:  # not the main thread: whoever owns it decides
+        except ValueError:  # not the main thread, which alone may set handlers
             pass
         try:
             yield

@@ -1,51 +1,46 @@
-"""The training loop: several losses, each divided by its own global denominator, and a run that continues bit for bit.
+"""The training loop: several losses, each divided by its own global denominator, and resuming bit for bit.
 
-Order of examples, masking and dropout are functions of (seed, step), so a checkpoint needs only weights, optimizer state
-and the step.  The global batch is cut over processes and micro-batches; since every loss is a sum divided by a count
-over the whole global batch, the trajectory does not depend on how.  ``accelerate`` launches, wraps and autocasts.
+The order of examples, masking and dropout are functions of (seed, step), so a checkpoint needs only weights, optimizer
+state and the step.  The global batch is split over processes and micro-batches.  Every loss is a sum divided by a count
+over the whole global batch, so the trajectory does not depend on the split.  ``accelerate`` launches, wraps and autocasts.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError
 from pipelines.engine.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
-from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.batches import shares
 from pipelines.training.checkpoints import Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
+from pipelines.training.learner import Learner
+from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import METRICS_LOG, MetricsLog
-from pipelines.training.objectives import ModelFolder
-from pipelines.training.optimization import MOMENTS, Hyperparameters, Optimizer
+from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
+from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
-COMPILER = "inductor"
-"""What ``torch.compile`` makes its graphs with."""
 
 
 @dataclass(frozen=True)
 class Settings(Hyperparameters):
-    """What the loop needs to know; see `pipelines.stages.pretrain.Config` for meanings and units."""
+    """The settings of the loop; see `pipelines.stages.pretrain.Config` for meanings and units."""
 
     micro_batches: int
     seed: int
@@ -59,67 +54,20 @@ class Settings(Hyperparameters):
     report_to: tuple[str, ...] = ()
 
 
-class Pass(Protocol):
-    """A forward pass over a micro-batch.  All sums are over its examples; the loop divides them."""
-
-    def counts(self, batch: Any) -> dict[str, float]:
-        """The denominator of each loss of this pass, and ``tokens`` in the first one, for one micro-batch.
-
-        All micro-batches have been through the earlier passes by then, and none through this one.
-        """
-
-    def losses(self, model: nn.Module, batch: Any, step: int) -> dict[str, Tensor]:
-        """The undivided sum of each loss, for one micro-batch, after ``step`` finished updates.  What has no factor in
-        `Objective.weights` is only reported."""
-
-
-class Objective(Protocol):
-    """What is trained.
-
-    Attributes:
-        model: the module that is trained; its forward is what the passes call.
-        lengths: tokens of each training example.
-        passes: one after the other, each over all micro-batches of a step; gradients flow through all of them.
-    """
-
-    model: nn.Module
-    lengths: np.ndarray
-    passes: Sequence[Pass]
-
-    def begin(self, total_steps: int) -> None:
-        """The run will have so many steps."""
-
-    def prepare(self, examples: Sequence[tuple[int, int]]) -> Any:
-        """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
-
-    def weights(self, step: int) -> dict[str, float]:
-        """The factor of each loss in the total after ``step`` finished updates; the task's own loss comes first."""
-
-    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
-        """Sum and count of each validation loss over this process's share; the first one decides which step is best."""
-
-    def tallies(self) -> dict[str, float]:
-        """What this process has counted, by name; the same names in every process.  The loop adds them up."""
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        """Go on counting from here."""
-
-    def folders(self) -> Sequence[ModelFolder]:
-        """The models that a finished run leaves; the first one is that which one goes on with."""
-
-
 Scorer = Callable[[nn.Module], Mapping[str, float]]
-"""Gives metrics of a model by their names, the same in every process; called in evaluation mode, without gradients."""
+"""Gives the metrics of a model by name, the same in every process; called in evaluation mode, without gradients."""
 
 
 @dataclass
 class Outcome:
-    """What a finished run leaves, besides its checkpoints.
+    """What a finished run gives, besides its checkpoints.
 
     Attributes:
-        last: the metrics of the last step, and ``log`` those of every step, one JSON object a line; in the leading process.
-        best_step, best_loss: the lowest validation loss and where it was.
-        tallies: what the objective counted in all processes from the first step on.
+        last: the metrics of the last step.
+        log: the file with the metrics of every step, one JSON object a line; only the leading process writes it.
+        best_step, best_loss: the lowest validation loss and its step.
+        tallies: what the learner counted in all processes since the first step.
+        facts: see `_Loop._circumstances`.
     """
 
     last: dict[str, float]
@@ -131,7 +79,7 @@ class Outcome:
 
 
 def train(
-    objective: Objective,
+    learner: Learner,
     order: AnyOrder,
     settings: Settings,
     cluster: Cluster,
@@ -144,26 +92,26 @@ def train(
     """Train to the last step, from the newest checkpoint in ``partial`` if there is one.
 
     Args:
-        trackers: the folder for the files of trackers; beside the checkpoints by default.
-        scorers: by the name of a task, what scores the model along with every validation; its metrics become the columns
+        trackers: the folder for the files of trackers; by default a folder beside the checkpoints.
+        scorers: by task name, functions that score the model at every validation; their metrics become the columns
             ``eval/<task>/<metric>``.
 
     Raises:
-        NumericalError: a loss or the gradient is not finite; nothing was updated with it.
-        Interrupted: the run was asked to end; a checkpoint is saved.
-        InputError: a batch has fewer examples than there are processes; a tracker that does not exist.
-        MachineError: something could not be saved; there is not enough memory.
+        NumericalError: a loss or the gradient is not finite; the weights were not updated with it.
+        Interrupted: the run was stopped after a step; a checkpoint is saved.
+        InputError: a batch has fewer examples than there are processes; or a tracker does not exist.
+        MachineError: a file could not be saved; or there is not enough memory.
     """
     if order.smallest < cluster.world:
         raise InputError(
-            f"a batch of {order.smallest} cannot be shared by {cluster.world} processes",
+            f"a batch of {order.smallest} cannot be split over {cluster.world} processes",
             hint="a larger --batch-size or --batch-tokens, or fewer processes",
         )
     folder = trackers or partial / "trackers"
     try:
-        return _Loop(objective, order, settings, cluster, partial, progress, folder, scorers).run()
+        return _Loop(learner, order, settings, cluster, partial, progress, folder, scorers).run()
     except RuntimeError as error:
-        if "DefaultCPUAllocator" in str(error):  # on the CPU, torch has no exception of its own for this
+        if "DefaultCPUAllocator" in str(error):  # torch has no exception class for this on the CPU
             raise MachineError("not enough memory", hint="a smaller batch, or --micro-batches 2") from error
         if "C++ compiler" in str(error):
             raise MachineError("--compile needs a C++ compiler", hint="install g++, or leave --compile out") from error
@@ -172,39 +120,10 @@ def train(
         raise
 
 
-def checkpoint_activations(models: Iterable[Any]) -> None:
-    """Let models keep only what their layers read for the backward pass, which computes the rest once more.
-
-    Raises:
-        InputError: a model cannot.
-    """
-    for model in models:
-        if not model.supports_gradient_checkpointing:
-            raise InputError(
-                f"--gradient-checkpointing: {type(model).__name__} cannot compute its layers again",
-                hint="--micro-batches saves memory too",
-            )
-        with warnings.catch_warnings():  # later versions of transformers have another name for it
-            warnings.simplefilter("ignore", FutureWarning)
-            # the reentrant kind would lose the gradients of what guides read inside of layers
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def _compile(model: nn.Module) -> None:
-    """Let a model run as graphs, of whatever sizes come; what `torch.compile` cannot follow is done before."""
-    from transformers import PreTrainedModel
-    from transformers.utils.output_capturing import maybe_install_capturing_hooks
-
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and getattr(module, "_can_record_outputs", None):  # attacks read states
-            maybe_install_capturing_hooks(module)
-    model.compile(backend=COMPILER)
-
-
 class _Loop:
     def __init__(
         self,
-        objective: Objective,
+        learner: Learner,
         order: AnyOrder,
         settings: Settings,
         cluster: Cluster,
@@ -213,21 +132,21 @@ class _Loop:
         tracker_folder: Path,
         scorers: Mapping[str, Scorer],
     ) -> None:
-        self.objective, self.order, self.settings, self.cluster = objective, order, settings, cluster
-        objective.begin(settings.steps)
+        self.learner, self.order, self.settings, self.cluster = learner, order, settings, cluster
+        learner.begin(settings.steps)
         self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
         self.metrics = MetricsLog(partial / METRICS_LOG)
         if cluster.precision == "fp64":
-            objective.model.double()
-        self.bare = objective.model.to(cluster.device)
+            learner.model.double()
+        self.bare = learner.model.to(cluster.device)
         self.model = cluster.accelerator.prepare(self.bare)
         if settings.compile:
-            _compile(self.bare)
+            compile_model(self.bare)
         self.optimizer = Optimizer(self.bare, settings)
         self.step, self.last = 0, dict[str, float]()
         self.best: tuple[int, float] | None = None
-        self.protected: list[int] = []  # the best steps that kept checkpoints go back to
+        self.protected: list[int] = []  # the best steps that the kept checkpoints refer to
 
     # the run
 
@@ -265,11 +184,11 @@ class _Loop:
                         hint="the same command continues it",
                     )
         best_step, best_loss = self.best or (None, None)
-        tallies = cluster.sum(self.objective.tallies())
+        tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
-        """0, or the signal that any process got; the same answer in all of them."""
+        """The signal that any process received, or 0; the same in all processes."""
         code = stop.code
         asked = self.cluster.sum(
             {"interrupt": float(code == signal.SIGINT), "end": float(code not in (0, signal.SIGINT))}
@@ -277,7 +196,7 @@ class _Loop:
         return int(signal.SIGTERM if asked["end"] else signal.SIGINT if asked["interrupt"] else 0)
 
     def _circumstances(self) -> dict[str, Any]:
-        """What bits depend on besides the configuration."""
+        """What the exact bits depend on besides the configuration."""
         return {
             "world": self.cluster.world,
             "device": self.cluster.device.type,
@@ -294,16 +213,16 @@ class _Loop:
         settings, cluster = self.settings, self.cluster
         started = time.monotonic()
         mine = shares(self.order.batch(self.step), cluster.world)[cluster.rank]
-        batches = [self.objective.prepare(part) for part in shares(mine, settings.micro_batches) if part]
-        factors = self.objective.weights(self.step)
+        batches = [self.learner.prepare(part) for part in shares(mine, settings.micro_batches) if part]
+        factors = self.learner.weights(self.step)
         rate = settings.rate(self.step)
-        # dropout is a function of (seed, step, process), so that a checkpoint needs no state of a generator
+        # dropout is a function of (seed, step, process), so a checkpoint needs no random state
         torch.manual_seed(int(np.random.SeedSequence([settings.seed, self.step, cluster.rank]).generate_state(1)[0]))
 
         self.model.train()
         totals, sums = self._backward(batches, factors)
         clipped = self.optimizer.clip()
-        # all numbers come off the device at once
+        # one transfer from the device for all numbers
         packed = cluster.sum_tensor(torch.stack(list(sums.values())))
         found = torch.cat((packed, torch.stack(list(clipped.values())).double())).tolist()
         values = dict(zip(sums, found[: len(sums)], strict=True))
@@ -328,26 +247,28 @@ class _Loop:
     def _backward(
         self, batches: Sequence[Any], factors: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """All passes over all micro-batches; gives the global denominators, and this process's share of every loss."""
-        cluster, passes = self.cluster, self.objective.passes
+        """Run all passes over all micro-batches; gives the global denominators and this process's part of every loss."""
+        cluster, passes = self.cluster, self.learner.passes
         totals: dict[str, float] = {}
         sums: dict[str, Tensor] = {}
         held: Tensor | None = None
-        for one in passes:
-            counted = [one.counts(batch) for batch in batches]
+        for current in passes:
+            counted = [current.counts(batch) for batch in batches]
             totals |= cluster.sum({key: sum(count[key] for count in counted) for key in counted[0]})
             for batch in batches:
                 last = batch is batches[-1]
-                sync = last and one is passes[-1]
+                sync = last and current is passes[-1]
                 with nullcontext() if sync else cluster.accelerator.no_sync(self.model), cluster.accelerator.autocast():
-                    parts = one.losses(self.model, batch, self.step)
+                    parts = current.losses(self.model, batch, self.step)
                     divided = {name: part / max(totals[name], 1.0) for name, part in parts.items()}
                     terms = [factors[name] * part for name, part in divided.items() if name in factors]
-                    # data parallelism averages gradients over processes; these are shares of a sum
+                    # data parallelism averages gradients over processes, but these are parts of a sum
                     total = sum(terms, torch.zeros((), device=cluster.device)) * cluster.world
                     total = total if held is None or not sync else total + held
                     if last and not sync:
-                        held = total if held is None else held + total  # gradients are shared once, with the last pass
+                        held = (
+                            total if held is None else held + total
+                        )  # gradients are synchronised once, with the last pass
                     else:
                         total.backward()
                 for name, part in divided.items():
@@ -364,22 +285,22 @@ class _Loop:
         raise NumericalError(
             f"step {self.step + 1}: not finite: {shown}; "
             f"examples {', '.join(str(e) for _, e in examples[:8])}{', …' if len(examples) > 8 else ''}",
-            hint="nothing was updated; a lower learning rate, warm-up or clipping may help",
+            hint="the weights were not updated; a lower learning rate, warm-up or clipping may help",
         )
 
     def _evaluate(self) -> dict[str, float]:
         self.model.eval()
-        # validation comes seldom, and would have graphs of its own
+        # validation is rare, and would need graphs of its own
         plain = torch.compiler.set_stance("force_eager") if self.settings.compile else nullcontext()
         with torch.no_grad(), self.cluster.accelerator.autocast(), plain:
-            sums = self.objective.evaluate(self.bare, self.cluster.rank, self.cluster.world)
+            sums = self.learner.evaluate(self.bare, self.cluster.rank, self.cluster.world)
             scores = {
                 f"eval/{task}/{metric}": float(value)
                 for task, score in self.scorers.items()
                 for metric, value in score(self.bare).items()
             }
         added = self.cluster.sum({f"{n}/{i}": v for n, pair in sums.items() for i, v in enumerate(pair)})
-        # a loss over nothing is not defined, rather than 0
+        # a loss over no examples is undefined, not 0
         losses = {name: added[f"{name}/0"] / added[f"{name}/1"] for name in sums if added[f"{name}/1"]}
         if not all(map(math.isfinite, losses.values())):
             shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
@@ -387,97 +308,65 @@ class _Loop:
         first = next(iter(losses.values()), None)
         if first is not None and (self.best is None or first < self.best[1]):
             self.best = (self.step, first)
-            self._write("best", self._write_weights)
+            self._write("best", self._weights)
             if self.cluster.leads:
                 self.checkpoints.retain("best", {self.step, *self.protected})
         return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
 
-    # saving and coming back
+    # saving and resuming
 
     def _snapshot(self) -> None:
         if self.step in self.settings.snapshots:
-            self._write("snapshot", self._write_weights)
+            self._write("snapshot", self._weights)
 
     def _write(self, name: str, write: Callable[[Builder], None], keep: int | None = None) -> None:
         with self.cluster.only_leader() as leads:
             if leads:
                 self.checkpoints.save(name, self.step, write, keep=keep)
 
-    def _write_weights(self, builder: Builder) -> None:
-        builder.write("model.safetensors", safetensors.torch.save(weights(self.bare), metadata={"format": "pt"}))
+    def _weights(self, builder: Builder) -> None:
+        write_weights(builder, self.bare)
 
     def _save(self) -> None:
-        tallies = self.cluster.sum(self.objective.tallies())
+        tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
-        self._write("checkpoint", lambda builder: self._write_state(builder, tallies), keep=KEEP_CHECKPOINTS)
+        state = State(self.step, self.best, tallies, self._circumstances())
+        self._write(
+            "checkpoint",
+            lambda builder: write_state(builder, state, self.bare, self.optimizer),
+            keep=KEEP_CHECKPOINTS,
+        )
         self.protected = [*self.protected, *([self.best[0]] if self.best else [])][-KEEP_CHECKPOINTS:]
-
-    def _write_state(self, builder: Builder, tallies: Mapping[str, float]) -> None:
-        self._write_weights(builder)
-        builder.write("optimizer.safetensors", safetensors.torch.save(self.optimizer.moments()))
-        state = {
-            "step": self.step,
-            "best": self.best,
-            "optimized": len(self.optimizer),
-            "tallies": dict(tallies),
-            "circumstances": self._circumstances(),
-        }
-        builder.write_json("state.json", state)
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
         if artifact is not None:
             with artifact:
-                self._take_back(artifact)
+                self._restore(artifact)
         with self.cluster.only_leader() as leads:
-            if leads:  # what is newer was made on a way that is taken once more, or is damaged
+            if leads:  # later steps are repeated, so their metrics and checkpoints go
                 self.last = self.metrics.cut(self.step)
                 for name in ("checkpoint", "best", "snapshot"):
                     self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
         self.protected = self.checkpoints.steps("best")
 
-    def _take_back(self, artifact: Artifact) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            ArtifactDamaged: it is not that of this model, or something of the optimizer is missing.
-        """
-        try:
-            state = json.loads(artifact.read("state.json"))
-            _load_weights(self.bare, artifact)
-            moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
-            if len(moments) != len(MOMENTS) * state["optimized"]:
-                raise KeyError("moments")
-            self.optimizer.take_back(moments, state["step"])
-            self.step, self.best = int(state["step"]), tuple(state["best"]) if state["best"] else None
-            before = state["circumstances"]
-            if self.cluster.leads:
-                self.objective.restore(state["tallies"])
-        except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-            raise ArtifactDamaged(
-                f"{artifact.path}: not a checkpoint of this run ({error})",
-                hint="--force starts again from the beginning",
-            ) from error
+    def _restore(self, artifact: Artifact) -> None:
+        """Continue from a checkpoint.  Raises ArtifactDamaged when it is not one of this run."""
+        state = read_state(artifact, self.bare, self.optimizer)
+        self.step, self.best = state.step, state.best
         if not self.cluster.leads:
             return
-        now = self._circumstances()
-        changed = [f"{key} {before.get(key)} is {now[key]} now" for key in now if before.get(key) != now[key]]
+        self.learner.restore(state.tallies)
+        before, now = state.circumstances, self._circumstances()
+        changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         if changed:
-            log.warning("the same order of examples, but not bit-equal: %s", ", ".join(changed))
+            log.warning("continuing with the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)
 
     def _trackers(self) -> Trackers:
-        """The trackers that follow the run; only the leading process has any."""
+        """The trackers of the run; only the leading process has any."""
         with self.cluster.only_leader() as leads:
             if leads:
                 return Trackers.start(self.settings.report_to, self.tracker_folder)
         return Trackers()
-
-
-def _load_weights(model: nn.Module, artifact: Artifact) -> None:
-    tensors = safetensors.torch.load(artifact.read("model.safetensors"))
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    tied = set(getattr(model, "all_tied_weights_keys", {}))
-    if unexpected or set(missing) - tied:
-        raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")

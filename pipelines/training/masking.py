@@ -1,4 +1,4 @@
-"""The table ``masking_proportion``: how much an adversary switched off, from the metrics of the run that it was in."""
+"""The table ``masking_proportion``: the share of units that an adversary masked, from the metrics of its run."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 
 def check_masking(plan: Plan, source: str, reference: str) -> None:
-    """See that a run is named if and only if a guide follows it.
+    """Check that there is a masking run if and only if a guide follows it.
 
     Args:
         source: where the plan comes from.
-        reference: the run; empty where none is given.
+        reference: the run; empty if there is none.
 
     Raises:
-        PlanError: a guide follows a run, and none is given.
-        InputError: a run is given, and no guide follows it.
+        PlanError: a guide follows a run, but there is none.
+        InputError: there is a run, but no guide follows it.
     """
     follower = plan.tables().get(PROPORTIONS)
     if follower is not None and not reference:
         raise PlanError(
             f"{source}: guide {follower!r} needs the table {PROPORTIONS}",
-            hint="--masking RUN, a model that was trained with an adversary",
+            hint="--masking-run RUN, a model that was trained with an adversary",
         )
     if reference and follower is None:
         raise InputError(
-            f"--masking {reference}: no guide of the plan follows it",
-            hint='mechanism = "random_mask" with kind = "scheduled" does; or leave it out',
+            f"--masking-run {reference}: no guide of the plan follows it",
+            hint='leave it out; only mechanism = "random_mask" with kind = "scheduled" follows a run',
         )
 
 
 def read_proportions(run: Artifact) -> Tensor:
-    """The share of units that was off at each step in each layer of a finished run: (steps, layers), float64.
+    """The share of units that was masked at each step in each layer of a finished run: (steps, layers), float64.
 
     Raises:
         InputError: the run had no adversary or random mask, or not in all layers.
-        ArtifactDamaged: its metrics cannot be read, or have no share where there should be one.
+        ArtifactDamaged: its metrics cannot be read, or a share is missing or not between 0 and 1.
     """
     import numpy as np
     import pyarrow as pa
@@ -64,8 +64,8 @@ def read_proportions(run: Artifact) -> Tensor:
         layers = f"for layers {', '.join(map(str, sorted(found)))} only" if found else "for no layer"
         raise InputError(
             f"{run.reference}: its metrics have masking proportions {layers}",
-            hint="--masking wants a run with an adversary in all layers, as of preset:asa-pretraining",
+            hint="--masking-run needs a run with an adversary in all layers, such as one with preset:asa-pretraining",
         )
     if not ((proportions >= 0) & (proportions <= 1)).all():
-        raise ArtifactDamaged(f"{run.path / 'metrics.parquet'}: a masking proportion is no share")
+        raise ArtifactDamaged(f"{run.path / 'metrics.parquet'}: a masking proportion is not between 0 and 1")
     return torch.from_numpy(proportions)

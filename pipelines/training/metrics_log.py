@@ -1,4 +1,4 @@
-"""The metrics of every step of a run: a file of JSON objects, one a line, that a stopped run goes on with."""
+"""The metrics of every step of a run: a file of JSON objects, one a line, which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged
 
 METRICS_LOG = "metrics.jsonl"
-"""The name of the file, in the folder of a run and in the model artifact."""
+"""The name of the file in the folder of a run and in the model artifact."""
 
 
 class MetricsLog:
-    """The log at a path; all that is written is on its way to the disk before the next step."""
+    """The log at a path; every line is flushed before the next step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[str] | None = None
 
     def cut(self, last_step: int) -> dict[str, float]:
-        """Cut off what was logged after a step, and what a kill left of a line; give the metrics of that step.
+        """Remove the lines after a step, an incomplete last line too; gives the metrics of that step.
 
         Raises:
             ArtifactDamaged: the log does not reach that step.
@@ -37,13 +37,15 @@ class MetricsLog:
                 end += len(line)
             row = _read_row(line)
             if row.get("step", 0) != last_step:
-                raise ArtifactDamaged(f"{self.path}: does not hold steps 1 to {last_step}", hint="--force starts again")
+                raise ArtifactDamaged(
+                    f"{self.path}: does not hold steps 1 to {last_step}", hint="--force starts from the beginning"
+                )
             file.truncate(end)
         return row
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Keep it open to add lines."""
+        """Open the file for `add` and `sync`."""
         try:
             with open(self.path, "a", encoding="utf-8") as self._file:
                 yield
@@ -51,7 +53,7 @@ class MetricsLog:
             self._file = None
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Add the metrics of a step; nothing where the log is not open, as in processes that do not lead."""
+        """Append the metrics of a step; does nothing if the log is not open, as in processes that do not lead."""
         if self._file is None:
             return
         with machine_errors(f"cannot write {self.path}"):
@@ -59,7 +61,7 @@ class MetricsLog:
             self._file.flush()
 
     def sync(self) -> None:
-        """See that what was added is on the disk."""
+        """Flush the log to the disk."""
         if self._file is None:
             return
         with machine_errors(f"cannot save {self.path}"):
@@ -67,7 +69,7 @@ class MetricsLog:
 
 
 def _read_row(line: bytes) -> dict[str, float]:
-    """A line of the log; nothing where it is torn."""
+    """A line of the log as a dict; empty if the line is incomplete."""
     try:
         row = json.loads(line)
     except ValueError:

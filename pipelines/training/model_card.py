@@ -1,48 +1,27 @@
-"""The model card that every published model carries: data, licence and provenance, plan, metrics, how to open it."""
+"""The model card of a trained model: data, licence and provenance, plan, metrics, how to open it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pipelines.engine.stage import Run
+from pipelines.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+    from pipelines.training.learner import ModelFolder
     from pipelines.training.loop import Outcome
-    from pipelines.training.objectives import ModelFolder
-
-
-class Kind(NamedTuple):
-    """What an objective makes: in words, as hubs call its use, and the class of transformers that opens it."""
-
-    words: str
-    pipeline: str
-    auto_class: str
-
-
-KINDS = {
-    "mlm": Kind("masked language model", "fill-mask", "AutoModelForMaskedLM"),
-    "mlm+nsp": Kind("masked language model that predicts next sentences", "fill-mask", "AutoModelForPreTraining"),
-    "electra": Kind("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining"),
-    "translation": Kind("translation model", "translation", "AutoModelForSeq2SeqLM"),
-}
-
-OTHER_FOLDERS = {
-    "generator/": "`generator/` holds the masked language model that filled in masked tokens while this one learned. Open it "
-    "with `AutoModelForMaskedLM`; only further training of the same kind needs it.\n",
-}
-"""What is said of the model folders beside the one at the top."""
 
 
 def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder]) -> str:
     """The card in Markdown, with the metadata block that model hubs read.
 
     Args:
-        folders: the models of the run, that which the card is about first.
+        folders: the models of the run; the first is the one that the card is about.
     """
-    config, out, kind = run.config, run.out, KINDS[run.config.objective]
+    config, out, about = run.config, run.out, OBJECTIVES[run.config.objective].card
     licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
     sources = [
         f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
@@ -56,7 +35,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
         if outcome.best_step
         else ""
     )
-    others = "".join(f"\n{OTHER_FOLDERS[folder.path]}" for folder in folders[1:])
+    others = "".join(f"\n{about.folders[folder.path]}" for folder in folders[1:])
     guided = (
         f"It was guided by this plan (`plan.toml`):\n\n```toml\n{plan.dumps()}```"
         if plan.guides or plan.pal
@@ -64,12 +43,12 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     )
     return f"""---
 library_name: transformers
-pipeline_tag: {kind.pipeline}
+pipeline_tag: {about.pipeline}
 license: {json.dumps(licences[0].lower() if len(licences) == 1 else "other")}
 tags: [attention-guidance]
 ---
 
-# A {folders[0].model.config.model_type} {kind.words}
+# A {folders[0].model.config.model_type} {about.words}
 
 Trained by `guide pretrain` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
 {out.counts["parameters"]:,} parameters. {origin}{guided}
@@ -82,7 +61,7 @@ The licence of the data travels with the model; ask its owner where it is not st
 
 ## Metrics at the last step
 
-Losses in nats per token or example that is predicted; those of guides before their weight.
+Losses in nats per predicted token or example; losses of guides without their weight.
 
 | metric | value |
 |---|---|
@@ -92,7 +71,7 @@ Every step is in `metrics.parquet`.{best}
 
 ## How to open it
 
-{_opening(plan, kind.auto_class)}{others}"""
+{_opening(plan, about.auto_class)}{others}"""
 
 
 _ORDINARY = """\
@@ -105,9 +84,9 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 
 """
 _GUIDED = """\
-**This model needs its plan.** The plan shapes what heads compute, at inference too; opened without it, this is another model
-than the one that was trained and measured (transformers then reports a tensor named `open_with.guidance_load…`). With the
-package `attention-guide`:
+**This model needs its plan.** The plan shapes what heads compute, at inference too. Without the plan, the model computes
+other outputs than those that were trained and measured (transformers then reports a tensor named
+`open_with.guidance_load…`). Open it with the package `attention-guide`:
 
 ```python
 import guidance
@@ -115,13 +94,13 @@ import guidance
 model, handle = guidance.load("FOLDER")
 ```
 
-The model makes its own guidance from `input_ids`; features that do not follow from them go to `handle.guide(...)`, whose
-answer the model takes as `guidance=`.
+The model makes its own guidance from `input_ids`. Features that do not follow from the ids go to `handle.guide(...)`; pass
+its result to the model as `guidance=`.
 """
 
 
 def _opening(plan: Plan, auto_class: str) -> str:
-    """How to open a model that was trained with a plan, and what happens without it."""
+    """How to open the model; with its plan, if the plan acts at inference."""
     if plan.shapes_outputs:
         return _GUIDED
     ordinary = _ORDINARY.replace("AUTO_CLASS", auto_class)
@@ -131,5 +110,5 @@ def _opening(plan: Plan, auto_class: str) -> str:
 
 
 def _line(text: object) -> str:
-    """Text of the user's on one line, so that it cannot pass for the card's own structure."""
+    """The user's text on one line, so that it cannot break the Markdown of the card."""
     return " ".join(str(text).split())

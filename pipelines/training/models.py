@@ -13,24 +13,15 @@ from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
+from pipelines.training.learner import Given, folder_of
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-    from pipelines.engine.stage import Files
     from pipelines.training.batches import Examples
+    from pipelines.training.objective import Objective
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
-"""Model types that count positions from their padding id on."""
-
-Architecture = Literal["auto", "roberta", "bert", "electra", "modernbert", "marian"]
-
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "mlm": ("roberta", "bert", "electra", "modernbert"),
-    "mlm+nsp": ("bert",),
-    "electra": ("electra",),
-    "translation": ("marian",),
-}
-"""The families that an objective can train from nothing; the first one is meant by ``auto``."""
+"""Model types whose position numbers start after their padding id."""
 
 SIZES: Mapping[str, tuple[int, int, int, int]] = {
     "tiny": (2, 128, 2, 512),
@@ -42,11 +33,8 @@ SIZES: Mapping[str, tuple[int, int, int, int]] = {
 
 
 class ModelConfig(stage.Config):
-    """The shape of a model that starts from nothing."""
+    """The size of a new model."""
 
-    architecture: Architecture = Field(
-        "auto", description="Family of a model that starts from nothing; auto is roberta for mlm, else the only one."
-    )
     size: Literal["tiny", "mini", "small", "base"] = Field(
         "mini",
         description="Preset of layers × width, heads: "
@@ -62,22 +50,22 @@ class ModelConfig(stage.Config):
 
 
 def dimensions(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Layers, width, heads and feed-forward width: the preset's, unless given one by one."""
+    """Layers, width, heads and feed-forward width: those of the preset, unless set one by one."""
     given = (config.layers, config.hidden, config.heads, config.ffn)
     layers, hidden, heads, ffn = (g or preset for g, preset in zip(given, SIZES[config.size], strict=True))
     return layers, hidden, heads, ffn if config.ffn or not config.hidden else 4 * hidden
 
 
 def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bool = True) -> Any:
-    """The tokenizer that made a sequences artifact; that of its targets is in ``target-tokenizer``.
+    """The tokenizer of a sequences artifact; the folder ``target-tokenizer`` holds that of its targets.
 
-    Its ``cls_token`` and ``sep_token`` are what begins and ends the sequences: `plain_tokenizer` wrote them down.
+    Its ``cls_token`` and ``sep_token`` begin and end the sequences; `plain_tokenizer` wrote them into its files.
 
     Args:
-        masked: whether the task masks words.
+        masked: whether it must have a mask token.
 
     Raises:
-        InputError: it has no padding token, or none to mask words with.
+        InputError: it has no padding token, or no mask token.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -91,71 +79,40 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
     if wrapped.pad_token_id is None:
         raise InputError(f"the tokenizer of {sequences.reference} has no padding token")
     if masked and wrapped.mask_token_id is None:
-        raise InputError(f"the tokenizer of {sequences.reference} has no mask token, which masked words need")
+        raise InputError(f"the tokenizer of {sequences.reference} has no mask token")
     return wrapped
 
 
-def family_of(config: ModelConfig, objective: str) -> str:
-    """The family of a model that starts from nothing.
-
-    Raises:
-        InputError: the objective cannot train the one that was asked for.
-    """
-    known = FAMILIES[objective]
-    if config.architecture == "auto":
-        return known[0]
-    if config.architecture not in known:
-        raise InputError(
-            f"--objective {objective} trains {' or '.join(known)}, not {config.architecture}",
-            hint=f"--architecture {known[0]}, or leave it out",
-        )
-    return config.architecture
-
-
-def build_model(
-    config: ModelConfig,
-    tokenizer: Any,
-    max_length: int,
-    init: Any,
-    *,
-    seed: int,
-    auto_class: Any = None,
-    objective: str = "mlm",
-    plan: Plan | None = None,
-) -> Any:
-    """A new model of the configured size, or the one to start from, able to hold the sequences.
+def build_model(given: Given, objective: Objective, plan: Plan) -> Any:
+    """A new model of the configured size, or the one to start from.
 
     Args:
-        auto_class: a class of transformers that makes models of a kind; ``AutoModelForMaskedLM`` by default.
-        plan: what will guide it.
+        plan: the guides of the model; an old model takes over what they had learned.
 
     Raises:
-        InputError: the model to start from cannot be opened, or has another vocabulary.
+        InputError: the model to start from cannot be opened, or has another vocabulary; or the objective cannot train the
+            family that was asked for.
     """
     import torch
-    from transformers import AutoModelForMaskedLM
+    import transformers
     from transformers.utils import logging as transformers_logging
 
     from guidance.checkpoint import load_model
 
-    auto_class = auto_class or AutoModelForMaskedLM
+    config, tokenizer, init = given.config, given.tokenizer, given.init
+    auto_class: Any = getattr(transformers, objective.card.auto_class)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    torch.manual_seed(seed)  # for a new model, and for heads and adversaries that are added to an old one
+    torch.manual_seed(config.seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
         folder = folder_of(init)
         model = load_model(folder, auto_class, plan)
         _check_init(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
-            raise InputError(f"{folder} was built again while it was read", hint="run again")
+            raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")
         return model
-    family = family_of(config, objective)
-    return auto_class.from_config(configuration(config, family, tokenizer, max_length, dimensions(config)))
-
-
-def folder_of(init: Artifact | Files) -> Path:
-    """Where the model to start from lies."""
-    return init.path if isinstance(init, Artifact) else init.paths[0].parent
+    family = objective.family(config.architecture)
+    return auto_class.from_config(configuration(config, family, tokenizer, given.max_length, dimensions(config)))
 
 
 def configuration(
@@ -166,11 +123,11 @@ def configuration(
     sizes: tuple[int, int, int, int],
     **more: Any,
 ) -> Any:
-    """The configuration of a new encoder that holds ``max_length`` tokens.
+    """The configuration of a new encoder for sequences of ``max_length`` tokens.
 
     Args:
         sizes: layers, width, heads and feed-forward width.
-        more: further settings of the family.
+        more: other fields of the configuration.
     """
     from transformers import AutoConfig
 
@@ -202,19 +159,19 @@ def configuration(
 
 
 def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
-    """Raises InputError when a sequence has more tokens than the model has positions for."""
-    room = getattr(found, "max_position_embeddings", None)
-    if room is None:
+    """Raises InputError when a sequence is longer than the model allows."""
+    most = getattr(found, "max_position_embeddings", None)
+    if most is None:
         return
     if found.model_type in OFFSET_POSITIONS:
-        room -= found.pad_token_id + 1
+        most -= found.pad_token_id + 1
     import numpy as np
 
     lengths = np.concatenate([split.lengths for split in splits.values()])
-    if (longer := int((lengths > room).sum())) > 0:
+    if (longer := int((lengths > most).sum())) > 0:
         raise InputError(
-            f"the model holds {room} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
-            hint=f"guide build-sequences ... --max-length {room}",
+            f"the model allows {most} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
+            hint=f"guide build-sequences ... --max-length {most}",
         )
 
 
@@ -222,28 +179,28 @@ def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
     found = model.config
     if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
         raise InputError(
-            f"{folder}: its padding has id {found.pad_token_id}, that of the sequences {tokenizer.pad_token_id}"
+            f"{folder}: its padding id is {found.pad_token_id}, that of the sequences is {tokenizer.pad_token_id}"
         )
     if found.vocab_size < len(tokenizer):
-        raise InputError(f"{folder}: knows {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+        raise InputError(f"{folder}: has {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
     check_same_tokenizer(folder, tokenizer)
 
 
 def check_same_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Raises InputError when a model's folder has a tokenizer, and it is not the one that made the sequences."""
+    """Raises InputError when a model folder has a tokenizer other than that of the sequences."""
     own = folder / "tokenizer.json"
     theirs, ours = own.exists() and _vocabulary(own), json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if theirs and theirs != ours:
         raise InputError(
-            f"{folder}: its tokenizer ({digest(theirs)[:12]}) is not the one that made the sequences ({digest(ours)[:12]})",
+            f"{folder}: its tokenizer ({digest(theirs)[:12]}) is not that of the sequences ({digest(ours)[:12]})",
             hint=f"guide build-sequences CORPUS {folder}",
         )
 
 
 def _vocabulary(path: Path) -> Any:
     if not path.is_file():
-        raise InputError(f"{path}: not a plain file")
+        raise InputError(f"{path}: not a regular file")
     try:
         return json.loads(path.read_bytes())["model"]
     except (ValueError, RecursionError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: damaged or of an unknown kind") from error
+        raise InputError(f"{path}: damaged, or no tokenizer") from error

@@ -1,4 +1,4 @@
-"""How weights are updated: the learning rate of each step, AdamW and its state, and which gradients share a norm."""
+"""How weights are updated: the learning rate of each step, AdamW and its state, and which gradients are clipped together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Schedule = Literal["linear", "cosine", "constant", "inverse-sqrt"]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What an update needs to know; see `pipelines.stages.pretrain.Config` for meanings and units."""
+    """The settings of an update; see `pipelines.stages.pretrain.Config` for meanings and units."""
 
     steps: int
     learning_rate: float
@@ -32,10 +32,10 @@ class Hyperparameters:
     clip: float
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update that follows ``step`` finished ones.
+        """The learning rate of the update after ``step`` finished updates.
 
-        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3, with its peak, at the last step of warm-up, given
-        instead of following from the width: theirs is (width * warm-up steps) ** -0.5, 9.9e-4 for 256 and 4000.
+        Source: ``inverse-sqrt`` is Vaswani et al. 2017, equation 3.  Its peak, at the last step of warm-up, is a setting
+        here; theirs is (width * warm-up steps) ** -0.5, which is 9.9e-4 for width 256 and 4000 steps.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
@@ -48,7 +48,7 @@ class Hyperparameters:
 
 
 class Optimizer:
-    """AdamW over all weights of a model that learn; biases and norms do not decay."""
+    """AdamW over all trainable weights of a model; biases and norms do not decay."""
 
     def __init__(self, model: nn.Module, given: Hyperparameters) -> None:
         self.given = given
@@ -66,23 +66,23 @@ class Optimizer:
         )
 
     def __len__(self) -> int:
-        """How many weights were updated so far; others, of parts that took no part, have no moments."""
+        """How many weights have moments; weights that never had a gradient have none."""
         return len(self._adamw.state)
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients; gives the norms that they had, by name."""
+        """Clip the gradients; gives their norms before clipping, by name."""
         most = self.given.clip or math.inf
         return {name: nn.utils.clip_grad_norm_(group, most) for name, group in self._clipped.items()}
 
     def update(self, rate: float) -> None:
-        """Change the weights at this rate, and forget the gradients."""
+        """Update the weights at this learning rate, and drop the gradients."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
 
     def moments(self) -> dict[str, Tensor]:
-        """What it remembers of the gradients of each weight."""
+        """Both moments of each weight, by name."""
         return {
             f"{key}/{name}": self._adamw.state[p][key].detach().cpu()
             for name, p in self._weights.items()
@@ -90,11 +90,11 @@ class Optimizer:
             for key in MOMENTS
         }
 
-    def take_back(self, moments: Mapping[str, Tensor], step: int) -> None:
-        """Go on with these moments after ``step`` updates.
+    def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
+        """Continue with these moments after ``step`` updates.
 
         Raises:
-            KeyError: a moment is missing, or is of a weight that there is not.
+            KeyError: a moment is missing, or belongs to an unknown weight.
         """
         for name in {key.partition("/")[2] for key in moments}:
             weight = self._weights[name]
@@ -103,12 +103,14 @@ class Optimizer:
 
 
 def clipped_together(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by the norm of their gradients.  Adversaries have one of their own: their penalty, a sum over all pairs
-    of tokens, would otherwise leave little of the model's gradient (the published code does not clip at all).  So has a
-    generator that shares nothing with the model, and would otherwise change how fast it learns."""
+    """Groups of parameters whose gradients are clipped together, by the name of their norm.
+
+    Adversaries are a group of their own: the gradient of their penalty, a sum over all pairs of tokens, would otherwise
+    leave little of the model's gradient (the published code does not clip at all).  So is a generator that shares no
+    parameter with the model: its gradient would otherwise change how fast the model learns."""
     attackers = {id(p) for part in model.modules() if isinstance(part, AdversaryWeights) for p in part.parameters()}
     beside: set[int] = set()
-    generator = getattr(model, "generator", None)  # of a `pipelines.training.objectives.generator.Pair`
+    generator = getattr(model, "generator", None)  # of a `pipelines.training.learners.generator.Pair`
     if isinstance(generator, nn.Module):
         beside = {id(p) for p in generator.parameters()}
         if not beside.isdisjoint(id(p) for p in model.get_submodule("model").parameters()):

@@ -1,6 +1,6 @@
-"""The order of training examples: which ones a step sees is a function of (seed, step), found without walking there.
+"""The order of training examples: the examples of a step are a function of (seed, step), computed without earlier steps.
 
-An example is drawn as (epoch, example), a pair that never comes twice.  Nothing here knows how many processes share a batch.
+An example is drawn as the pair (epoch, example), which never repeats.  The order does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from guidance.errors import InputError
 
 BLOCK = 1000
-"""Places of a mixture of corpora in which each corpus has its share to the last place."""
+"""Number of consecutive places in a mixture of corpora in which each corpus has exactly its share."""
 
 _PLAIN, _BY_LENGTH, _BLOCKS, _CORPUS = range(4)
 """Streams of random numbers, one for each use."""
@@ -24,10 +24,10 @@ def _random(seed: int, number: int, stream: int, corpus: int = 0) -> np.random.G
 
 
 class Order:
-    """Batches of one size: every epoch is a permutation of all examples, and batches run on across epochs.
+    """Batches of one size: every epoch is a permutation of all examples, and batches may span two epochs.
 
     Attributes:
-        smallest: how many examples the smallest batch has.
+        smallest: the number of examples of the smallest batch.
     """
 
     def __init__(self, num_examples: int, batch_size: int, seed: int) -> None:
@@ -38,7 +38,7 @@ class Order:
         self._permutation = lru_cache(maxsize=1)(self._permute)
 
     def steps(self, epochs: float) -> int:
-        """How many steps so many passes over the examples take, one at least."""
+        """The number of steps of so many epochs, at least one."""
         return max(1, round(epochs * self.num_examples / self.batch_size))
 
     def batch(self, step: int) -> list[tuple[int, int]]:
@@ -56,18 +56,18 @@ class Order:
 class LengthOrder:
     """Batches of examples of similar length: every epoch is a permutation of all examples, and no batch spans two epochs.
 
-    Examples are sorted into groups of lengths that differ by an eighth at most, shuffled within their group, laid out
-    from the longest group to the shortest, cut, and the batches shuffled.  Where cuts fall follows from the lengths alone,
-    so every epoch has as many batches.  The last two batches of the layout share what the last one lacks, so none is
-    much smaller than its neighbours.
+    Examples are sorted into groups of lengths that differ by at most an eighth, shuffled within their group, laid out
+    from the longest group to the shortest and cut into batches; then the batches are shuffled.  The cuts depend only on
+    the lengths, so every epoch has the same number of batches.  The last two batches of the layout are made equally large,
+    so that none is much smaller than its neighbours.
 
     Attributes:
-        smallest: how many examples the smallest batch has.
-        num_batches: in every epoch.
+        smallest: the number of examples of the smallest batch.
+        num_batches: the number of batches of an epoch.
     """
 
     def __init__(self, lengths: np.ndarray, seed: int, *, batch_size: int = 0, batch_tokens: int = 0) -> None:
-        """Cut into batches of ``batch_size`` examples at most, or of ``batch_tokens`` tokens at most, padding included.
+        """Make batches of at most ``batch_size`` examples, or of at most ``batch_tokens`` tokens, padding included.
 
         Raises:
             InputError: there are no examples, or one is longer than ``batch_tokens``.
@@ -76,7 +76,7 @@ class LengthOrder:
             raise InputError("there are no training sequences")
         if batch_tokens and lengths.max() > batch_tokens:
             raise InputError(
-                f"training sequence {int(lengths.argmax())} has {lengths.max()} tokens, a batch {batch_tokens} at most",
+                f"training sequence {int(lengths.argmax())} has {lengths.max()} tokens, but a batch has at most {batch_tokens}",
                 hint=f"--batch-tokens {lengths.max()} or more",
             )
         self.seed = seed
@@ -88,13 +88,15 @@ class LengthOrder:
             most = batch_size or batch_tokens // int(longest_N[cuts[-1]])
             cuts.append(min(cuts[-1] + most, len(lengths)))
         if len(cuts) > 2 and cuts[-1] - cuts[-2] < cuts[-2] - cuts[-3]:
-            cuts[-2] = (cuts[-3] + cuts[-1] + 1) // 2  # fewer than before on both sides of the cut, so they still fit
+            cuts[-2] = (
+                cuts[-3] + cuts[-1] + 1
+            ) // 2  # both batches become smaller than the one before was, so they still fit
         self._cuts = np.array(cuts)
         self.num_batches, self.smallest = len(cuts) - 1, int(np.diff(cuts).min())
         self._layout = lru_cache(maxsize=1)(self._lay_out)
 
     def steps(self, epochs: float) -> int:
-        """How many steps so many passes over the examples take, one at least."""
+        """The number of steps of so many epochs, at least one."""
         return max(1, round(epochs * self.num_batches))
 
     def batch(self, step: int) -> list[tuple[int, int]]:
@@ -105,7 +107,7 @@ class LengthOrder:
         return [(epoch, int(example)) for example in examples[self._cuts[number] : self._cuts[number + 1]]]
 
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The examples of an epoch in the order in which they are cut, and the order of the batches."""
+        """The examples of an epoch in the order in which they are cut into batches, and the order of the batches."""
         random = _random(self.seed, epoch, _BY_LENGTH)
         shuffled = random.permutation(len(self._groups))
         examples = shuffled[np.argsort(self._groups[shuffled], kind="stable")]
@@ -113,8 +115,9 @@ class LengthOrder:
 
 
 def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of similar lengths: the number of each example's group, uint16, 0 for the longest, and the greatest length in
-    each group.  Lengths of a group are at most an eighth longer than its shortest one; below 16 all are equal.
+    """Groups of similar lengths: the group of each example, uint16, 0 for the longest; and the greatest length of each group.
+
+    Lengths of a group are at most an eighth longer than its shortest; below 16, all lengths of a group are equal.
 
     Example:
         >>> groups, longest = length_groups(np.array([7, 16, 17, 33]))
@@ -122,7 +125,7 @@ def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ([2, 1, 1, 0], [33, 17, 7])
     """
     step = 1 << np.maximum(np.frexp(lengths)[1] - 4, 0).astype(np.int64)
-    rounded = lengths // step * step  # down to four binary digits
+    rounded = lengths // step * step  # rounded down to four binary digits
     _, ascending = np.unique(rounded, return_inverse=True)
     groups = (ascending.max() - ascending).astype(np.uint16)
     longest = np.zeros(int(groups.max()) + 1, np.int64)
@@ -131,16 +134,17 @@ def length_groups(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class MixedOrder:
-    """Batches that mix corpora by weight: of every 1000 places in a row each corpus has its share, in random order, and
-    every epoch of a corpus is a permutation of its own examples.  Examples are numbered through all corpora.
+    """Batches that mix corpora by weight: each corpus has its share of every 1000 consecutive places, in random order.
+
+    Every epoch of a corpus is a permutation of its examples.  Examples are numbered consecutively through all corpora.
 
     Attributes:
-        smallest: how many examples the smallest batch has.
-        quotas: places of each corpus among 1000.
+        smallest: the number of examples of the smallest batch.
+        quotas: the number of places of each corpus among 1000.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], batch_size: int, seed: int) -> None:
-        """Raises InputError when a corpus has no examples, or less than one place."""
+        """Raises InputError when a corpus has no examples, or a share of less than one place in 1000."""
         for number, size in enumerate(sizes, 1):
             if not size:
                 raise InputError(f"corpus {number} has no training sequences")
@@ -152,7 +156,7 @@ class MixedOrder:
         self._permutations = [lru_cache(maxsize=1)(partial(self._permute, corpus)) for corpus in range(len(sizes))]
 
     def steps(self, epochs: float) -> int:
-        """How many steps it takes to see as many examples as there are, so many times, one step at least."""
+        """The number of steps that draw as many examples as so many epochs have, at least one."""
         return max(1, round(epochs * sum(self.sizes) / self.batch_size))
 
     def batch(self, step: int) -> list[tuple[int, int]]:
@@ -167,7 +171,7 @@ class MixedOrder:
         return epoch, int(self._offsets[corpus] + self._permutations[corpus](epoch)[place])
 
     def _mix(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each place of a block, its corpus, and how many places of that corpus come before it in the block."""
+        """The corpus of each place of a block, and how many places of the same corpus precede it in the block."""
         corpora = _random(self.seed, block, _BLOCKS).permutation(np.repeat(np.arange(len(self.quotas)), self.quotas))
         numbers = np.empty(BLOCK, np.int64)
         for corpus, quota in enumerate(self.quotas):
@@ -179,7 +183,7 @@ class MixedOrder:
 
 
 def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers that add up to `BLOCK`; what rounding leaves over goes to the largest remainders.
+    """Weights as integers that add up to `BLOCK`, rounded by largest remainders.
 
     Example:
         >>> _quotas([2, 1])
@@ -191,8 +195,8 @@ def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
     for number, (quota, weight) in enumerate(zip(quotas.tolist(), weights, strict=True), 1):
         if not quota:
             raise InputError(
-                f"corpus {number}: {weight:g} of {sum(weights):g} is less than one example in {BLOCK}",
-                hint="a larger share for it in --sampling, or leave the corpus out",
+                f"corpus {number}: a share of {weight:g} in {sum(weights):g} is less than one example in {BLOCK}",
+                hint="give it a larger --sampling, or leave the corpus out",
             )
     return tuple(quotas.tolist())
 

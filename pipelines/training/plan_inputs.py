@@ -1,4 +1,4 @@
-"""What plans read beside sequences: token features, tables and the model to start from, by the references that name them."""
+"""What a plan reads apart from sequences: token features and tables; and the model to start from."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pipelines.stages.masks import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
 
 
 def roles(name: str, number: int) -> list[str]:
-    """What inputs of which there may be several are called, in their order: ``sequences``, ``sequences-2``, …"""
+    """The roles of several inputs of one kind, in their order: ``sequences``, ``sequences-2``, …"""
     return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
 
 
 def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The inputs of that name, in their order; see `roles`."""
+    """The inputs of one kind, in their order; see `roles`."""
     return tuple(given for role, given in inputs.items() if role == name or role.startswith(f"{name}-"))
 
 
@@ -32,7 +33,7 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
 
     Raises:
         ArtifactMismatch: masks of other sequences.
-        InputError: masks of some of the sequences only.
+        InputError: there are not as many masks as sequences.
     """
     found: dict[str, Any] = {}
     references = [config.masks] if isinstance(config.masks, str) and config.masks else list(config.masks)
@@ -57,19 +58,18 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
 
 
 def model_input(reference: str, store: Store) -> Artifact | Files:
-    """A trained model, with its generator: an artifact, or any folder of a Hugging Face model."""
+    """A trained model with the other models beside it: an artifact, or any Hugging Face model folder."""
     try:
         return store.load(reference, kind="model")
     except ArtifactMissing:
         folder = Path(reference)
         if not folder.is_dir():
             raise
-        from guidance.checkpoint import TARGET_FOLDER  # not before: it imports torch
-        from pipelines.training.objectives.generator import FOLDER
+        from guidance.checkpoint import TARGET_FOLDER  # imports torch
 
-        found = sorted(
-            p for part in ("", FOLDER, TARGET_FOLDER) if (folder / part).is_dir() for p in (folder / part).iterdir()
-        )
+        others = {path for objective in OBJECTIVES.values() for path in objective.card.folders}
+        parts = ("", TARGET_FOLDER, *sorted(others))
+        found = sorted(p for part in parts if (folder / part).is_dir() for p in (folder / part).iterdir())
         paths = [p for p in found if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
@@ -78,7 +78,7 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
 
 
 def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:
-    """The token features that a plan reads and that data has to give; rarity is one of words in their sentence."""
+    """The token features that a plan reads from data; ``idf`` also needs ``segment``, since rarity is relative to a sentence."""
     from guidance.patterns.features import OF_OBJECTIVES, Vocabulary
 
     needs = plan.needs(training=training)
@@ -88,7 +88,11 @@ def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:
 
 
 def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training: bool = True) -> None:
-    """Raises PlanError when a plan reads features or tables that no input has; without training its losses read nothing."""
+    """Raises PlanError when a plan reads features or tables that no input has.
+
+    Args:
+        training: whether the losses of the plan are computed; else only what acts at inference reads anything.
+    """
     from guidance.patterns.features import FEATURES
 
     for masks in inputs_of("masks", inputs) or (None,):
@@ -97,20 +101,20 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
         if not missing:
             continue
         need, label = missing[0], plan.needs()[missing[0]]
-        told = masks.counts.get("missing", {}).get(need) if masks else None
-        if told and source == "preset:roles" and need in ("head", "relation"):
-            told += "; for a language without a parser preset:roles-unparsed"
+        reason = masks.counts.get("missing", {}).get(need) if masks else None
+        if reason and source == "preset:roles" and need in ("head", "relation"):
+            reason += "; for a language without a parser preset:roles-unparsed"
         raise PlanError(
             f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
             + (f", which {masks.reference} does not have" if masks else ""),
-            hint=f"{need}: {told}" if told else f"{FEATURES[need].source}; give it with --masks",
+            hint=f"{need}: {reason}" if reason else f"{FEATURES[need].source}; give it with --masks",
         )
     if training and (given := inputs_of("masks", inputs)):
         for need in features(plan):
             if not any(masks.counts["splits"].get("train", {}).get(f"with_{need}", 1) for masks in given):
                 raise PlanError(
-                    f"{source}: guide {plan.needs()[need]!r} has no member in the training text: {given[0].reference} knows "
-                    f"the {need} of no token",
+                    f"{source}: guide {plan.needs()[need]!r} matches nothing in the training text: in {given[0].reference} no token "
+                    f"has the feature {need}",
                     hint="look at the warnings of build-masks and build-deps, or leave the guide out of the plan",
                 )
     reader = plan.tables(training=training).get("cooccurrence")
@@ -122,7 +126,7 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
 
 
 def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = "pairs") -> dict[str, Any]:
-    """What patterns and rules look up beside tokens, by name; for ``totals`` see `cooccurrence_table.load_table`."""
+    """The tables that patterns and head rules look up, by name; for ``totals`` see `cooccurrence_table.load_table`."""
     from guidance.mechanisms.random_mask import PROPORTIONS
     from pipelines.statistics.cooccurrence_table import load_table
     from pipelines.statistics.head_scores import read_scores

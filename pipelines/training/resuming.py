@@ -1,4 +1,4 @@
-"""Continuing a run: the same settings go on, others are refused or, where allowed, begin a run of their own."""
+"""Resuming a run: the same settings continue it; others are refused or, with ``--allow-change``, start a new run from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, UnknownName
-from pipelines.engine.stage import Stage, is_knob, read_json, recipe_of
+from pipelines.engine.stage import Stage, read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
 from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
@@ -17,14 +17,14 @@ from pipelines.storage.store import Store
 from pipelines.training.metrics_log import METRICS_LOG
 
 RUN_FILE = "run.json"
-"""What an unfinished run says of itself: see `note`."""
+"""The file in which an unfinished run describes itself: see `note`."""
 
 _OPTIONAL = ("init", "masks", "cooccur", "masking", "scores")
-"""Inputs that a run may have had or may now have."""
+"""Inputs that a run may have or lack."""
 
 
 def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
-    """Write down what a run is that begins in this folder: settings without knobs, contents of the inputs by role."""
+    """Describe the run of this folder in a file: settings without knobs, and the contents of the inputs by role."""
     about = {"config": config.recipe(), "inputs": {role: given.content for role, given in inputs.items()}}
     write_file(folder / RUN_FILE, json.dumps(about).encode())
 
@@ -32,11 +32,11 @@ def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
 def resumed(
     stage: Stage, reference: str, allowed: Sequence[str], config: Any, inputs: Mapping[str, Any], store: Store
 ) -> tuple[Any, tuple[Artifact, Path] | None]:
-    """The configuration with which to continue another run; where it differs, also the checkpoint from which to.
+    """The configuration with which to continue a run; if settings differ, also the checkpoint to start from and its folder.
 
     Raises:
         ArtifactMissing: there is no such run.
-        InputError: a setting or an input differs and is not allowed to; each is listed with both values.
+        InputError: a setting or an input differs and is not in ``allowed``; each is listed with both values.
     """
     known = {*config.recipe(), *inputs, *_OPTIONAL}
     unknown = [name for name in allowed if re.sub(r"-\d+$", "", name) not in known]
@@ -54,39 +54,37 @@ def resumed(
     if refused:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(refused.items()))
         raise InputError(
-            f"{reference} was begun with other settings: {listed}",
-            hint="take the old ones, start another run without --resume, or --allow-change "
+            f"{reference} was started with other settings: {listed}",
+            hint="use the old settings, start a new run without --resume, or --allow-change "
             + " --allow-change ".join(sorted(refused)),
         )
     if not changed:
         same = config.model_copy(update={"continued_from": was.get("continued_from", "")})
         if recipe_of(stage, same, inputs)[:ID_LENGTH] != folder.name:
-            raise InputError(f"{reference} was begun by another version of guide", hint="start another run")
+            raise InputError(f"{reference} was started by another version of guide", hint="start a new run")
         return same, None
     from pipelines.training.checkpoints import Checkpoints
 
     newest = Checkpoints(folder).newest("checkpoint")
     if newest is None:
-        raise ArtifactMissing(
-            f"{reference} has no checkpoint", hint="--init continues from the weights of a finished run"
-        )
+        raise ArtifactMissing(f"{reference} has no checkpoint", hint="--init starts from the weights of a finished run")
     if newest.counts["step"] >= config.steps and config.epochs is None:
-        raise InputError(f"{reference} is at step {newest.counts['step']} already", hint="--steps")
+        raise InputError(f"{reference} is already at step {newest.counts['step']}", hint="give more --steps")
     continued = config.model_copy(update={"continued_from": f"{folder.name}@{newest.counts['step']}"})
     return continued, (newest, folder)
 
 
 def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
-    """The folder of an unfinished run, or the finished artifact; its configuration and the contents of its inputs."""
+    """The folder of an unfinished run or of a finished artifact, and its description as `note` writes it."""
     prefix = reference.removeprefix(f"{stage.kind}/")
     if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
-        raise InputError(f"--resume {reference!r}: a run is called {stage.kind}/ID, with 4 digits of its id at least")
+        raise InputError(f"--resume {reference!r}: a run is named {stage.kind}/ID, with at least 4 digits of its id")
     unfinished = store.find_unfinished(stage.kind, reference)
     if unfinished and (unfinished / RUN_FILE).exists():
         return unfinished, read_json(unfinished / RUN_FILE)
     found = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
     if len(found) > 1:
-        raise ArtifactMissing(f"{reference!r} could be any of {', '.join(p.parent.name for p in found)}")
+        raise ArtifactMissing(f"{reference!r} is ambiguous: {', '.join(p.parent.name for p in found)}")
     for path in found:
         with Artifact(path.parent) as artifact:
             return path.parent, begun_with(artifact, stage)
@@ -96,16 +94,18 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
 
 
 def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
-    """What `note` has written of an unfinished run, for a finished one."""
-    fields, manifest = stage.config.model_fields, artifact.manifest
+    """The description of a finished run, as `note` writes it for an unfinished one."""
+    manifest = artifact.manifest
+    config = manifest.get("config", {})
+    left_out = stage.config.model_fields.keys() - stage.config.model_construct(**config).recipe().keys()
     return {
-        "config": {k: v for k, v in manifest.get("config", {}).items() if k not in fields or not is_knob(fields[k])},
+        "config": {name: value for name, value in config.items() if name not in left_out},
         "inputs": {role: given.get("content") for role, given in manifest.get("inputs", {}).items()},
     }
 
 
 def seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
-    """Give a continued run the checkpoint and the metrics it continues from, the checkpoint last."""
+    """Copy metrics and checkpoints of an old run to the folder of a new run; the checkpoint to start from is copied last."""
     from pipelines.training.checkpoints import Checkpoints
 
     checkpoints, step = Checkpoints(new), int(checkpoint.counts["step"])

@@ -1,4 +1,4 @@
-"""Trackers that follow a run (TensorBoard, Weights & Biases and others), as ``accelerate`` knows them."""
+"""Experiment trackers (TensorBoard, Weights & Biases and others), through ``accelerate``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pipelines.storage.files import machine_errors
 
 
 class Trackers:
-    """Several trackers as one; of none, it does nothing."""
+    """Several trackers as one; without trackers it does nothing."""
 
     def __init__(self, trackers: Sequence[Any] = ()) -> None:
         self._trackers = trackers
 
     @classmethod
     def start(cls, names: Sequence[str], folder: Path) -> Trackers:
-        """Start trackers of these names, whose files go to a folder.
+        """Start the trackers with these names; their files go to ``folder``.
 
         Raises:
-            UnknownName: there is none of that name.
-            MachineError: it is not installed; the folder cannot be made.
+            UnknownName: there is no such tracker.
+            MachineError: a tracker is not installed; or the folder cannot be made.
         """
         if not names:
             return cls()
@@ -50,7 +50,7 @@ class Trackers:
 
     @contextmanager
     def following(self) -> Iterator[Trackers]:
-        """Finish them at the end, whatever happens."""
+        """Finish the trackers at the end, also after an exception."""
         try:
             yield self
         finally:
@@ -58,6 +58,6 @@ class Trackers:
                 tracker.finish()
 
     def log(self, row: Mapping[str, float]) -> None:
-        """Hand on the metrics of a step, which has its number in ``step``."""
+        """Log the metrics of a step; ``step`` is its number."""
         for tracker in self._trackers:
             tracker.log({name: value for name, value in row.items() if name != "step"}, step=row["step"])

@@ -122,12 +122,13 @@ def test_a_mistyped_command_gets_a_suggestion(guide):
 
 @pytest.mark.parametrize("example", [e for e in COMMANDS["pretrain"].examples if "--plan preset:" in e])
 def test_the_plans_of_examples_fit_the_sizes_beside_them(guide, example):
-    from pipelines.training.models import FAMILIES, SIZES
+    from pipelines.training.models import SIZES
+    from pipelines.training.objectives import OBJECTIVES
 
     words = example.split()
     given = {word: words[place + 1] for place, word in enumerate(words[:-1]) if word.startswith("--")}
     layers, _, heads, _ = SIZES["base" if "--init" in given else given.get("--size", "mini")]
     layers, heads = int(given.get("--layers", layers)), int(given.get("--heads", heads))
-    family = FAMILIES[given.get("--objective", "mlm")][0]
+    family = OBJECTIVES[given.get("--objective", "mlm")].families[0]
     answer = guide("plan", "check", given["--plan"], "--model", f"{family}:{layers}x{heads}")
     assert answer.code == 0, answer.err

@@ -1,4 +1,4 @@
-"""Trainings that are killed, interrupted, short of space, or fed bad numbers.
+"""Trainings that are killed, interrupted, out of disk space, or have non-finite numbers.
 
 Children are forked from this process, which has imported everything already; one thread, so that they may.
 """
@@ -26,8 +26,9 @@ from pipelines.engine.stage import Result
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
+from pipelines.training import model_folder
 from pipelines.training.checkpoints import Checkpoints
-from pipelines.training.objectives.masked_lm import MaskedLM
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.order import Order
 from tests import trainings
 from tests.tiny import KILLED, in_child, processes, start, wait_for
@@ -38,7 +39,7 @@ LONG: dict[str, Any] = {"steps": 24, "save_every": 5, "evaluate_every": 8, "plan
 
 
 def killed_at(store: Store, step: int, **changes: Any) -> int:
-    """Exit code of a training that SIGKILL meets after a step."""
+    """The exit code of a training that is killed after a step."""
     return in_child(lambda: trainings.train(store, progress=At(step, send(signal.SIGKILL)), **changes))
 
 
@@ -72,7 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_killed_at_five_random_steps_equals_one_that_was_not(
+def test_a_run_killed_at_five_random_steps_equals_an_uninterrupted_one(
     store: Store, whole: Callable[..., Result], seed: int
 ) -> None:
     steps = sorted(np.random.default_rng(seed).choice(np.arange(1, 25), 5, replace=False))
@@ -99,7 +100,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(store: Store, who
 def test_a_run_killed_between_last_step_and_publication_needs_no_further_step(
     store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrain, "_write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(model_folder, "write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert in_child(lambda: trainings.train(store, **LONG)) == KILLED
     monkeypatch.undo()
     assert partial(store).steps("checkpoint") == [20, 24]
@@ -121,7 +122,7 @@ SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "evaluate_every": 2, "vali
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("point", ["open", "write", "fsync", "rename", "unlink"])
-def test_a_run_killed_while_it_saves_equals_one_that_was_not(
+def test_a_run_killed_while_saving_equals_an_uninterrupted_one(
     tmp_path: Path, whole: Callable[..., Result], point: str
 ) -> None:
     trainings.sequences(Store(tmp_path / "fresh"))
@@ -138,8 +139,8 @@ def test_a_run_killed_while_it_saves_equals_one_that_was_not(
     assert number > 8
 
 
-def test_what_a_rerun_cannot_use_is_thrown_away(store: Store, whole: Callable[..., Result]) -> None:
-    """The weights of the best step and the snapshots come from the run that ends, not from one that died."""
+def test_a_rerun_drops_newer_best_weights_and_snapshots(store: Store, whole: Callable[..., Result]) -> None:
+    """Best weights and snapshots come from the run that finishes, not from the killed one."""
     assert killed_at(store, 9, **LONG) == KILLED
     checkpoints = partial(store)
     assert checkpoints.steps("best") == [8] and checkpoints.steps("snapshot") == [0, 7]
@@ -164,7 +165,7 @@ def test_the_best_weights_before_a_checkpoint_outlive_better_ones_after_it(store
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)], ids=lambda n: str(int(n))
 )
-def test_a_request_to_end_finishes_the_step_and_saves(
+def test_a_signal_finishes_the_step_and_saves(
     store: Store, whole: Callable[..., Result], number: int, code: int
 ) -> None:
     with pytest.raises(Interrupted, match="after step 7 of 24; the run is saved"):
@@ -174,7 +175,7 @@ def test_a_request_to_end_finishes_the_step_and_saves(
     assert_same(trainings.train(store, **LONG), whole(**LONG))
 
 
-def test_handlers_are_given_back(store: Store) -> None:
+def test_signal_handlers_are_restored(store: Store) -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(Interrupted):
         trainings.train(store, progress=At(2, send(signal.SIGINT)), **LONG)
@@ -244,11 +245,11 @@ def test_after_an_interrupted_force_the_command_without_it_continues(
     assert_same(trainings.train(store, **LONG), whole(**LONG))
 
 
-# short of space
+# a full disk
 
 
 @pytest.mark.parametrize("point", ["write:18", "fsync:22", "rename:6"])
-def test_no_space_for_a_checkpoint_ends_the_run_and_loses_nothing_before(
+def test_a_full_disk_ends_the_run_and_keeps_earlier_checkpoints(
     store: Store, whole: Callable[..., Result], point: str
 ) -> None:
     data = trainings.sequences(store)
@@ -258,11 +259,11 @@ def test_no_space_for_a_checkpoint_ends_the_run_and_loses_nothing_before(
     assert_same(trainings.train(store, **LONG), whole(**LONG))
 
 
-# bad numbers
+# non-finite numbers
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value: float = float("nan")) -> None:
-    """Let the loss, or only its gradient, be bad at a step."""
+    """Make the loss, or only its gradient, non-finite at a step."""
     losses, calls = MaskedLM.losses, 0
 
     def bad(objective: MaskedLM, model: Any, batch: Any, done: int) -> dict[str, torch.Tensor]:
@@ -281,7 +282,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient"])
-def test_a_number_that_is_not_finite_stops_the_run_before_the_update(
+def test_a_non_finite_number_stops_the_run_before_the_update(
     store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, gradient: bool, value: float
 ) -> None:
     changes = LONG | {"save_every": 6, "snapshots": [6]}
@@ -306,7 +307,7 @@ def test_a_number_that_is_not_finite_stops_the_run_before_the_update(
     assert_same(trainings.train(store, **changes), whole(**changes))
 
 
-def test_a_number_that_is_not_finite_is_exit_code_4(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_non_finite_number_is_exit_code_4(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     data = trainings.sequences(store)
     broken(monkeypatch, 2, gradient=False)
     command = [
@@ -324,7 +325,7 @@ def test_a_number_that_is_not_finite_is_exit_code_4(store: Store, monkeypatch: p
     assert in_child(lambda: sys.exit(run_command(command))) == 4
 
 
-def test_a_validation_loss_that_is_not_finite_stops_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_non_finite_validation_loss_stops_the_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (float("nan"), 3.0)})
     with pytest.raises(NumericalError, match="step 3: a validation loss is not finite: mlm nan"):
         trainings.train(store)
@@ -351,14 +352,14 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it_or_refused(
 ) -> None:
     assert killed_at(store, 11, **LONG) == KILLED
     damaged(store, file, how=how, which=[10])
-    assert killed_at(store, 16, **LONG) == KILLED  # went back to 5, and saved 10 and 15 anew
+    assert killed_at(store, 16, **LONG) == KILLED  # it resumed from step 5, and saved 10 and 15 again
     assert partial(store).steps("checkpoint") == [10, 15]
     damaged(store, file, how=how, which=[10, 15])
     assert in_child(lambda: trainings.train(store, **LONG)) == 2
     assert_same(trainings.train(store, **LONG, force=True), whole(**LONG))
 
 
-def test_moments_that_are_missing_in_a_sealed_checkpoint_are_no_fresh_optimizer(store: Store) -> None:
+def test_a_checkpoint_without_moments_is_refused_rather_than_given_a_fresh_optimizer(store: Store) -> None:
     import safetensors.torch
 
     assert killed_at(store, 6, **LONG) == KILLED
@@ -373,7 +374,7 @@ def test_moments_that_are_missing_in_a_sealed_checkpoint_are_no_fresh_optimizer(
         assert in_child(lambda: trainings.train(store, **LONG)) == 2
 
 
-# two at once
+# two runs of one recipe at once
 
 
 def test_a_second_training_of_one_recipe_waits_or_fails(store: Store) -> None:
@@ -430,7 +431,7 @@ def test_losses_and_weights_do_not_depend_on_micro_batches_or_processes(
     assert not list((store.root / ".partial" / "model").iterdir())
 
 
-def test_nothing_is_trained_twice_by_several_processes_either(store: Store) -> None:
+def test_several_processes_do_not_train_a_finished_run_again(store: Store) -> None:
     data = trainings.sequences(store)
     trainings.train(store)
     assert processes(2, lambda rank: together(store, data, rank)) == [0, 0]
@@ -459,7 +460,7 @@ def test_a_signal_to_one_process_stops_all_and_one_process_can_continue(
     assert one.artifact.counts["matches"] == reference.artifact.counts["matches"]
 
 
-def test_nobody_waits_for_a_process_that_failed(store: Store) -> None:
+def test_no_process_waits_for_one_that_failed(store: Store) -> None:
     data = trainings.sequences(store)
 
     def no_space(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Masking: its proportions, what it never touches, and what it depends on."""
+"""Masking: its proportions, the tokens that it never masks, and what it depends on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_special_tokens_are_neither_chosen_nor_drawn() -> None:
     assert not np.isin(seen[~special], (0, 1, 2, 3)).any()
 
 
-def test_the_choice_depends_on_seed_epoch_and_example_alone() -> None:
+def test_the_choice_depends_only_on_seed_epoch_and_example() -> None:
     given = ids(400)
     place = {"seed": 3, "epoch": 5, "example": 17}
     first = MASKER(given, **place)
@@ -68,7 +68,7 @@ def test_neighbouring_examples_and_epochs_draw_unrelated_choices() -> None:
             assert (choices[a] & choices[b]).mean() == pytest.approx(0.15**2, abs=0.006)
 
 
-def test_inputs_are_left_alone_and_lengths_of_nothing_work() -> None:
+def test_inputs_are_not_modified_and_empty_examples_work() -> None:
     given = ids(30)
     before = given.copy()
     MASKER(given, seed=0, epoch=0, example=0)

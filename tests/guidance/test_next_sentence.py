@@ -1,4 +1,4 @@
-"""Pairs of texts: that they are what they say, that nothing but their content tells them apart, and what they depend on."""
+"""Pairs of texts: their labels are right, only their content gives the label away, and what they depend on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def documents(
     missing: Sequence[tuple[int, int]] = (),
     corpora: Sequence[int] = (),
 ) -> Documents:
-    """Documents of sentences of so many tokens, each of which ends with `STOP`, all other ids being different.
+    """Documents of sentences with so many tokens; each sentence ends with `STOP`, and all other ids are different.
 
     Args:
         missing: (document, sentence) before which text is in another split.
@@ -80,7 +80,7 @@ def test_documents_are_cut_in_order_at_sentences_as_a_plain_loop_would() -> None
         assert given.lengths.tolist() == (np.diff([*expected, place]) + 2 + given.has_pair).tolist()
 
 
-def test_an_example_without_an_inner_bound_or_with_nothing_of_its_length_elsewhere_has_no_second_text() -> None:
+def test_a_single_sentence_or_one_without_foreign_text_of_its_length_has_no_second_text() -> None:
     given = documents([[2, 3, 2], [2, 2], [4]], 5)
     assert given.stretches.tolist() == [0, 2, 3, 5, 6]
     # the second text of the first example has 3 tokens, and elsewhere 2 tokens at most follow a sentence
@@ -93,14 +93,14 @@ def test_an_example_without_an_inner_bound_or_with_nothing_of_its_length_elsewhe
         assert pair.second == (slice(9, 11) if pair.label == NEXT else slice(5, 7))
 
 
-def test_bounds_leave_second_texts_that_another_document_can_stand_for() -> None:
+def test_second_texts_are_short_enough_for_another_document_to_replace() -> None:
     given = documents([[1] * 10, [1, 1, 1, 1]], 10)
     assert given.earliest.tolist() == [7, 11]
     drawn = {size(pair.second) for example, pair in pairs(given, 60) if example == 0}
     assert drawn == {1, 2, 3}
 
 
-def test_text_that_is_missing_between_two_sentences_parts_them() -> None:
+def test_missing_text_between_two_sentences_separates_them() -> None:
     given = documents([[2, 2, 2, 2], [2, 2]], 20, missing=[(0, 2)])
     assert given.stretches.tolist() == [0, 2, 4, 6]
     assert 2 not in given.sources and given.sources.tolist() == [1, 3, 5]
@@ -210,18 +210,18 @@ def test_texts_of_several_corpora_come_from_the_same_one() -> None:
     assert {document for _, document in seen} >= long_enough
 
 
-def test_a_corpus_is_drawn_from_as_if_it_were_alone() -> None:
+def test_pairs_of_a_corpus_are_drawn_as_if_it_were_alone() -> None:
     sizes = [[2, 3, 4, 5] * 6, [3] * 20, [4, 2] * 9]
     alone, among = documents(sizes, 12), documents([*sizes, [5, 5] * 30, [6] * 9], 12, corpora=[3, 2])
     assert pairs(alone, 3) == [(i, pair) for i, pair in pairs(among, 3) if i < len(alone)]
 
 
-def test_no_document_of_another_corpus_stands_for_one_that_is_too_short() -> None:
+def test_foreign_text_never_comes_from_another_corpus() -> None:
     given = documents([[1, 9], [1, 1], [1, 9], [1, 9]], 10, corpora=[2, 2])
     assert given.has_pair.tolist() == [False, True, True, True]
 
 
-def test_short_documents_are_passed_over_however_many_there_are() -> None:
+def test_short_documents_are_skipped_however_many_there_are() -> None:
     given = documents([[1, 9], *[[1, 1]] * 2000, [1, 9], *[[1, 1]] * 2000], 10)
     (other,) = np.flatnonzero(given.has_pair & (given.lengths == 13))[1:]
     for epoch in range(40):
@@ -231,7 +231,7 @@ def test_short_documents_are_passed_over_however_many_there_are() -> None:
             assert pair.second.start == given.starts[given.stretches[other]] + 1
 
 
-def test_pairs_depend_on_seed_epoch_and_example_alone() -> None:
+def test_pairs_depend_only_on_seed_epoch_and_example() -> None:
     given = many()
     first = pairs(given, 2, seed=3)
     np.random.seed(0)
@@ -265,7 +265,7 @@ def test_a_pair_is_laid_out_as_by_hand() -> None:
     assert alone.segments.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
 
 
-def test_laid_out_examples_have_the_lengths_that_were_told() -> None:
+def test_laid_out_examples_have_the_announced_lengths() -> None:
     given = many()
     for example in range(len(given)):
         laid = given.lay_out(given.pair(example, seed=0, epoch=0), 7, 8)

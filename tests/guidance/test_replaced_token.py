@@ -1,4 +1,4 @@
-"""Drawing tokens in the place of masked ones, and the loss of whoever finds them."""
+"""Drawing replacements of masked tokens, and the loss of the discriminator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = {"seed": 3, "epoch": 5, "example": 17}
 # numbers
 
 
-def test_the_numbers_depend_on_seed_epoch_and_example_alone() -> None:
+def test_the_numbers_depend_only_on_seed_epoch_and_example() -> None:
     first = uniform_numbers(50, **SEEDS)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -27,8 +27,8 @@ def test_the_numbers_depend_on_seed_epoch_and_example_alone() -> None:
         assert not np.array_equal(first, uniform_numbers(50, **(SEEDS | {name: SEEDS[name] + 1}))), name
 
 
-def test_the_numbers_are_not_those_by_which_tokens_are_masked() -> None:
-    """Masking chooses a token where its own number is small; all drawn tokens would come from the lowest ids."""
+def test_the_numbers_are_independent_of_those_that_choose_masked_tokens() -> None:
+    """Masking chooses tokens with small numbers; with the same numbers, all drawn tokens would have low ids."""
     masking = np.random.Generator(np.random.Philox(key=[3, 5], counter=[0, 0, 0, 17])).random(100_000)
     assert abs(np.corrcoef(masking, uniform_numbers(100_000, **SEEDS))[0, 1]) < 0.02
 
@@ -36,8 +36,8 @@ def test_the_numbers_are_not_those_by_which_tokens_are_masked() -> None:
 # drawing
 
 
-def test_tokens_are_drawn_where_the_cumulative_distribution_passes_the_number() -> None:
-    """By hand: of the ids 2, 4 and 5 with probabilities 1/2, 1/4, 1/4."""
+def test_tokens_are_drawn_by_the_inverse_of_the_cumulative_distribution() -> None:
+    """By hand: the ids 2, 4 and 5 have probabilities 1/2, 1/4 and 1/4."""
     logits = torch.tensor([9.0, 9.0, math.log(2), 9.0, 0.0, 0.0]).expand(7, -1)
     numbers = torch.tensor([0.0, 0.25, 0.49, 0.51, 0.74, 0.76, 1 - 2**-53], dtype=torch.float64)
     assert draw(logits, numbers, torch.tensor([2, 4, 5])).tolist() == [2, 2, 2, 4, 4, 5, 5]
@@ -52,7 +52,7 @@ def test_the_unigram_distribution_is_that_of_the_counts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_what_is_drawn_is_distributed_as_the_softmax(dtype: torch.dtype) -> None:
+def test_drawn_tokens_follow_the_softmax(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (2 * torch.randn(40, generator=generator)).to(dtype)
     ordinary = torch.arange(5, 40)
@@ -65,7 +65,7 @@ def test_what_is_drawn_is_distributed_as_the_softmax(dtype: torch.dtype) -> None
     assert ((counts[5:] - expected).square() / expected).sum() < 75
 
 
-def test_what_is_drawn_by_counts_is_distributed_as_the_counts() -> None:
+def test_unigram_tokens_follow_the_counts() -> None:
     ids = np.random.default_rng(0).zipf(1.4, 5000).clip(1, 30)
     unigram, size = Unigram.of(ids, np.arange(2, 31)), 60_000
     counts = torch.bincount(unigram.draw(torch.from_numpy(uniform_numbers(size, **SEEDS))), minlength=31)
@@ -76,8 +76,8 @@ def test_what_is_drawn_by_counts_is_distributed_as_the_counts() -> None:
     assert ((counts[2:] - expected)[seen].square() / expected[seen]).sum() < 75
 
 
-def test_numbers_that_are_not_finite_still_give_tokens() -> None:
-    """The loss says that something is wrong; an id outside the vocabulary would end the process."""
+def test_non_finite_logits_still_give_valid_tokens() -> None:
+    """The loss reports the error; an id outside the vocabulary would crash the process."""
     logits = torch.full((3, 8), torch.nan)
     found = draw(logits, torch.tensor([0.0, 0.5, 0.9]), torch.tensor([3, 4]))
     assert set(found.tolist()) <= {3, 4}
@@ -88,7 +88,7 @@ def test_drawing_has_no_gradient() -> None:
     assert not draw(logits, torch.rand(4), torch.arange(8)).requires_grad
 
 
-def test_other_ids_are_put_at_places_of_a_copy() -> None:
+def test_put_at_changes_a_copy() -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     assert put_at(ids, torch.tensor([1, 5]), torch.tensor([8, 9])).tolist() == [[1, 8, 3], [4, 5, 9]]
     assert put_at(ids, torch.tensor([3]), 0).tolist() == [[1, 2, 3], [0, 5, 6]]

@@ -1,4 +1,4 @@
-"""Logits of chosen tokens alone, on every family that predicts tokens."""
+"""Logits of chosen tokens only, for every family that predicts tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.guidance.models import FAMILIES, SEQ2SEQ, inputs_of, tiny_model
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *SEQ2SEQ])
-def test_chosen_logits_and_all_gradients_are_those_of_the_whole(family: str) -> None:
+def test_chosen_logits_and_all_gradients_equal_those_of_a_whole_pass(family: str) -> None:
     model = tiny_model(family).double()
     inputs = {name: value for name, value in inputs_of(family).items() if name != "labels"}
     whole = model(**inputs).logits
@@ -30,7 +30,7 @@ def test_no_chosen_token_gives_no_logits_and_a_gradient_of_zero() -> None:
     assert all(not gradient.any() for gradient in _gradients(model, logits).values())
 
 
-def test_a_call_that_fails_leaves_the_model_as_it_was() -> None:
+def test_a_failing_call_leaves_the_model_unchanged() -> None:
     model = tiny_model("bert")
     with pytest.raises(IndexError):
         logits_at(model, torch.tensor([10_000]), **inputs_of("bert"))

@@ -1,4 +1,4 @@
-"""Translation: the loss by hand, beam search against all translations there are, and plans that act while it decodes."""
+"""Translation: the loss by hand, beam search against all possible translations, and plans that act during decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLANS = {"plain": Plan(), "encoder": MASKS, "decoder": DECODER, "gaussian": GAUS
 
 
 def talkative(**changes: Any) -> PreTrainedModel:
-    """A model that is unsure what to write, where one with random weights is sure that it repeats itself."""
+    """A model with flat output distributions; one with random weights would always repeat itself."""
     model = tiny_model("marian", tie_word_embeddings=False, init_std=0.3, **changes)
     with torch.no_grad():
         weight_VD = model.get_decoder().embed_tokens.weight.mul_(3)
@@ -40,9 +40,9 @@ every_plan = pytest.mark.parametrize("name", PLANS)
 # the loss
 
 
-def test_the_smoothed_loss_is_what_it_is_by_hand() -> None:
-    """Probabilities 1/2, 1/4, 1/4 with the first as label: -log p is log 2 there and 5/3 log 2 on average; and an even
-    guess, where smoothing changes nothing."""
+def test_the_smoothed_loss_by_hand() -> None:
+    """With probabilities 1/2, 1/4, 1/4 and the first as label, -log p is log 2 for the label and 5/3 log 2 on average.  With
+    uniform probabilities smoothing changes nothing."""
     logits_NV = torch.tensor([[0.5, 0.25, 0.25], [1.0, 1.0, 1.0]]).log()
     smoothed, likelihood = translation_losses(logits_NV, torch.tensor([0, 2]), 0.1)
     assert likelihood.item() == pytest.approx(math.log(2) + math.log(3))
@@ -77,7 +77,7 @@ def test_the_decoder_reads_the_targets_one_step_late() -> None:
     assert shift_right(torch.tensor([[7, 8, 2], [9, 2, 1]]), start=0).tolist() == [[0, 7, 8], [0, 9, 2]]
 
 
-def test_logits_of_an_encoder_decoder_at_its_targets_alone() -> None:
+def test_logits_of_an_encoder_decoder_at_its_targets_only() -> None:
     model, inputs = talkative(), pair_batch()
     del inputs["labels"]
     places_N = places_of(inputs["decoder_attention_mask"])
@@ -109,7 +109,7 @@ def _scores(
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0])
 @every_plan
-def test_enough_beams_find_the_best_translation_of_all(name: str, penalty: float) -> None:
+def test_enough_beams_find_the_best_of_all_translations(name: str, penalty: float) -> None:
     model = talkative(vocab_size=6, decoder_vocab_size=6)
     handle = install(model, PLANS[name])
     sources = {k: v % 6 if k == "input_ids" else v for k, v in batch((5, 3), seed=3).items()}
@@ -150,8 +150,8 @@ def _until(row: list[int], end: int) -> list[int]:
 # plans at work while it decodes
 
 
-def test_masks_that_read_features_act_in_the_encoder_while_it_decodes() -> None:
-    """Two segments that do not see each other: a changed word of the second leaves the states of the first alone."""
+def test_masks_that_read_features_act_in_the_encoder_during_decoding() -> None:
+    """Two segments cannot see each other: changing a word of the second does not change the states of the first."""
     model = talkative()
     handle = install(model, Plan((Guide("same_segment", "mask"),)))
     sources = batch((6,))
@@ -171,7 +171,7 @@ def test_masks_that_read_features_act_in_the_encoder_while_it_decodes() -> None:
     assert not torch.allclose(after[:, :3], open_[:, :3])
 
 
-def test_a_plan_of_losses_leaves_decoding_as_it_is_with_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_losses_changes_neither_decoding_nor_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sources = talkative(), batch()
     expected = translate(model, None, sources, beams=3, max_length=5)
     handle = install(model, Plan((Guide("next", "attention_loss"), Guide("self", "attention_loss", stack="decoder"))))
@@ -190,7 +190,7 @@ def test_only_a_guided_decoder_reads_its_whole_prefix(name: str) -> None:
 
 
 def _decoder_lengths(model: Any) -> list[int]:
-    """Filled with how many tokens the decoder reads in each call."""
+    """A list that records how many tokens the decoder reads in each call."""
     lengths: list[int] = []
 
     def note(module: Any, args: Any, kwargs: Any) -> None:
@@ -210,7 +210,7 @@ def test_translating_restores_the_mode_of_the_model() -> None:
 
 
 class _Tokenizer:
-    """Its full stop is the token that it is told."""
+    """A tokenizer whose full stop is this token."""
 
     cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, None
 

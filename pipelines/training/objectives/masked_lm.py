@@ -1,233 +1,43 @@
-"""The objective ``mlm``: masked language modelling with the guides of a plan beside it."""
+"""The objective ``mlm``: masked language modelling."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from pipelines.training.objective import Card, Objective
+from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
+from pipelines.training.settings import Filling, Masking
 
-from guidance.batch import BatchGuidance
-from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
-from guidance.objectives.replaced_token import Unigram, uniform_numbers
-from guidance.objectives.selection import logits_at, places_of, put_at
-from guidance.plan import Plan
-from guidance.statistics.roles import NOTHING
-from pipelines.training.batches import pad
-from pipelines.training.models import build_model, check_lengths
-from pipelines.training.objectives import Given, ModelFolder
-from pipelines.training.objectives.generator import (
-    FOLDER,
-    Generator,
-    Pair,
-    build_generator,
-    check_guides,
-    kind_of,
-    plan_of,
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.training.learner import Given, Learner
+
+
+def _check_plan(plan: Plan, config: Any, source: str) -> None:
+    check_generator_guides(plan, config, source)
+
+
+def _prepare(given: Given) -> Learner:
+    from pipelines.training.learners import masked_lm
+
+    return masked_lm.prepare(given, OBJECTIVE)
+
+
+OBJECTIVE = Objective(
+    name="mlm",
+    learns="masked words",
+    needs="mlm predicts masked words, in any sequences.",
+    families=("roberta", "bert", "electra", "modernbert"),
+    card=Card("masked language model", "fill-mask", "AutoModelForMaskedLM", GENERATOR_CARD),
+    prepare=_prepare,
+    check_plan=_check_plan,
+    settings=(Masking, Filling),
+    examples=(
+        "guide pretrain wiki-128 --plan preset:ag --size mini --steps 5000",
+        "guide pretrain wiki-512 --plan preset:ag --size base --epochs 10 --weight-decay 0   # as paper A",
+        "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles --size small",
+        "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
+        "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --batch-size 128 --steps 20000   # batch and steps of paper D",
+        "guide pretrain wiki-128 --plan preset:random-mask-scheduled --masking-run an-asa-run --size small",
+    ),
 )
-from pipelines.training.objectives.guided import Guided, GuidedObjective, Inputs
-from pipelines.training.objectives.masked_batches import FilledBatch, MaskedBatch
-
-
-def check_plan(plan: Plan, config: Any, source: str) -> None:
-    """Raises PlanError when a guide cannot work in this objective."""
-    check_guides(plan, config, source)
-
-
-def prepare(given: Given) -> MaskedLM:
-    """Raises InputError when data, plan, model and settings do not fit each other."""
-    plan, seed = plan_of(given.plan, "model"), given.config.seed
-    model = build_model(given.config, given.tokenizer, given.max_length, given.init, seed=seed, plan=plan)
-    check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-    kind = kind_of(given.plan, given.config)
-    if kind == "none":
-        return MaskedLM(given, model)
-    return FilledLM(given, model, build_generator(given, model) if kind == "transformer" else None)
-
-
-class MaskedLM(GuidedObjective):
-    """See `pipelines.training.loop.Objective`."""
-
-    TASKS: ClassVar[tuple[str, ...]] = ("mlm",)
-    """What `task_losses` gives; the first one decides which step is best."""
-
-    def __init__(self, given: Given, model: Any) -> None:
-        tokenizer = given.tokenizer
-        super().__init__(model, Guided(model, given.plan, tokenizer, given.tables, folder=given.folder), given)
-        self.splits, self.seed = {"train": given.train, "valid": given.valid}, given.config.seed
-        self.pad_id = tokenizer.pad_token_id
-        probability = given.config.mask_probability
-        self.masker = Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
-        self.lengths = given.train.lengths
-
-    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
-        rows = self.splits[split]
-        pairs = [self.masker(rows[i], seed=self.seed, epoch=epoch, example=i) for epoch, i in examples]
-        columns = {name: [rows.column(name, i) for _, i in examples] for name in rows.columns}
-        return MaskedBatch([seen for seen, _ in pairs], [labels for _, labels in pairs], columns, examples)
-
-    def counts(self, batch: MaskedBatch) -> dict[str, float]:
-        guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
-        guides = self.guided.counts(batch.examples, self.asked(batch), guidance)
-        return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
-
-    def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
-        inputs = self.tensors(batch)
-        guidance = self.guide(inputs, step)
-        if not self.guided.attacks:
-            output = self.call(model, inputs, **self.guided.forward(guidance))
-            return {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
-        output, *clean = self._distributions(model, inputs, guidance=guidance)
-        losses = {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
-        attack = guidance.attack(self.seeds(batch))
-        _, *attacked = self._distributions(model, inputs, guidance=attack)
-        return losses | self.guided.attack_losses(attack, clean, attacked)
-
-    def _distributions(self, model: nn.Module, inputs: Inputs, guidance: BatchGuidance) -> tuple[Any, Tensor, Tensor]:
-        """A pass, and what an attack on it is judged by: the logits of the tokens that are asked about, (N, classes), and
-        what stands for each example, (B, D)."""
-        if self.guided.sentence == "hidden":
-            output = self.call(model, inputs, guidance=guidance, output_hidden_states=True)
-            return output, output.logits, output.hidden_states[-1][:, 0]
-        batch, length = inputs.model["input_ids"].shape
-        first_B = torch.arange(batch, device=inputs.places_N.device) * length
-        asked = dataclasses.replace(inputs, places_N=torch.cat((inputs.places_N, first_B)))
-        output = self.call(model, asked, guidance=guidance)
-        output.logits, first = output.logits.split((len(inputs.places_N), batch))
-        return output, output.logits, first
-
-    def seeds(self, batch: MaskedBatch) -> Tensor:
-        """A number for each example, int64, from which attacks on it are drawn."""
-        # the second word of the counter keeps these numbers apart from those that choose words and texts
-        sources = (np.random.Philox(key=[self.seed, epoch], counter=[0, 2, 0, i]) for epoch, i in batch.origins)
-        return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
-
-    def weights(self, step: int) -> dict[str, float]:
-        return {"mlm": 1.0, **self.guided.weights(step)}
-
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return self.TASKS
-
-    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-        inputs = self.tensors(batch)
-        extra = self.guided.handle.at_inference(**_seen(inputs))
-        return self.task_losses(self.call(model, inputs, **extra), inputs), self.task_counts(batch)
-
-    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
-        """A forward pass, whose ``logits`` are those of the tokens that are asked about, (N, classes)."""
-        return logits_at(model, inputs.places_N, **inputs.model, **extra)
-
-    def asked(self, batch: MaskedBatch) -> float:
-        """About how many tokens the model is asked."""
-        return batch.chosen
-
-    def task_counts(self, batch: MaskedBatch) -> dict[str, float]:
-        """The denominators of `task_losses`."""
-        return {"mlm": batch.chosen}
-
-    def task_losses(self, output: Any, inputs: Inputs) -> dict[str, Tensor]:
-        """What the outputs of a pass cost, without any guide, undivided."""
-        return {"mlm": masked_lm_loss(output.logits, inputs.labels_N)}
-
-    def tensors(self, batch: MaskedBatch) -> Inputs:
-        """The batch on the device of the model."""
-        device = next(self.model.parameters()).device
-        labels_BT = pad(batch.labels, IGNORED, batch.length)
-        places_N = places_of(labels_BT != IGNORED)
-        return Inputs(
-            {
-                "input_ids": pad(batch.seen, self.pad_id, batch.length, device),
-                "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device),
-            },
-            places_N.to(device, non_blocking=True),
-            labels_BT.flatten()[places_N].to(device, non_blocking=True),
-            {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
-        )
-
-    def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
-        """The guidance of a batch."""
-        return self.guided.handle.guide(**_seen(inputs), step=step)
-
-
-def _seen(inputs: Inputs) -> dict[str, Tensor]:
-    """What the guidance of a batch is made of."""
-    return {name: inputs.model[name] for name in ("input_ids", "attention_mask")} | dict(inputs.columns)
-
-
-class FilledLM(MaskedLM):
-    """Masked language modelling beside which a generator fills in the same tokens, for guides that act where it is wrong.
-
-    The model reads what it reads without a generator.  Mis-predictions are masked tokens that were drawn other than the
-    text has them (Xing et al. 2020, equation 11).
-    """
-
-    PARTS: ClassVar[tuple[str, ...]] = ("model",)
-    """Whose guides the model gets."""
-
-    def __init__(self, given: Given, model: Any, network: Any = None) -> None:
-        """
-        Args:
-            network: what fills in; by default the unigram distribution of the training sequences.
-        """
-        super().__init__(dataclasses.replace(given, plan=plan_of(given.plan, *self.PARTS)), model)
-        self.main, self.generator, self.unigram = model, None, None
-        if network is None:
-            self.unigram = Unigram.of(given.train.ids, self.masker.ordinary)
-        else:
-            self.generator = Generator(given, network, self.masker, super().tensors)
-            self.model, self.passes = Pair(model, network), (self.generator, self)
-
-    def begin(self, total_steps: int) -> None:
-        super().begin(total_steps)
-        if self.generator:
-            self.generator.guided.total_steps = total_steps
-
-    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> FilledBatch:
-        masked = super().prepare(examples, split)
-        uniform = [
-            uniform_numbers(len(row), seed=self.seed, epoch=epoch, example=i)[row != IGNORED]
-            for row, (epoch, i) in zip(masked.labels, examples, strict=True)
-        ]
-        batch = FilledBatch(**vars(masked), uniform_N=torch.from_numpy(np.concatenate(uniform)))
-        if self.unigram:
-            batch.fill(self.unigram.draw(batch.uniform_N))
-        return batch
-
-    def tensors(self, batch: Any) -> Inputs:
-        """The batch on the device of the model, once it has been filled in."""
-        inputs = super().tensors(batch)
-        ids_BT, drawn_N = inputs.model["input_ids"], batch.drawn_N.to(inputs.labels_N.device, non_blocking=True)
-        original_BT = put_at(ids_BT, inputs.places_N, inputs.labels_N)
-        predicted_BT = put_at(ids_BT, inputs.places_N, drawn_N)
-        told = {"original": original_BT, "predicted": predicted_BT, "mispredicted": predicted_BT != original_BT}
-        return dataclasses.replace(inputs, columns={**inputs.columns, **told})
-
-    def weights(self, step: int) -> dict[str, float]:
-        return {**super().weights(step), **(self.generator.weights(step) if self.generator else {})}
-
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return (*super().validated, *(Generator.LOSSES if self.generator else ()))
-
-    def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-        filling = self.generator.validate(model, batch) if self.generator else {}
-        sums, counts = super().validate(model, batch)
-        return {**sums, **filling}, {**counts, **dict.fromkeys(filling, batch.chosen)}
-
-    def tallies(self) -> dict[str, float]:
-        return {**super().tallies(), **(self.generator.guided.tallies() if self.generator else {})}
-
-    def restore(self, tallies: Mapping[str, float]) -> None:
-        super().restore(tallies)
-        if self.generator:
-            self.generator.guided.restore(tallies)
-
-    def folders(self) -> tuple[ModelFolder, ...]:
-        if not self.generator:
-            return super().folders()
-        generator = ModelFolder(FOLDER, "generator.", self.generator.network, self.generator.guided.handle.plan)
-        return (ModelFolder("", "model.", self.main, self.guided.handle.plan), generator)

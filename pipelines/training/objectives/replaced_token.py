@@ -1,114 +1,52 @@
-"""The objective ``electra``: a generator fills in masked tokens, and a discriminator finds those that are not the text's.
-
-The loss is L_G + weight * L_D, and the guides of the discriminator (Clark et al. 2020, section 2; Xing et al. 2020,
-equation 14).  The discriminator reads the text with what was filled in, and is asked about every token, special ones
-among them.  What was masked and filled in with the text's own token is like any other for it.
-"""
+"""The objective ``electra``: a generator fills in masked tokens, and a discriminator finds those that were replaced."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from pydantic import Field
 
-from guidance.errors import InputError
-from guidance.objectives.masked_lm import IGNORED
-from guidance.objectives.replaced_token import replaced_token_loss, two_classes
-from guidance.objectives.selection import places_of
-from guidance.plan import Plan
-from pipelines.training.batches import pad
-from pipelines.training.models import build_model, check_lengths
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.generator import build_generator, check_guides, kind_of, plan_of
-from pipelines.training.objectives.guided import Inputs
-from pipelines.training.objectives.masked_lm import FilledLM
+from pipelines.engine.stage import Config
+from pipelines.training.objective import Card, Objective
+from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
+from pipelines.training.settings import Filling, Masking
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.training.learner import Given, Learner
 
 
-def check_plan(plan: Plan, config: Any, source: str) -> None:
-    """Raises PlanError when a guide cannot work in this objective."""
-    check_guides(plan, config, source)
+class Settings(Config):
+    """Settings of electra alone."""
 
-
-def prepare(given: Given) -> ReplacedToken:
-    """Raises InputError when data, plan, model and settings do not fit each other."""
-    from transformers import AutoModelForPreTraining
-
-    kind = kind_of(given.plan, given.config)
-    if kind == "none":
-        raise InputError("--objective electra needs somebody who replaces tokens", hint="--generator auto, or unigram")
-    model = build_model(
-        given.config,
-        given.tokenizer,
-        given.max_length,
-        given.init,
-        seed=given.config.seed,
-        auto_class=AutoModelForPreTraining,
-        objective="electra",
-        plan=plan_of(given.plan, *ReplacedToken.PARTS),
-    )
-    if model.config.model_type != "electra":
-        raise InputError(
-            f"--objective electra trains a discriminator of electra, and the model to start from is {model.config.model_type}"
-        )
-    check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
-    network = build_generator(given, model, shares_embeddings=True) if kind == "transformer" else None
-    return ReplacedToken(given, model, network)
-
-
-class ReplacedToken(FilledLM):
-    """See `pipelines.training.loop.Objective`.  The discriminator's loss decides which step is best; its ``recall`` is the share
-    of the replaced tokens that it finds."""
-
-    PARTS: ClassVar[tuple[str, ...]] = ("model", "discriminator")
-    TASKS: ClassVar[tuple[str, ...]] = (
-        "discriminator",
-        "accuracy/discriminator",
-        "recall/discriminator",
-        "share/replaced",
+    discriminator_weight: float = Field(
+        50.0,
+        ge=0,
+        description="Factor of the discriminator's loss in electra; 50 suits the loss of a transformer generator beside it.",
     )
 
-    def __init__(self, given: Given, model: Any, network: Any = None) -> None:
-        super().__init__(given, model, network)
-        self.discriminator_weight = given.config.discriminator_weight
 
-    def weights(self, step: int) -> dict[str, float]:
-        generator = self.generator.weights(step) if self.generator else {}
-        return {"discriminator": self.discriminator_weight, **generator, **self.guided.weights(step)}
+def _check_plan(plan: Plan, config: Any, source: str) -> None:
+    check_generator_guides(plan, config, source, always=True, discriminator=True)
 
-    def tensors(self, batch: Any) -> Inputs:
-        """The batch on the device of the model, once it has been filled in: what stands there now, and what was replaced."""
-        inputs = super().tensors(batch)
-        columns = dict(inputs.columns)
-        places_N = places_of(pad([np.ones(len(row), bool) for row in batch.seen], False, batch.length))
-        places_N = places_N.to(inputs.labels_N.device, non_blocking=True)
-        return Inputs(
-            {**inputs.model, "input_ids": columns.pop("predicted")},
-            places_N,
-            columns["mispredicted"].flatten()[places_N].long(),
-            columns,
-        )
 
-    def call(self, model: nn.Module, inputs: Inputs, **extra: Any) -> Any:
-        output = model(**inputs.model, **extra)
-        output.logits = two_classes(output.logits.flatten()[inputs.places_N])
-        return output
+def _prepare(given: Given) -> Learner:
+    from pipelines.training.learners import replaced_token
 
-    def asked(self, batch: Any) -> float:
-        return float(batch.tokens)
+    return replaced_token.prepare(given, OBJECTIVE)
 
-    def task_counts(self, batch: Any) -> dict[str, float]:
-        labels = np.concatenate([row[row != IGNORED] for row in batch.labels])
-        replaced = float((batch.drawn_N.cpu() != torch.from_numpy(labels)).sum())
-        return {**dict.fromkeys(self.TASKS, batch.tokens), "recall/discriminator": replaced}
 
-    def task_losses(self, output: Any, inputs: Any) -> dict[str, Tensor]:
-        replaced_N, found_N = inputs.labels_N, output.logits.argmax(-1)
-        values = (
-            replaced_token_loss(output.logits, replaced_N),
-            (found_N == replaced_N).sum().double(),
-            (found_N & replaced_N).sum().double(),
-            replaced_N.sum().double(),
-        )
-        return dict(zip(self.TASKS, values, strict=True))
+OBJECTIVE = Objective(
+    name="electra",
+    learns="which words a generator replaced",
+    needs="electra predicts which words a small generator has replaced.",
+    families=("electra",),
+    card=Card("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining", GENERATOR_CARD),
+    prepare=_prepare,
+    check_plan=_check_plan,
+    settings=(Masking, Filling, Settings),
+    examples=(
+        "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",
+        "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",
+    ),
+)

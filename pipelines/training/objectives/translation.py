@@ -1,59 +1,66 @@
-"""The objective ``translation``: an encoder-decoder, with the guides of a plan in encoder and decoder.
-
-The model is Vaswani et al.'s transformer as Marian builds it: sinusoidal positions, normalisation after each layer, one
-matrix for the embeddings (with two vocabularies, for those of the decoder) and the output.
-"""
+"""The objective ``translation``: an encoder-decoder that translates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from pydantic import Field
 
-from guidance.checkpoint import TARGET_FOLDER
-from guidance.errors import InputError
-from guidance.installation import Handle
-from guidance.objectives.selection import logits_at, places_of
-from guidance.objectives.translation import shift_right, translation_losses
-from guidance.patterns.features import Tokens, Vocabulary
-from guidance.plan import Guide, Plan
-from guidance.statistics.roles import NOTHING
-from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactDamaged
-from pipelines.training import models
-from pipelines.training.batches import Examples, pad
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.guided import Guided, GuidedObjective, Inputs, refuse_guides
+from pipelines.engine.stage import Config
+from pipelines.training.objective import Card, Evaluation, Objective
+from pipelines.training.plan_checks import refuse_guides
+
+if TYPE_CHECKING:
+    from guidance.plan import Guide, Plan
+    from pipelines.training.learner import Given, Learner
 
 
-def check_plan(plan: Plan, config: Any, source: str) -> None:
-    """Raises PlanError when a guide cannot work in this objective."""
+class Settings(Config):
+    """Settings of translation alone."""
+
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Label smoothing of translation.")
+    decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder in translation, else --layers.")
+
+
+class EvaluationSettings(Config):
+    """Settings of the evaluation of translation alone."""
+
+    beams: int = Field(5, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
+    length_penalty: float = Field(
+        1.0,
+        ge=-10,
+        le=10,
+        description="Log-likelihoods are divided by the length to this power; 0 favours short translations.",
+    )
+    max_length: int = Field(0, ge=0, description="Longest translation, in tokens; 0 for as many as the model allows.")
+    bleu_tokenizer: Literal["13a", "intl", "char", "zh", "none"] = Field(
+        "13a", description="How BLEU splits text into words; its signature names it."
+    )
+
+
+def _check_plan(plan: Plan, config: Any, source: str) -> None:
     refuse_guides(plan, source, _refusal)
 
 
 def _refusal(guide: Guide) -> str:
-    """Why a guide cannot work in translation; empty where it can."""
+    """Why a guide cannot work in translation; empty if it can."""
+    from guidance.patterns.features import Vocabulary
+
     if guide.part != "model":
         return f"it is for a {guide.part}, and translation trains one model"
     if guide.makes("attack"):
-        return f"{guide.mechanism} needs a second pass, which is not defined for translation"
+        return f"{guide.mechanism} needs a second pass, which translation does not have"
     if guide.makes("row_losses"):
         return f"{guide.mechanism} acts where a generator mis-predicts, and translation has none"
     if guide.attention == "cross" and not guide.makes("target"):
-        return f"in cross-attention losses alone work: a {guide.mechanism} there could not act while the model decodes"
+        return f"only losses work in cross-attention: a {guide.mechanism} there could not act while the model decodes"
     needs = (
         guide.bound_pattern.needs
         if guide.bound_pattern and (guide.stack, guide.attention) == ("decoder", "self")
         else ()
     )
     if unknown := [need for need in needs if need not in Vocabulary.FEATURES]:
-        return f"it needs {', '.join(unknown)}, and what the decoder writes has no such features"
+        return f"it needs {', '.join(unknown)}, and the tokens that the decoder writes have no such features"
     if (
         guide.bound_pattern
         and guide.stack == "decoder"
@@ -61,267 +68,49 @@ def _refusal(guide: Guide) -> str:
         and not needs
         and _looks_ahead(guide)
     ):
-        return f"{guide.pattern} names later tokens alone, and the decoder sees none of them"
+        return f"{guide.pattern} names only later tokens, and the decoder sees none of them"
     return ""
 
 
 def _looks_ahead(guide: Guide) -> bool:
     """Whether the pattern of a guide, which reads no features, names no key at or before any query."""
+    import torch
+
+    from guidance.patterns.features import Tokens
+
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
     assert guide.bound_pattern is not None
     return not guide.bound_pattern.build(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
 
 
-def prepare(given: Given) -> Translation:
-    """Raises InputError when data, plan, model and settings do not fit each other."""
-    corpora, tokenizer = given.corpora or (given.sequences,), tokenizer_of_targets(given.sequences, given.tokenizer)
-    splits = {
-        "train": Pairs.read(corpora, "train", given.train, len(tokenizer)),
-        "valid": Pairs.read(corpora, "valid", given.valid, len(tokenizer), limit=given.config.valid_sequences),
-    }
-    model = build_model(
-        given.config,
-        given.tokenizer,
-        tokenizer,
-        given.max_length,
-        seed=given.config.seed,
-        init=given.init,
-        plan=given.plan,
-    )
-    check_lengths(model.config, splits, given.sequences.reference)
-    return Translation(given, model, tokenizer, splits)
+def _prepare(given: Given) -> Learner:
+    from pipelines.training.learners import translation
+
+    return translation.prepare(given, OBJECTIVE)
 
 
-def check_lengths(found: Any, splits: Mapping[str, Pairs], reference: str) -> None:
-    """Raises InputError when a source or a target has more tokens than the model has positions for."""
-    sides = {f"{split} {side}": getattr(splits[split], side) for split in splits for side in ("sources", "targets")}
-    models.check_lengths(found, sides, reference)
+def _evaluate(*given: Any) -> None:
+    from pipelines.training.learners.translation_scores import evaluate
+
+    evaluate(*given)
 
 
-def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
-    """The tokenizer of the targets; with one vocabulary that of the sources, which is given."""
-    if f"{TARGET_FOLDER}/tokenizer.json" not in sequences.files:
-        return tokenizer
-    return models.read_tokenizer(sequences, TARGET_FOLDER, masked=False)
-
-
-def build_model(
-    config: Any,
-    tokenizer: Any,
-    target_tokenizer: Any,
-    max_length: int,
-    *,
-    seed: int,
-    init: Any,
-    plan: Plan | None = None,
-) -> Any:
-    """A new encoder-decoder of the configured size, or the one to start from.
-
-    Weights start with a standard deviation of width ** -0.5, which is Glorot's for square matrices and gives scaled
-    embeddings a deviation of 1.
-
-    Args:
-        target_tokenizer: the same object as ``tokenizer`` where there is one vocabulary for both sides.
-
-    Raises:
-        InputError: the tokenizers pad differently; or the model to start from has other vocabularies.
-    """
-    from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
-
-    if tokenizer.pad_token_id != target_tokenizer.pad_token_id:
-        raise InputError(
-            f"sources are padded with {tokenizer.pad_token_id} and targets with {target_tokenizer.pad_token_id}, and a "
-            "model has one id for padding",
-            hint="train both tokenizers with the same --kind",
-        )
-    end = target_tokenizer.sep_token_id
-    if init is not None:
-        model = models.build_model(
-            config, tokenizer, max_length, init, seed=seed, auto_class=AutoModelForSeq2SeqLM, plan=plan
-        )
-        check_vocabularies(models.folder_of(init), model.config, tokenizer, target_tokenizer)
-        return model
-    models.family_of(config, "translation")
-    layers, hidden, heads, ffn = models.dimensions(config)
-    torch.manual_seed(seed)
-    model = MarianMTModel(
-        MarianConfig(
-            vocab_size=len(tokenizer),
-            decoder_vocab_size=len(target_tokenizer),
-            share_encoder_decoder_embeddings=target_tokenizer is tokenizer,
-            d_model=hidden,
-            encoder_layers=layers,
-            decoder_layers=config.decoder_layers or layers,
-            encoder_attention_heads=heads,
-            decoder_attention_heads=heads,
-            encoder_ffn_dim=ffn,
-            decoder_ffn_dim=ffn,
-            activation_function="relu",
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            max_position_embeddings=max_length,
-            scale_embedding=True,
-            init_std=hidden**-0.5,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=target_tokenizer.cls_token_id,
-            eos_token_id=end,
-            decoder_start_token_id=target_tokenizer.cls_token_id,
-            forced_eos_token_id=None,
-        )
-    )
-    never = {target_tokenizer.cls_token_id, target_tokenizer.pad_token_id, target_tokenizer.mask_token_id} - {None, end}
-    model.generation_config.suppress_tokens = sorted(never)
-    return model
-
-
-def check_vocabularies(folder: Path, found: Any, tokenizer: Any, target_tokenizer: Any) -> None:
-    """Raises InputError when a model of this configuration reads or writes with other tokenizers than those given."""
-    models.check_same_tokenizer(folder, tokenizer)
-    numbers = tuple(
-        "one vocabulary" if is_one else "two vocabularies"
-        for is_one in (getattr(found, "share_encoder_decoder_embeddings", True), target_tokenizer is tokenizer)
-    )
-    if numbers[0] != numbers[1]:
-        raise InputError(f"{folder}: has {numbers[0]}, the sequences {numbers[1]}")
-    if target_tokenizer is not tokenizer:
-        models.check_same_tokenizer(folder / TARGET_FOLDER, target_tokenizer)
-    known = (found.vocab_size, getattr(found, "decoder_vocab_size", None) or found.vocab_size)
-    used = (len(tokenizer), len(target_tokenizer))
-    if any(size < wanted for size, wanted in zip(known, used, strict=True)):
-        raise InputError(
-            f"{folder}: knows {known[0]} tokens to read and {known[1]} to write, the sequences use {used[0]} and {used[1]}",
-            hint="guide build-sequences CORPUS TOKENIZER, with the tokenizers that it was trained with",
-        )
-    if found.eos_token_id != target_tokenizer.sep_token_id:
-        raise InputError(
-            f"{folder}: its translations end with the token {found.eos_token_id}, the targets with "
-            f"{target_tokenizer.sep_token_id}"
-        )
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The examples of a split: row n of one side is the translation of row n of the other."""
-
-    sources: Examples
-    targets: Examples
-
-    @classmethod
-    def read(cls, corpora: Sequence[Artifact], split: str, sources: Examples, vocab_size: int, limit: int = 0) -> Pairs:
-        """The targets that belong to the sources of a split, which were read with the same ``limit``.
-
-        Args:
-            vocab_size: of the targets.
-
-        Raises:
-            InputError: the sequences have no targets.
-        """
-        for artifact in corpora:
-            if artifact.manifest["config"].get("packing") != "pairs":
-                raise InputError(
-                    f"{artifact.reference} has no targets to translate into",
-                    hint="guide build-sequences ... --packing pairs",
-                )
-        targets = Examples.read_all(corpora, split, vocab_size, column="target", limit=limit)
-        if len(targets) != len(sources):
-            raise ArtifactDamaged(
-                f"{corpora[0].reference}: {len(sources)} sources and {len(targets)} targets in {split}"
-            )
-        return cls(sources, targets)
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of the longer side of each pair."""
-        return np.maximum(self.sources.lengths, self.targets.lengths)
-
-    def batch(self, indices: Sequence[int]) -> TranslationBatch:
-        """Some of the pairs, in this order."""
-        columns = {name: [self.sources.column(name, i) for i in indices] for name in self.sources.columns}
-        return TranslationBatch([self.sources[i] for i in indices], [self.targets[i] for i in indices], columns)
-
-
-@dataclass(frozen=True)
-class TranslationBatch:
-    """One micro-batch: ids of sources and targets, and the features of the sources' tokens; rows not yet padded."""
-
-    sources: list[np.ndarray]
-    targets: list[np.ndarray]
-    columns: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
-
-    @cached_property
-    def num_targets(self) -> float:
-        """How many tokens are to be predicted."""
-        return float(sum(map(len, self.targets)))
-
-    @cached_property
-    def tokens(self) -> float:
-        """How many tokens there are on both sides."""
-        return self.num_targets + sum(map(len, self.sources))
-
-
-class Translation(GuidedObjective):
-    """See `pipelines.training.loop.Objective`.  The loss is smoothed; ``loss/nll``, which is only reported, is not."""
-
-    def __init__(self, given: Given, model: Any, tokenizer: Any, splits: Mapping[str, Pairs]) -> None:
-        guided = Guided(
-            model, given.plan, given.tokenizer, given.tables, decoder_tokenizer=tokenizer, folder=given.folder
-        )
-        super().__init__(model, guided, given)
-        self.splits, self.smoothing = splits, given.config.label_smoothing
-        self.lengths = splits["train"].lengths
-
-    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> TranslationBatch:
-        return self.splits[split].batch([index for _, index in examples])
-
-    def counts(self, batch: TranslationBatch) -> dict[str, float]:
-        predicted = {"translation": batch.num_targets, "loss/nll": batch.num_targets}
-        guides = self.guided.counts(float(len(batch.sources)), batch.num_targets)
-        return {**predicted, **guides, "tokens": batch.tokens}
-
-    def losses(self, model: nn.Module, batch: TranslationBatch, step: int) -> dict[str, Tensor]:
-        inputs = tensors(batch, self.model)
-        guidance = self.guided.handle.guide(**inputs.model, step=step, **inputs.columns)
-        output = logits_at(model, inputs.places_N, **inputs.model, **self.guided.forward(guidance), use_cache=False)
-        smoothed, likelihood = translation_losses(output.logits, inputs.labels_N, self.smoothing)
-        return {"translation": smoothed, "loss/nll": likelihood, **self.guided.losses(guidance)}
-
-    def weights(self, step: int) -> dict[str, float]:
-        return {"translation": 1.0, **self.guided.weights(step)}
-
-    @property
-    def validated(self) -> tuple[str, ...]:
-        return ("nll",)
-
-    def validate(self, model: nn.Module, batch: TranslationBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-        found = likelihood(model, self.guided.handle, tensors(batch, self.model))
-        return {"nll": found}, {"nll": batch.num_targets}
-
-
-def tensors(batch: TranslationBatch, model: Any) -> Inputs:
-    """A batch on the device of a model."""
-    device, config = next(model.parameters()).device, model.config
-    length, target_length = max(map(len, batch.sources)), max(map(len, batch.targets))
-    targets_BT = pad(batch.targets, config.pad_token_id, target_length)
-    valid_BT = pad([np.ones(len(row), np.int64) for row in batch.targets], 0, target_length)
-    places_N = places_of(valid_BT)
-    return Inputs(
-        {
-            "input_ids": pad(batch.sources, config.pad_token_id, length, device),
-            "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.sources], 0, length, device),
-            "decoder_input_ids": shift_right(targets_BT, config.decoder_start_token_id).to(device, non_blocking=True),
-            "decoder_attention_mask": valid_BT.to(device, non_blocking=True),
-        },
-        places_N.to(device, non_blocking=True),
-        targets_BT.flatten()[places_N].to(device, non_blocking=True),
-        {name: pad(rows, NOTHING[name][0], length, device) for name, rows in batch.columns.items() if rows},
-    )
-
-
-def likelihood(model: nn.Module, handle: Handle, inputs: Inputs) -> Tensor:
-    """The negative log-likelihood of the targets of a batch, in nats: a sum over tokens, without smoothing."""
-    extra = handle.at_inference(**inputs.model, **inputs.columns)
-    output = logits_at(model, inputs.places_N, **inputs.model, **extra, use_cache=False)
-    return translation_losses(output.logits, inputs.labels_N, 0.0)[1]
+OBJECTIVE = Objective(
+    name="translation",
+    learns="to translate",
+    needs="translation (an encoder-decoder) reads the sequences that `guide build-sequences --packing pairs` makes of "
+    "parallel text, which `guide build-dataset --train TEXT --train-pair TRANSLATION` reads.",
+    families=("marian",),
+    card=Card("translation model", "translation", "AutoModelForSeq2SeqLM"),
+    prepare=_prepare,
+    check_plan=_check_plan,
+    settings=(Settings,),
+    needs_mask_token=False,
+    examples=(
+        "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
+        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
+    ),
+    evaluation=Evaluation(
+        "translation", lambda config: bool(config.is_encoder_decoder), _evaluate, (EvaluationSettings,)
+    ),
+)

@@ -1,4 +1,4 @@
-"""Generators beside models: what they fill in, what nobody may see, and losses where they are wrong."""
+"""Generators: what they fill in, what the model must not see, and losses where they mis-predict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from guidance.errors import InputError, PlanError
 from guidance.objectives.masked_lm import IGNORED
 from guidance.plan import Plan
-from pipelines.training.objectives import module_of
-from pipelines.training.objectives.generator import generator_sizes
+from pipelines.training.learners.generator import generator_sizes
+from pipelines.training.objectives import OBJECTIVES
 from tests import trainings
 from tests.fillings import CONFLICT, objective, passes, table
 from tests.trainings import one_thread  # noqa: F401
@@ -25,7 +25,7 @@ KINDS = ("unigram", "transformer")
 
 
 def masked(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of the text that were masked, and what was drawn for them."""
+    """The masked tokens of the text, and the tokens that were drawn for them."""
     return torch.from_numpy(np.concatenate([row[row != IGNORED] for row in batch.labels])), batch.drawn_N
 
 
@@ -41,7 +41,7 @@ def test_a_third_of_the_base_size_is_that_of_the_paper() -> None:
     assert generator_sizes(tiny, 1.0) == (2, 128, 2, 512)
 
 
-def test_both_models_of_electra_have_one_matrix_of_token_embeddings() -> None:
+def test_the_models_of_electra_share_token_embeddings() -> None:
     found = objective(objective="electra", hidden=24, heads=3)
     assert found.generator.network.config.hidden_size == 8
     weight = found.main.get_input_embeddings().weight
@@ -51,7 +51,7 @@ def test_both_models_of_electra_have_one_matrix_of_token_embeddings() -> None:
 
 
 @pytest.mark.parametrize("family", ["roberta", "bert", "electra", "modernbert"])
-def test_the_generator_beside_a_masked_language_model_has_embeddings_of_its_own(family: str) -> None:
+def test_the_generator_of_mlm_has_its_own_embeddings(family: str) -> None:
     found = objective(plan=CONFLICT, architecture=family)
     shared = {id(p) for p in found.main.parameters()} & {id(p) for p in found.generator.network.parameters()}
     assert not shared
@@ -64,7 +64,7 @@ def test_the_generator_beside_a_masked_language_model_has_embeddings_of_its_own(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drawn_does_not_depend_on_how_a_batch_is_cut(kind: str) -> None:
+def test_drawn_tokens_do_not_depend_on_how_a_batch_is_split(kind: str) -> None:
     found = objective(objective="electra", generator=kind)
     whole, _, _ = passes(found, PLACES)
     parts = [passes(found, [place])[0].drawn_N for place in PLACES]
@@ -74,7 +74,7 @@ def test_what_is_drawn_does_not_depend_on_how_a_batch_is_cut(kind: str) -> None:
     assert not torch.equal(whole.drawn_N[:5], other.drawn_N[:5])
 
 
-def test_the_unigram_generator_draws_what_the_training_text_has() -> None:
+def test_the_unigram_generator_draws_the_distribution_of_the_training_text() -> None:
     rows = [[0, 7, 7, 7, 7, 7, 7, 2], [0, 7, 9, 7, 9, 7, 7, 2]]
     found = objective(rows, objective="electra", generator="unigram", mask_probability=0.5)
     drawn = torch.cat([found.prepare([(epoch, 0), (epoch, 1)]).drawn_N for epoch in range(200)])
@@ -86,7 +86,7 @@ def test_the_unigram_generator_draws_what_the_training_text_has() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_discriminator_reads_the_text_with_what_was_filled_in(kind: str) -> None:
+def test_the_discriminator_reads_the_filled_in_text(kind: str) -> None:
     found = objective(objective="electra", generator=kind)
     batch, counts, losses = passes(found, PLACES)
     inputs = found.tensors(batch)
@@ -127,8 +127,8 @@ def test_the_generator_predicts_all_masked_tokens_from_masks() -> None:
     assert int(losses["share/mispredicted"]) == int((drawn_N != labels_N).sum())
 
 
-def test_nothing_tells_the_discriminator_what_was_masked_and_filled_in_with_itself() -> None:
-    """Other tokens are chosen, and none is replaced: the same inputs, labels and losses, to the last bit."""
+def test_the_discriminator_cannot_see_which_unreplaced_tokens_were_masked() -> None:
+    """With other tokens chosen but none replaced, inputs, labels and losses are bit-equal."""
     found = objective(objective="electra", generator="unigram", plan=CONFLICT)
     text = found.splits["train"][0]
     results = []
@@ -149,7 +149,7 @@ def test_nothing_tells_the_discriminator_what_was_masked_and_filled_in_with_itse
         assert torch.equal(inputs.labels_N, results[0][0].labels_N)
 
 
-def test_the_discriminator_teaches_the_generator_nothing() -> None:
+def test_the_discriminator_gives_the_generator_no_gradient() -> None:
     found = objective(objective="electra")
     _, _, losses = passes(found, PLACES)
     losses["discriminator"].backward()
@@ -157,7 +157,7 @@ def test_the_discriminator_teaches_the_generator_nothing() -> None:
     assert all(p.grad is None for p in found.generator.network.parameters() if p is not shared)
 
 
-def test_an_adversary_moves_the_two_classes_of_every_token() -> None:
+def test_attacks_on_electra_are_judged_by_the_two_classes_of_every_token() -> None:
     found = objective(objective="electra", plan='[[guide]]\nmechanism = "adversary"')
     batch, counts, losses = passes(found, PLACES)
     assert counts["adversary/tokens"] == batch.tokens and counts["adversary/sentence"] == len(PLACES)
@@ -178,7 +178,7 @@ def test_an_adversary_moves_the_two_classes_of_every_token() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("task", ["electra", "mlm"])
-def test_the_loss_on_scores_is_about_mispredicted_rows_alone(task: str, kind: str) -> None:
+def test_the_loss_on_scores_covers_only_mispredicted_rows(task: str, kind: str) -> None:
     """By hand from the queries and keys of the last layer; its gradient is twice the score times the weight."""
     plan = CONFLICT + "layers = [1]\n"
     found = objective(objective=task, generator=kind, plan=plan, mask_probability=0.4)
@@ -225,7 +225,7 @@ def test_the_loss_on_scores_is_about_mispredicted_rows_alone(task: str, kind: st
 
 
 @pytest.mark.parametrize("options", ["truth = true", "constant = 0.8", 'rows = "all"'])
-def test_variants_have_the_denominators_of_their_rows(options: str) -> None:
+def test_each_variant_divides_by_the_number_of_its_rows(options: str) -> None:
     found = objective(objective="electra", plan=CONFLICT + options, mask_probability=0.4)
     batch, counts, losses = passes(found, PLACES)
     inputs = found.tensors(batch)
@@ -238,7 +238,7 @@ def test_variants_have_the_denominators_of_their_rows(options: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_masked_language_model_reads_what_it_reads_without_a_generator(kind: str) -> None:
+def test_a_generator_does_not_change_the_inputs_of_mlm(kind: str) -> None:
     alone, beside = objective(), objective(plan=CONFLICT, generator=kind)
     batch, counts, losses = passes(beside, PLACES)
     plain, few, others = passes(alone, PLACES)
@@ -248,7 +248,7 @@ def test_a_masked_language_model_reads_what_it_reads_without_a_generator(kind: s
     assert beside.weights(0)["mlm"] == 1.0 and next(iter(beside.weights(0))) == "mlm"
 
 
-def test_masks_and_biases_read_what_the_model_reads_and_not_what_was_drawn() -> None:
+def test_masks_and_biases_read_the_inputs_and_not_the_drawn_tokens() -> None:
     bias = '\n[[guide]]\npattern = "matching_token"\nmechanism = "bias"\nheads = [1]\n'
     found = objective(plan=CONFLICT + bias, mask_probability=0.4)
     batch, _, losses = passes(found, PLACES)
@@ -271,7 +271,7 @@ def test_a_generator_can_be_guided_too() -> None:
     assert [(f.path, f.plan.guides[0].part) for f in found.folders()] == [("", "model"), ("generator/", "model")]
 
 
-# nothing to do, and what is wrong
+# empty cases and errors
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,7 +297,7 @@ def test_a_batch_in_which_nothing_is_mispredicted_has_no_conflict() -> None:
     assert losses["guidance/conflict"].requires_grad and losses["share/replaced"] == 0
 
 
-def test_a_generator_that_is_not_finite_gives_a_loss_that_is_not() -> None:
+def test_a_non_finite_generator_gives_a_non_finite_loss() -> None:
     found = objective(objective="electra")
     with torch.no_grad():
         found.generator.network.generator_lm_head.bias.fill_(torch.nan)
@@ -313,29 +313,33 @@ REFUSED = {
         '[[guide]]\npattern = "next"\nmechanism = "mask"\npart = "generator"',
         "--generator unigram has no heads",
     ),
-    "conflict of the generator": ({"objective": "electra"}, CONFLICT + 'part = "generator"', "read what it got wrong"),
+    "conflict of the generator": (
+        {"objective": "electra"},
+        CONFLICT + 'part = "generator"',
+        "heads of the model that reads its mistakes",
+    ),
     "attack on the generator": (
         {"objective": "electra"},
         '[[guide]]\nmechanism = "adversary"\npart = "generator"',
-        "the second pass, in which adversary is at work",
+        "but adversary needs a second pass, which only the model makes",
     ),
     "the truth in a bias": (
         {"objective": "electra"},
         '[[guide]]\npattern = "conflict"\ntruth = true\nmechanism = "bias"',
-        "would tell the model what it is asked",
+        "would show the model the answers",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_guides_that_make_no_sense_are_refused_with_the_reason(case: str) -> None:
+def test_guides_that_cannot_work_are_refused_with_the_reason(case: str) -> None:
     changes, plan, message = REFUSED[case]
     config = trainings.config(**changes)
     with pytest.raises(PlanError, match=message) as raised:
-        module_of(config.objective).check_plan(Plan.parse(plan), config, "plan")
+        OBJECTIVES[config.objective].check_plan(Plan.parse(plan), config, "plan")
     assert case != "mlm none" or "--generator transformer" in str(raised.value.hint)
 
 
 def test_electra_without_a_generator_is_refused() -> None:
-    with pytest.raises(InputError, match="needs somebody who replaces tokens"):
+    with pytest.raises(InputError, match="--objective electra needs a generator"):
         objective(objective="electra", generator="none")

@@ -1,4 +1,4 @@
-"""Whole runs with a generator: what is logged and written, going on after a stop, and starting from other models."""
+"""Whole runs with a generator: what is logged and written, resuming, and starting from other models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
 from pipelines.engine.progress import log
-from pipelines.stages import cooccurrence, corpus, pretrain, sequences, tokenizer
+from pipelines.stages import cooccurrence, corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
+from pipelines.training import model_folder
 from tests import trainings
 from tests.fillings import CONFLICT, table
 from tests.trainings import one_thread  # noqa: F401
@@ -34,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def world(place: Path) -> tuple[Store, Artifact, Artifact]:
-    """Sequences of words that come in fixed companies, and the counts of what stands beside what."""
+    """Sequences in which words have fixed neighbours, and their co-occurrence counts."""
     random, store = np.random.default_rng(0), Store(place / "artifacts")
     (place / "text").mkdir()
     for number in range(12):
@@ -58,17 +59,17 @@ def plan(place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def electra(world: tuple[Store, Artifact, Artifact], plan: str) -> tuple[Artifact, list[Any]]:
-    """A run with conflicts, and the models as they were when it ended."""
+    """A run with conflicts, and its models at the end of training."""
     store, data, counts = world
     models: list[Any] = []
-    write = pretrain._write_model
+    write = model_folder.write_model
 
     def look_and_write(run: Any, prepared: Any, outcome: Any) -> None:
-        models.extend(prepared.objective.folders())
+        models.extend(prepared.learner.folders())
         write(run, prepared, outcome)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "_write_model", look_and_write)
+        patch.setattr(model_folder, "write_model", look_and_write)
         settings: dict[str, Any] = {"objective": "electra", "plan": plan, "cooccur": counts.reference, "snapshots": [2]}
         return trainings.train(store, data, **settings).artifact, models
 
@@ -80,7 +81,7 @@ def rows_of(artifact: Artifact) -> list[dict[str, float]]:
 # what comes out
 
 
-def test_the_weight_of_the_discriminators_loss_is_the_one_asked_for(
+def test_discriminator_weight_is_the_factor_of_the_loss(
     world: tuple[Store, Artifact, Artifact],
 ) -> None:
     store, data, _ = world
@@ -88,7 +89,7 @@ def test_the_weight_of_the_discriminators_loss_is_the_one_asked_for(
     assert row["loss/total"] == pytest.approx(7 * row["loss/discriminator"] + row["loss/generator"])
 
 
-def test_every_part_of_the_loss_and_every_share_is_logged(electra: tuple[Artifact, list[Any]]) -> None:
+def test_all_losses_and_shares_are_logged(electra: tuple[Artifact, list[Any]]) -> None:
     rows = rows_of(electra[0])
     reported = {"accuracy/generator", "accuracy/discriminator", "recall/discriminator"}
     reported |= {"share/mispredicted", "share/replaced", "share/in_vocabulary/conflict"}
@@ -105,7 +106,7 @@ def test_every_part_of_the_loss_and_every_share_is_logged(electra: tuple[Artifac
 
 
 @pytest.mark.parametrize(("number", "auto"), [(0, AutoModelForPreTraining), (1, AutoModelForMaskedLM)])
-def test_both_models_open_as_they_were(electra: tuple[Artifact, list[Any]], number: int, auto: Any) -> None:
+def test_model_and_generator_reload_unchanged(electra: tuple[Artifact, list[Any]], number: int, auto: Any) -> None:
     artifact, models = electra
     folder = models[number]
     stored = artifact.path / folder.path
@@ -119,8 +120,8 @@ def test_both_models_open_as_they_were(electra: tuple[Artifact, list[Any]], numb
         auto.from_pretrained(artifact.path / place / folder.path)
 
 
-def test_both_models_still_have_the_same_embeddings(electra: tuple[Artifact, list[Any]]) -> None:
-    """They moved in training, and as one."""
+def test_model_and_generator_still_share_embeddings_after_training(electra: tuple[Artifact, list[Any]]) -> None:
+    """Training changed them, and equally."""
     one, other = (
         AutoModelForPreTraining.from_pretrained(electra[0].path),
         AutoModelForMaskedLM.from_pretrained(electra[0].path / "generator"),
@@ -140,7 +141,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_does_not_depend_on_micro_batches_or_stops(
+def test_a_run_does_not_depend_on_micro_batches_or_interruptions(
     case: str, world: tuple[Store, Artifact, Artifact], plan: str, tmp_path: Path
 ) -> None:
     store, data, counts = world
@@ -152,7 +153,7 @@ def test_a_run_does_not_depend_on_micro_batches_or_stops(
             trainings.train(store, data, **settings, max_time=1e-9)
     stopped = trainings.train(store, data, **settings).artifact
     again, bits = rows_of(stopped), trainings.files_of(stopped)
-    # of models that share embeddings the gradient is one
+    # models that share embeddings have one gradient norm
     assert ("gradient_norm/generator" in again[0]) == (case == "masked language model")
     assert trainings.files_of(trainings.train(store, data, **settings, force=True).artifact) == bits
     parts = trainings.train(store, data, **settings, force=True, micro_batches=4).artifact
@@ -161,7 +162,7 @@ def test_a_run_does_not_depend_on_micro_batches_or_stops(
         assert {name: cut[name] for name in values} == pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
-def test_layers_that_are_computed_again_and_half_precision_work_in_both_passes(
+def test_gradient_checkpointing_and_bf16_work_in_both_passes(
     world: tuple[Store, Artifact, Artifact], plan: str
 ) -> None:
     store, data, counts = world
@@ -181,16 +182,16 @@ def test_layers_that_are_computed_again_and_half_precision_work_in_both_passes(
 
 
 @pytest.mark.parametrize("totals", ["pairs", "tokens"])
-def test_counts_are_divided_by_what_was_asked_for(
+def test_totals_chooses_what_counts_are_divided_by(
     totals: Any, world: tuple[Store, Artifact, Artifact], plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipelines.statistics.cooccurrence_table import load_table
-    from pipelines.training.objectives import replaced_token
+    from pipelines.training.learners import replaced_token
 
     store, data, counts = world
     given: list[Any] = []
     prepare = replaced_token.prepare
-    monkeypatch.setattr(replaced_token, "prepare", lambda it: [given.append(it), prepare(it)][1])
+    monkeypatch.setattr(replaced_token, "prepare", lambda it, row: [given.append(it), prepare(it, row)][1])
     settings = {"plan": plan, "cooccur": counts.reference, "objective": "electra", "totals": totals}
     trained = trainings.train(store, data, **settings, steps=1, seed=11).artifact
     scores, wanted = given[0].tables["cooccurrence"].scores_NN, load_table(counts, totals=totals).scores_NN
@@ -216,10 +217,10 @@ def test_counts_that_no_guide_reads_are_warned_about(
     assert f"--cooccur {counts.reference}: no guide of the plan reads it" in caplog.text
 
 
-def test_what_is_not_finite_ends_the_run_before_an_update(
+def test_a_non_finite_loss_of_the_generator_stops_the_run_before_an_update(
     world: tuple[Store, Artifact, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.training.objectives import replaced_token
+    from pipelines.training.learners import replaced_token
 
     build = replaced_token.build_generator
 
@@ -236,7 +237,7 @@ def test_what_is_not_finite_ends_the_run_before_an_update(
 # models to start from
 
 
-def test_training_goes_on_with_both_models(
+def test_init_continues_model_and_generator(
     electra: tuple[Artifact, list[Any]], world: tuple[Store, Artifact, Artifact]
 ) -> None:
     store, data, _ = world
@@ -249,7 +250,7 @@ def test_training_goes_on_with_both_models(
             torch.testing.assert_close(weights(after), weights(before), rtol=0, atol=1e-9)
 
 
-def test_a_discriminator_alone_gets_a_new_generator(
+def test_init_without_a_generator_makes_a_new_one(
     electra: tuple[Artifact, list[Any]], world: tuple[Store, Artifact, Artifact], tmp_path: Path
 ) -> None:
     AutoModelForPreTraining.from_pretrained(electra[0].path).save_pretrained(tmp_path / "alone")
@@ -267,8 +268,8 @@ def test_models_that_do_not_fit_are_refused(
     known = json.loads(electra[0].read("config.json"))["vocab_size"]
     size: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     for changes, message in (
-        ({"vocab_size": known + 7, "embedding_size": 16}, f"knows {known + 7} tokens, the model {known}"),
-        ({"vocab_size": known, "embedding_size": 4}, "embeddings of 4 numbers, the model of 16"),
+        ({"vocab_size": known + 7, "embedding_size": 16}, f"has {known + 7} tokens, the model has {known}"),
+        ({"vocab_size": known, "embedding_size": 4}, "embeddings of width 4, the model of width 16"),
     ):
         ElectraForMaskedLM(ElectraConfig(**size, **changes)).save_pretrained(folder / "generator")
         with pytest.raises(InputError, match=message):
@@ -277,7 +278,7 @@ def test_models_that_do_not_fit_are_refused(
     words = other["model"]["vocab"]
     words["w1"], words["w2"] = words["w2"], words["w1"]
     (folder / "generator" / "tokenizer.json").write_text(json.dumps(other))
-    with pytest.raises(InputError, match=r"generator: its tokenizer \(.*\) is not the one that made the sequences"):
+    with pytest.raises(InputError, match=r"generator: its tokenizer \(.*\) is not that of the sequences"):
         trainings.train(store, data, objective="electra", init=str(folder), steps=1)
     bert = trainings.train(store, data, architecture="bert", steps=1).artifact
     with pytest.raises(InputError, match=r"trains a discriminator of electra, .* is bert"):

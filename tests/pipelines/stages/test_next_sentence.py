@@ -22,18 +22,19 @@ from pipelines.storage.store import Store
 from pipelines.text.packing import Packed, Packer, Tokens
 from pipelines.training import models
 from pipelines.training.batches import Examples
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.guided import VALID_EPOCH
-from pipelines.training.objectives.next_sentence import NextSentence, prepare
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import VALID_EPOCH
+from pipelines.training.learners.next_sentence import NextSentence
+from pipelines.training.objectives.next_sentence import OBJECTIVE
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
 Text = list[list[list[int]]]
-"""Ids of documents, of their sentences."""
+"""Documents, each a list of sentences, each a list of ids."""
 
 
 def stories(number: int, seed: int = 0) -> Text:
-    """Documents of 1 to 9 sentences of 1 to 7 tokens; each token is its predecessor plus one in the whole document."""
+    """Documents of 1 to 9 sentences of 1 to 7 tokens; within a document each token is its predecessor plus one."""
     random = np.random.default_rng(seed)
     found: Text = []
     for _ in range(number):
@@ -81,6 +82,12 @@ def given(data: Artifact, plan: str = "", **changes: Any) -> Given:
     return Given(config, Plan.parse(plan), data, tokenizer, train, valid)
 
 
+def prepared(found: Given) -> NextSentence:
+    learner: Any = OBJECTIVE.prepare(found)
+    assert isinstance(learner, NextSentence)
+    return learner
+
+
 def documents(objective: NextSentence, split: str = "train") -> Any:
     return objective.splits[split]
 
@@ -107,7 +114,7 @@ def test_the_text_is_the_same_however_it_was_packed(store: Store, length: int) -
     found = []
     for cross_documents in (True, False):
         data = sequences(store, texts, texts, length=length, cross_documents=cross_documents)
-        found.append(documents(prepare(given(data))))
+        found.append(documents(prepared(given(data))))
     one, other = found
     assert one.ids.tolist() == [id_ for document in texts for sentence in document for id_ in sentence]
     for name in ("ids", "starts", "document", "stretches", "earliest"):
@@ -121,8 +128,8 @@ def test_the_text_is_the_same_however_it_was_packed(store: Store, length: int) -
 
 def test_several_sequences_give_their_documents_one_after_the_other(store: Store) -> None:
     one, other = (sequences(store, stories(9, seed)) for seed in (3, 4))
-    both = prepare(Given(**{**vars(given(one)), "corpora": (one, other)}))
-    parts = [documents(prepare(given(data))) for data in (one, other)]
+    both = prepared(Given(**{**vars(given(one)), "corpora": (one, other)}))
+    parts = [documents(prepared(given(data))) for data in (one, other)]
     assert documents(both).ids.tolist() == [*parts[0].ids, *parts[1].ids]
     assert documents(both).document.tolist() == [*parts[0].document, *(parts[1].document + 9)]
     assert both.sizes == list(map(len, parts))
@@ -130,15 +137,15 @@ def test_several_sequences_give_their_documents_one_after_the_other(store: Store
     assert result.counts["steps"] == 6
 
 
-def test_examples_are_put_together_by_their_lengths(store: Store) -> None:
+def test_batches_of_pairs_can_be_made_by_length(store: Store) -> None:
     rows = trainings.metrics(train(store, batch_tokens=60, epochs=2.0).path)
     tokens = [float.fromhex(row["tokens"]) for row in rows]
     assert max(tokens) <= 60 and len(set(tokens)) > 3
-    assert sum(tokens) == 2 * prepare(given(sequences(store))).lengths.sum()
+    assert sum(tokens) == 2 * prepared(given(sequences(store))).lengths.sum()
 
 
 def test_examples_are_masked_pairs_that_change_with_the_epoch(store: Store) -> None:
-    objective = prepare(given(sequences(store)))
+    objective = prepared(given(sequences(store)))
     text, everything = documents(objective), range(len(objective.lengths))
     first, second = (objective.prepare([(epoch, i) for i in everything]) for epoch in (0, 1))
     assert first.relations != second.relations
@@ -160,13 +167,13 @@ def test_examples_are_masked_pairs_that_change_with_the_epoch(store: Store) -> N
             assert goes_on or foreign
             by_chance += goes_on and foreign
     assert by_chance <= 2
-    again = prepare(given(sequences(store))).prepare([(1, i) for i in everything])
+    again = prepared(given(sequences(store))).prepare([(1, i) for i in everything])
     assert all(map(np.array_equal, again.seen, second.seen)) and again.relations == second.relations
 
 
-def test_what_cannot_be_asked_about_is_told(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_without_a_second_text_are_reported(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        objective = prepare(given(sequences(store)))
+        objective = prepared(given(sequences(store)))
     alone = int((~documents(objective).has_pair).sum())
     assert f"train: {alone} of {len(objective.lengths)} examples have no second text" in caplog.text
 
@@ -175,7 +182,7 @@ def test_what_cannot_be_asked_about_is_told(store: Store, caplog: pytest.LogCapt
 
 
 def model_outputs(objective: NextSentence, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits of both heads of each example by itself, without padding."""
+    """Logits of both heads for each example alone, without padding."""
     found = []
     for seen, types in zip(batch.seen, batch.types, strict=True):
         output = objective.model(torch.from_numpy(seen)[None], token_type_ids=torch.from_numpy(types)[None])
@@ -184,7 +191,7 @@ def model_outputs(objective: NextSentence, batch: Any) -> list[tuple[torch.Tenso
 
 
 def test_losses_are_sums_over_chosen_tokens_and_over_pairs(store: Store) -> None:
-    objective = prepare(given(sequences(store), mask_probability=0.4))
+    objective = prepared(given(sequences(store), mask_probability=0.4))
     objective.model.double().eval()
     batch = objective.prepare([(0, i) for i in range(20)])
     masked, asked, right = 0.0, 0.0, 0
@@ -206,8 +213,8 @@ def test_losses_are_sums_over_chosen_tokens_and_over_pairs(store: Store) -> None
     assert objective.weights(0) == {"mlm": 1.0, "nsp": 1.0}
 
 
-def test_validation_asks_the_same_in_all_processes_together(store: Store) -> None:
-    objective = prepare(given(sequences(store, valid=stories(40, 1)), valid_sequences=50))
+def test_validation_does_not_depend_on_the_number_of_processes(store: Store) -> None:
+    objective = prepared(given(sequences(store, valid=stories(40, 1)), valid_sequences=50))
     objective.model.eval()
     with torch.no_grad():
         whole = objective.evaluate(objective.model, 0, 1)
@@ -222,7 +229,7 @@ def test_validation_asks_the_same_in_all_processes_together(store: Store) -> Non
 
 
 def test_guides_see_the_sentences_of_a_pair(store: Store) -> None:
-    objective = prepare(given(sequences(store), SEGMENTS))
+    objective = prepared(given(sequences(store), SEGMENTS))
     batch = objective.prepare([(0, i) for i in range(12)])
     inputs = objective.tensors(batch)
     assert inputs.columns["segment"].shape == inputs.model["input_ids"].shape == inputs.model["token_type_ids"].shape
@@ -268,7 +275,7 @@ def test_the_trajectory_under_attack_does_not_depend_on_micro_batches(store: Sto
         assert values[0] == pytest.approx(values[1], rel=1e-9, abs=1e-9)
 
 
-def test_a_killed_run_goes_on_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit(store: Store, tmp_path: Path) -> None:
     data = sequences(store)
     changes: dict[str, Any] = {"plan": write(tmp_path, ADVERSARY), "steps": 8, "batch_size": 12}
     whole = train(store, data, **changes)
@@ -299,7 +306,7 @@ def bert(folder: Path, kind: str, **changes: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["AutoModelForPreTraining", "AutoModelForMaskedLM"])
-def test_training_goes_on_from_a_bert_with_or_without_the_second_head(store: Store, tmp_path: Path, kind: str) -> None:
+def test_init_takes_a_bert_with_or_without_the_second_head(store: Store, tmp_path: Path, kind: str) -> None:
     import safetensors.torch
 
     init = bert(tmp_path / "bert", kind)
@@ -319,8 +326,8 @@ def test_training_goes_on_from_a_bert_with_or_without_the_second_head(store: Sto
     ("changes", "message"),
     [
         ({"model_type": "electra"}, "mlm\\+nsp trains bert, and the model to start from is electra"),
-        ({"type_vocab_size": 1}, "knows 1 types of tokens, and a pair has 2"),
-        ({"max_position_embeddings": 15}, "the model holds 15 tokens"),
+        ({"type_vocab_size": 1}, "has 1 token types, and pairs need 2"),
+        ({"max_position_embeddings": 15}, "the model allows 15 tokens"),
     ],
 )
 def test_a_model_that_cannot_read_pairs_is_refused(
@@ -330,23 +337,23 @@ def test_a_model_that_cannot_read_pairs_is_refused(
         train(store, init=bert(tmp_path / "model", "AutoModelForPreTraining", **changes))
 
 
-# what cannot be done
+# refusals
 
 
-def test_one_document_is_refused_with_what_would_do(store: Store) -> None:
+def test_text_of_one_document_is_refused_with_what_is_needed(store: Store) -> None:
     for texts in ([[[7, 8], [9, 10], [11]]], [[[7, 8], [9, 10]], [[11, 12]]]):
-        with pytest.raises(InputError, match="no pair of a sentence and one of another document") as caught:
+        with pytest.raises(InputError, match="no pair of texts from different documents") as caught:
             train(store, sequences(store, texts))
         assert "two documents" in str(caught.value.hint)
     assert not list(store.unfinished())
 
 
-def test_validation_text_of_one_document_validates_masked_words_alone(store: Store) -> None:
+def test_validation_text_of_one_document_gives_only_the_loss_on_masked_words(store: Store) -> None:
     result = train(store, sequences(store, valid=[[[7, 8], [9, 10], [11, 12, 13]]]), mask_probability=0.5)
     assert "valid/mlm" in result.counts["final"] and "valid/nsp" not in result.counts["final"]
 
 
-def test_without_validation_text_there_is_none(store: Store) -> None:
+def test_without_validation_text_there_is_no_validation(store: Store) -> None:
     assert train(store, sequences(store, valid=[])).counts["best_step"] is None
 
 
@@ -362,7 +369,7 @@ def damaged(columns: dict[str, Sequence[Any]]) -> pa.Table:
         ({"document": [[-1, 1, -1], [-1, 0, -1]], "sentence": [[-1, 0, -1]] * 2}, "document .* is not in order"),
     ],
 )
-def test_sequences_without_the_places_of_their_tokens_are_refused(
+def test_sequences_without_document_and_sentence_columns_are_refused(
     store: Store, columns: dict[str, Any], message: str
 ) -> None:
     data = trainings.write_sequences(store, {"train": damaged({"id": [[0, 7, 2]] * 2, **columns})})
@@ -373,7 +380,7 @@ def test_sequences_without_the_places_of_their_tokens_are_refused(
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("preset:roles", r"guide 1 \(rare\): it needs word, idf, which are known of whole sequences"),
+        ("preset:roles", r"guide 1 \(rare\): it needs word, idf, which are known for whole sequences"),
         ("preset:mcmisp-bert", r"guide 1 \(conflict\): logit_loss acts where a generator mis-predicts"),
         ("preset:mcmisp", r"guide 1 \(conflict\): it is for a discriminator, and mlm\+nsp trains one model"),
     ],

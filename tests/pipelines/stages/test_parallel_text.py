@@ -1,4 +1,4 @@
-"""Parallel text: from two files to sources with their targets; what does not fit is refused, or dropped and counted."""
+"""Parallel text: from two files to sources and targets; what does not fit is refused, or dropped and counted."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_files_of_splits_in_order_and_gzipped(store: Store, tmp_path: Path) -> N
     assert found[0]["id"] == "train/train0.de.gz/1" and found[-1]["id"] == "test/1"
 
 
-def test_lines_end_at_a_newline_alone(store: Store, tmp_path: Path) -> None:
-    """A carriage return within a line, U+2028 and form feeds would put the files out of step."""
+def test_only_a_newline_ends_a_line(store: Store, tmp_path: Path) -> None:
+    """If a carriage return, U+2028 or a form feed ended a line, the files would no longer be aligned."""
     strange = ["Ein\rHund", "Zwei\u2028Katzen", "Drei\x0cVögel"]
     made = make(store, tmp_path, strange, ENGLISH)
     assert [row["pair"] for row in documents(made)] == ENGLISH
@@ -131,7 +131,7 @@ def test_empty_lines_are_dropped_and_counted_by_side(store: Store, tmp_path: Pat
         ({"train": 1}, {"train": 1}, {"format": "tsv"}, "--format is about tables"),
     ],
 )
-def test_sides_that_do_not_belong_together_are_refused(
+def test_sides_without_a_counterpart_are_refused(
     files: dict[str, int], pairs: dict[str, int], settings: dict[str, Any], message: str, store: Store, tmp_path: Path
 ) -> None:
     given = [
@@ -142,7 +142,7 @@ def test_sides_that_do_not_belong_together_are_refused(
         dataset.run(given[0], dataset.Config(**settings), pairs=given[1], store=store)
 
 
-def test_an_encoding_that_does_not_fit_is_named_with_its_line(store: Store, tmp_path: Path) -> None:
+def test_a_wrong_encoding_is_reported_with_its_line(store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.de").write_bytes("Ein\nläuft\n".encode("latin-1"))
     files, pairs = {"train": [str(tmp_path / "a.de")]}, {"train": [lines(tmp_path / "a.en", ["A", "runs"])]}
     with pytest.raises(InputError, match=r"'a.de', line 2, byte 5: not utf-8"):
@@ -201,7 +201,7 @@ def test_every_pair_is_a_row_of_source_and_target(joint: bool, store: Store, tmp
     assert made.counts["target_vocab_size"] == target.get_vocab_size()
 
 
-def test_long_pairs_are_dropped_from_training_and_cut_elsewhere(store: Store, tmp_path: Path) -> None:
+def test_long_pairs_are_dropped_from_training_and_truncated_in_other_splits(store: Store, tmp_path: Path) -> None:
     source, target = ["a b c d e f g", "a b", "a b", "a b c d e f"], ["x y", "x y z x y z x y", "x y", "x y z x y z x"]
     files = {split: [lines(tmp_path / f"{split}.de", source)] for split in ("train", "valid")}
     pairs = {split: [lines(tmp_path / f"{split}.en", target)] for split in ("train", "valid")}
@@ -217,15 +217,15 @@ def test_long_pairs_are_dropped_from_training_and_cut_elsewhere(store: Store, tm
     assert spelled("valid") == [("a b c d e f", "x y"), ("a b", "x y z x y z x"), *spelled("train")]
     assert made.counts["splits"]["train"]["long_pairs"] == 2
     assert made.counts["splits"]["valid"]["cut_pairs"] == 2
-    told = "2 pairs were longer than a sequence on one side at least, and were"
-    assert f"train: {told} dropped" in made.manifest["warnings"]
-    assert f"valid: {told} cut" in made.manifest["warnings"]
+    warning = "2 pairs were longer than a sequence on one side at least, and were"
+    assert f"train: {warning} dropped" in made.manifest["warnings"]
+    assert f"valid: {warning} cut" in made.manifest["warnings"]
     with pytest.raises(InputError, match="has no pair of at most 8 tokens"):
         encode(store, make(store, tmp_path, source[:1] * 2, target[:1] * 2), words(store, text), max_length=8)
 
 
 def test_pairs_without_tokens_on_a_side_are_dropped_and_counted(store: Store, tmp_path: Path) -> None:
-    """An empty second text of a table, and text of which the tokenizer leaves nothing."""
+    """An empty second text in a table, and text that the tokenizer drops entirely."""
     table = tmp_path / "a.tsv"
     table.write_text("text\tpair\nEin Hund\tA dog\nEine Katze\t\n\u200b\tA cat\n")
     text = dataset.run({"train": [str(table)]}, dataset.Config(pair_column="pair", valid_fraction=0.0), store=store)
@@ -235,9 +235,7 @@ def test_pairs_without_tokens_on_a_side_are_dropped_and_counted(store: Store, tm
     assert any(w.startswith("train: 2 pairs had no token on one side") for w in made.manifest["warnings"])
 
 
-def test_documents_stay_whole_where_batches_of_blocks_end(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_boundaries_do_not_split_documents(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make(store, tmp_path, GERMAN * 7, ENGLISH * 7)
     made = words(store, text)
     expected = rows_of(encode(store, text, made, max_length=17))
@@ -255,7 +253,7 @@ def test_running_twice_writes_the_same_bytes(store: Store, tmp_path: Path) -> No
     assert encode(again, other, words(again, other)).content == first.content
 
 
-def test_a_target_tokenizer_belongs_to_pairs(store: Store, tmp_path: Path) -> None:
+def test_a_target_tokenizer_needs_pairs(store: Store, tmp_path: Path) -> None:
     text = make(store, tmp_path, GERMAN, ENGLISH)
     made = words(store, text)
     with pytest.raises(InputError, match="--target-tokenizer is for texts with a pair"):
@@ -266,7 +264,7 @@ def test_a_target_tokenizer_belongs_to_pairs(store: Store, tmp_path: Path) -> No
 
 
 def test_words_are_counted_on_one_side_or_both(store: Store, tmp_path: Path) -> None:
-    """A word that both languages spell alike is as rare as on the side that is asked for."""
+    """The rarity of a word that both languages share is that of the chosen side."""
     text = make(store, tmp_path, ["die Katze", "der Hund", "die Maus"], ["all die", "a die", "dogs bark"])
     expected = {
         "text": {"die": 2, "katze": 1},
@@ -284,7 +282,7 @@ def test_words_are_counted_on_one_side_or_both(store: Store, tmp_path: Path) -> 
 
 
 def test_role_features_of_the_source_side(store: Store, tmp_path: Path) -> None:
-    """Trees, rarity and words are those of the sources, whatever stands in the targets."""
+    """Trees, rarity and words are those of the sources, whatever the targets are."""
     conllu = tmp_path / "trees.conllu"
     trees = [[("Ein", 2, "det"), ("Hund", 3, "nsubj"), ("läuft", 0, "root"), (".", 3, "punct")]]
     trees += [[("A", 2, "det"), ("dog", 3, "nsubj"), ("runs", 0, "root"), (".", 3, "punct")]]
@@ -329,7 +327,7 @@ def test_the_commands_go_from_two_files_to_pairs(guide: Callable[..., Any], tmp_
     assert wrong.code == 2 and "--pair-column is about tables" in wrong.err
 
 
-def test_multi30k_as_it_lies_there(store: Store) -> None:
+def test_multi30k_is_read(store: Store) -> None:
     folder = shared("data/mt-multi30k")
     files = {"valid": [str(folder / "val.de.gz")], "test": [str(folder / "test_2016_flickr.de.gz")]}
     pairs = {"valid": [str(folder / "val.en.gz")], "test": [str(folder / "test_2016_flickr.en.gz")]}
@@ -340,7 +338,7 @@ def test_multi30k_as_it_lies_there(store: Store) -> None:
     }
 
 
-def test_the_demo_pairs_of_opennmt_lose_their_one_empty_source(store: Store) -> None:
+def test_the_opennmt_demo_loses_its_one_empty_source(store: Store) -> None:
     folder = shared("data/mt-opennmt-ende")
     files, pairs = {"train": [str(folder / "src-train.txt.gz")]}, {"train": [str(folder / "tgt-train.txt.gz")]}
     made = dataset.run(files, dataset.Config(valid_fraction=0.0), pairs=pairs, store=store).artifact

@@ -21,8 +21,8 @@ from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.training import models
-from pipelines.training.objectives import OBJECTIVES
+from pipelines.training import model_folder
+from pipelines.training.objectives import OBJECTIVES, OWNERS
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -50,7 +50,7 @@ def test_every_step_is_logged_with_all_its_parts(guided: tuple[Store, Artifact])
         assert row["weight/guidance/next"] == pytest.approx(100 * (8 - row["step"]) / 7)
 
 
-def test_the_table_says_what_the_log_says(guided: tuple[Store, Artifact]) -> None:
+def test_the_metrics_table_equals_the_log(guided: tuple[Store, Artifact]) -> None:
     rows = [json.loads(line) for line in guided[1].read("metrics.jsonl").splitlines()]
     with guided[1].open("metrics.parquet") as file:
         table = pq.read_table(file).to_pylist()
@@ -67,7 +67,7 @@ def test_the_counts_name_the_best_step_the_size_and_what_the_guides_matched(guid
     assert counts["matches"] == {"next": tokens - 7 * 8, "previous": tokens - 7 * 8}
 
 
-def test_the_best_weights_and_the_snapshots_are_models_of_their_own(guided: tuple[Store, Artifact]) -> None:
+def test_best_weights_and_snapshots_open_as_models(guided: tuple[Store, Artifact]) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     for folder in ("best", "snapshots/step-0", "snapshots/step-4"):
@@ -81,7 +81,7 @@ def test_the_best_weights_and_the_snapshots_are_models_of_their_own(guided: tupl
 def test_the_best_weights_are_those_of_the_lowest_validation_loss(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.training.objectives.masked_lm import MaskedLM
+    from pipelines.training.learners.masked_lm import MaskedLM
 
     losses = iter([5.0, 3.0, 3.0, 4.0])
     monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (next(losses) * 8, 8.0)})
@@ -104,7 +104,7 @@ def test_without_validation_text_there_is_no_best(store: Store) -> None:
     assert not any("valid" in key for row in trainings.metrics(result.path) for key in row)
 
 
-def test_a_limit_on_validation_sequences_is_kept(store: Store) -> None:
+def test_the_number_of_validation_sequences_can_be_limited(store: Store) -> None:
     few, many = (trainings.train(store, valid_sequences=n).artifact.counts["best_valid_loss"] for n in (2, 0))
     assert few != many
 
@@ -131,12 +131,12 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Any] = []
-    write = pretrain._write_model
+    write = model_folder.write_model
     monkeypatch.setattr(
-        pretrain, "_write_model", lambda run, made, out: (write(run, made, out), trained.append(made.objective.model))
+        model_folder, "write_model", lambda run, made, out: (write(run, made, out), trained.append(made.learner.model))
     )
     folders = []
-    for architecture in models.FAMILIES["mlm"]:
+    for architecture in OBJECTIVES["mlm"].families:
         result = trainings.train(store, architecture=architecture, plan="preset:ag", steps=2)
         folders.append(str(result.artifact.path))
     done = subprocess.run(
@@ -154,7 +154,7 @@ def test_the_result_opens_without_this_package_and_computes_the_same(
 # settings
 
 
-def test_a_plan_of_weight_zero_trains_what_no_plan_trains(store: Store, tmp_path: Path) -> None:
+def test_a_plan_of_weight_zero_gives_the_weights_of_no_plan(store: Store, tmp_path: Path) -> None:
     plan = tmp_path / "nothing.toml"
     plan.write_text('[[guide]]\npattern = "next"\nmechanism = "attention_loss"\nheads = [0]\nweight = 0.0\n')
     none, zero = (trainings.train(store, plan=p).artifact for p in ("", str(plan)))
@@ -182,7 +182,7 @@ def test_every_precision_trains(store: Store, precision: str, architecture: str)
 def test_many_metrics_are_written_in_parts(
     store: Store, guided: tuple[Store, Artifact], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrain, "METRICS_PART", 3)
+    monkeypatch.setattr(model_folder, "METRICS_PART", 3)
     result = trainings.train(store, plan="preset:ag", steps=7).artifact
     with result.open("metrics.parquet") as file:
         table = pq.ParquetFile(file)
@@ -196,7 +196,7 @@ def test_many_metrics_are_written_in_parts(
 # batches
 
 
-def test_batches_of_so_many_tokens(store: Store) -> None:
+def test_batch_tokens_limits_the_tokens_of_a_batch(store: Store) -> None:
     result = trainings.train(store, batch_tokens=64, epochs=2, steps=1).artifact
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
     assert max(row["tokens"] for row in rows) <= 64
@@ -204,11 +204,11 @@ def test_batches_of_so_many_tokens(store: Store) -> None:
     with data.open("train.parquet") as file:
         lengths = [len(row) for row in pq.read_table(file)["id"].to_pylist()]
     assert sum(row["tokens"] for row in rows) == 2 * sum(lengths), "every sequence in every epoch"
-    with pytest.raises(InputError, match=r"training sequence \d+ has 16 tokens, a batch 15 at most"):
+    with pytest.raises(InputError, match=r"training sequence \d+ has 16 tokens, but a batch has at most 15"):
         trainings.train(store, batch_tokens=15)
 
 
-def test_similar_lengths_may_go_together(store: Store) -> None:
+def test_bucket_makes_batches_of_similar_lengths(store: Store) -> None:
     result = trainings.train(store, bucket=True, batch_size=9, epochs=1).artifact
     assert result.counts["steps"] == 5  # 40 sequences in batches of 9, 9, 9, 7 and 6
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
@@ -221,13 +221,13 @@ def test_similar_lengths_may_go_together(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bucket": True, "batch_tokens": 64}, "--batch-tokens puts similar lengths together by itself"),
-        ({"sampling": [1], "bucket": True}, "--sampling draws sequences one by one"),
-        ({"sampling": [1], "batch_tokens": 64}, "--sampling draws sequences one by one"),
+        ({"bucket": True, "batch_tokens": 64}, "--batch-tokens already makes batches of similar lengths"),
+        ({"sampling": [1], "bucket": True}, "--sampling does not work with --batch-tokens or --bucket"),
+        ({"sampling": [1], "batch_tokens": 64}, "--sampling does not work with --batch-tokens or --bucket"),
         ({"sampling": [1, 0]}, "greater than 0"),
     ],
 )
-def test_settings_of_batches_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_contradicting_batch_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trainings.config(**changes)
 
@@ -264,7 +264,7 @@ def test_sequences_are_mixed_by_shares_and_a_small_one_is_warned_about(store: St
     settings: dict[str, Any] = {"sampling": [1, 6, 1], "batch_size": 20}
     result = trainings.train(store, *data, **settings).artifact
     assert [w.partition(": ")[2] for w in result.manifest["warnings"]] == [
-        "10 training examples for 15 places in every batch, which repeats some"
+        "10 training examples for 15 places in every batch, so a batch repeats examples"
     ]
     assert trainings.metrics(result.path) != trainings.metrics(
         trainings.train(store, *data, batch_size=20).artifact.path
@@ -273,7 +273,7 @@ def test_sequences_are_mixed_by_shares_and_a_small_one_is_warned_about(store: St
     assert by_epochs.counts["steps"] == 2
 
 
-def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: Path) -> None:
+def test_sequences_of_different_tokenizers_and_wrong_numbers_of_masks_are_refused(store: Store, tmp_path: Path) -> None:
     data = corpora(store)
     words = [*trainings.VOCABULARY[:5], *reversed(trainings.VOCABULARY[5:])]
     stranger = trainings.sequences(store, train=5, tokenizer=trainings.tokenizer_files(words))
@@ -287,7 +287,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
     with pytest.raises(InputError, match=f"{empty.reference} has no training sequences"):
         trainings.train(store, data[0], empty)
     folder = hugging_face(tmp_path / "bert", max_position_embeddings=16)
-    with pytest.raises(InputError, match=r"the model holds 16 tokens; .* the longest has 20"):
+    with pytest.raises(InputError, match=r"the model allows 16 tokens; .* the longest has 20"):
         trainings.train(store, *data, init=str(folder))
 
 
@@ -295,7 +295,7 @@ def test_sequences_that_do_not_go_together_are_refused(store: Store, tmp_path: P
 
 
 @pytest.mark.parametrize("plan", ["", "preset:ag", "preset:asa"])
-def test_layers_that_are_computed_again_change_nothing(store: Store, plan: str) -> None:
+def test_gradient_checkpointing_changes_no_result(store: Store, plan: str) -> None:
     plain, less = (
         trainings.train(Store(store.root / str(on)), plan=plan, gradient_checkpointing=on).artifact
         for on in (False, True)
@@ -305,7 +305,7 @@ def test_layers_that_are_computed_again_change_nothing(store: Store, plan: str) 
     assert plain.recipe == less.recipe
 
 
-def test_layers_are_computed_again_when_it_is_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_checkpointing_recomputes_layers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.roberta.modeling_roberta import RobertaIntermediate
 
     calls = []
@@ -319,11 +319,11 @@ def test_layers_are_computed_again_when_it_is_asked_for(store: Store, monkeypatc
     assert counts[1] - counts[0] == 6 * 2
 
 
-def test_a_model_that_cannot_compute_its_layers_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_gradient_checkpointing_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import RobertaForMaskedLM
 
     monkeypatch.setattr(RobertaForMaskedLM, "supports_gradient_checkpointing", False)
-    with pytest.raises(InputError, match="RobertaForMaskedLM cannot compute its layers again"):
+    with pytest.raises(InputError, match="RobertaForMaskedLM does not support it"):
         trainings.train(store, gradient_checkpointing=True)
     assert not store.unfinished()
 
@@ -349,16 +349,16 @@ def test_no_training_data_is_refused(store: Store) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"heads": 3}, InputError, "width 16 cannot be shared by 3 heads"),
-        ({"snapshots": [7]}, InputError, "no snapshot after step 7"),
-        ({"snapshots": [-1]}, InputError, "no snapshot after step -1"),
+        ({"heads": 3}, InputError, "width 16 is not divisible by 3 heads"),
+        ({"snapshots": [7]}, InputError, "--snapshots 7: the run has 6 steps"),
+        ({"snapshots": [-1]}, InputError, "--snapshots -1: the run has 6 steps"),
         ({"plan": "preset:agg"}, UnknownName, "did you mean 'ag'"),
         ({"plan": "missing.toml"}, PlanError, "missing.toml: cannot be read"),
         ({"init": "missing"}, ArtifactMissing, "no artifact 'missing'"),
         ({"device": "cuda"}, MachineError, "no CUDA device"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_trained(
+def test_impossible_settings_are_refused_before_training(
     store: Store, changes: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -401,7 +401,7 @@ def hugging_face(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_training_goes_on_from_an_artifact_or_a_folder(store: Store, tmp_path: Path) -> None:
+def test_init_takes_an_artifact_or_a_folder(store: Store, tmp_path: Path) -> None:
     first = trainings.train(store, steps=20, learning_rate=1e-2).artifact
     untrained = trainings.train(store, steps=1, learning_rate=1e-9).artifact.counts["final"]["valid/mlm"]
     last, best = first.counts["final"]["valid/mlm"], first.counts["best_valid_loss"]
@@ -413,7 +413,7 @@ def test_training_goes_on_from_an_artifact_or_a_folder(store: Store, tmp_path: P
     assert "taken from an earlier model" in second.read("README.md").decode()
 
 
-def test_a_foreign_model_folder_can_be_continued(store: Store, tmp_path: Path) -> None:
+def test_init_takes_a_model_folder_that_guide_did_not_write(store: Store, tmp_path: Path) -> None:
     result = trainings.train(store, init=str(hugging_face(tmp_path / "bert"))).artifact
     assert json.loads(result.read("config.json"))["model_type"] == "bert"
     assert "# A bert masked language model" in result.read("README.md").decode()
@@ -423,10 +423,10 @@ def test_a_foreign_model_folder_can_be_continued(store: Store, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_position_embeddings": 15}, r"the model holds 15 tokens; \d+ sequences of .* the longest has 16"),
-        ({"model_type": "roberta", "max_position_embeddings": 17}, "the model holds 15 tokens"),
-        ({"model_type": "roberta", "pad_token_id": 0}, "its padding has id 0, that of the sequences 1"),
-        ({"vocab_size": 63}, "knows 63 tokens, the sequences use 64"),
+        ({"max_position_embeddings": 15}, r"the model allows 15 tokens; \d+ sequences of .* the longest has 16"),
+        ({"model_type": "roberta", "max_position_embeddings": 17}, "the model allows 15 tokens"),
+        ({"model_type": "roberta", "pad_token_id": 0}, "its padding id is 0, that of the sequences is 1"),
+        ({"vocab_size": 63}, "has 63 tokens, the sequences use 64"),
     ],
 )
 def test_a_model_that_does_not_fit_the_sequences_is_refused(
@@ -441,7 +441,7 @@ def test_a_model_of_another_tokenizer_is_refused(store: Store, tmp_path: Path) -
     other = trainings.tokenizer_files([*trainings.VOCABULARY[:5], *reversed(trainings.VOCABULARY[5:])])
     (folder / "tokenizer.json").write_bytes(other["tokenizer.json"])
     with pytest.raises(
-        InputError, match=r"its tokenizer \([0-9a-f]{12}\) is not the one that made the sequences \([0-9a-f]{12}\)"
+        InputError, match=r"its tokenizer \([0-9a-f]{12}\) is not that of the sequences \([0-9a-f]{12}\)"
     ):
         trainings.train(store, init=str(folder))
 
@@ -466,7 +466,7 @@ def test_code_that_comes_with_a_model_is_not_run(store: Store, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_that_is_no_model_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="not a model folder"):
         trainings.train(store, init=str(tmp_path / "folder"))
@@ -488,7 +488,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
 SETTINGS = [
     name
     for name, field in pretrain.Config.model_fields.items()
-    if not is_knob(field) and not is_internal(field) and "mlm" in pretrain.ONLY.get(name, ("mlm",))
+    if not is_knob(field) and not is_internal(field) and "mlm" in OWNERS.get(name, ("mlm",))
 ]
 
 
@@ -508,7 +508,7 @@ def another(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "objective"),
-    [(name, other) for name, mine in pretrain.ONLY.items() for other in OBJECTIVES if other not in mine],
+    [(name, other) for name, mine in OWNERS.items() for other in OBJECTIVES if other not in mine],
 )
 def test_a_setting_of_another_objective_is_refused(name: str, objective: str) -> None:
     with pytest.raises(
@@ -517,26 +517,26 @@ def test_a_setting_of_another_objective_is_refused(name: str, objective: str) ->
         trainings.config(objective=objective, **{name: another(name)})
 
 
-def test_what_each_objective_has_alone_is_known() -> None:
-    assert set(pretrain.ONLY) == {*TOPICS["What is learned"]} - {"objective"}
-    assert [name for name, objectives in pretrain.ONLY.items() if "translation" in objectives] == [
+def test_the_help_lists_the_settings_of_single_objectives() -> None:
+    assert set(OWNERS) == {*TOPICS["What is learned"]} - {"objective"}
+    assert [name for name, objectives in OWNERS.items() if "translation" in objectives] == [
         "label_smoothing",
         "decoder_layers",
     ]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
-        ({"epochs": 1.0, "steps": 7}, "--steps: without effect beside --epochs"),
-        ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the rate never gets to its peak"),
-        ({"totals": "tokens"}, "--totals: without effect"),
+        ({"epochs": 1.0, "steps": 7}, "--steps: no effect, because --epochs"),
+        ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the learning rate never reaches its peak"),
+        ({"totals": "tokens"}, "--totals: no effect"),
         ({}, ""),
     ],
 )
-def test_settings_without_effect_are_told(store: Store, changes: dict[str, Any], told: str) -> None:
+def test_settings_without_effect_give_a_warning(store: Store, changes: dict[str, Any], expected: str) -> None:
     warnings = trainings.train(store, **{"steps": 2, **changes}).artifact.manifest["warnings"]
-    assert [line.startswith(told) for line in warnings] == ([True] if told else [])
+    assert [line.startswith(expected) for line in warnings] == ([True] if expected else [])
 
 
 def test_a_family_that_an_objective_cannot_train_is_refused(store: Store) -> None:
@@ -608,11 +608,11 @@ def test_an_allowed_change_continues_from_the_checkpoint_and_is_recorded(store: 
     assert old.exists() and not new.exists()
 
 
-def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
+def test_a_run_cannot_be_resumed_to_a_step_that_it_has_passed(store: Store) -> None:
     with pytest.raises(Interrupted):
         trainings.train(store, max_time=1e-9)
     (old,) = (store.root / ".partial" / "model").iterdir()
-    with pytest.raises(InputError, match="is at step 1 already"):
+    with pytest.raises(InputError, match="is already at step 1"):
         trainings.train(store, steps=1, resume=f"model/{old.name}", allow_change=["steps"])
 
 
@@ -620,20 +620,20 @@ def test_a_run_cannot_be_continued_to_where_it_is_already(store: Store) -> None:
     ("options", "error", "message"),
     [
         ({"resume": "model/0123456789abcdef"}, ArtifactMissing, "no unfinished run"),
-        ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, --force forgets it"),
-        ({"resume": "model/*"}, InputError, "a run is called model/ID"),
-        ({"resume": "../../etc"}, InputError, "a run is called model/ID"),
+        ({"resume": "model/0123", "force": True}, InputError, "--resume continues a run, but --force starts again"),
+        ({"resume": "model/*"}, InputError, "a run is named model/ID"),
+        ({"resume": "../../etc"}, InputError, "a run is named model/ID"),
         ({"resume": "model/0123", "allow_change": ["step"]}, UnknownName, "did you mean 'steps'"),
     ],
 )
-def test_what_cannot_be_resumed_is_said(
+def test_runs_that_cannot_be_resumed_are_refused(
     store: Store, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         trainings.train(store, **options)
 
 
-def test_what_bits_depend_on_is_compared_on_resume(
+def test_resuming_warns_when_the_result_will_not_be_bit_equal(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)
@@ -641,10 +641,10 @@ def test_what_bits_depend_on_is_compared_on_resume(
         trainings.train(store, max_time=1e-9)
     with caplog.at_level(logging.WARNING):
         trainings.train(store, micro_batches=2)
-    assert "not bit-equal: micro_batches 1 is 2 now" in caplog.text
+    assert "not bit-equal: micro_batches was 1, is 2" in caplog.text
 
 
 def test_a_plan_file_without_a_guide_is_refused(store: Store, tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
-    with pytest.raises(PlanError, match="no guide in this plan"):
+    with pytest.raises(PlanError, match="the plan has no guides"):
         trainings.train(store, plan=str(tmp_path / "empty.toml"))

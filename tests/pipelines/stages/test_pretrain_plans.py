@@ -41,7 +41,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_trains_and_its_model_comes_back_as_it_was(name: str, store: Store, tmp_path: Path) -> None:
+def test_a_plan_trains_and_its_model_reloads_unchanged(name: str, store: Store, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM
 
     data = trainings.sequences(store)
@@ -66,7 +66,7 @@ def test_a_plan_trains_and_its_model_comes_back_as_it_was(name: str, store: Stor
         assert torch.allclose(ours, plain(ids).logits, rtol=0, atol=2e-7) == (name not in SHAPING)
 
 
-def test_validation_sees_the_plan_too(store: Store, tmp_path: Path) -> None:
+def test_the_plan_acts_in_validation(store: Store, tmp_path: Path) -> None:
     data = trainings.sequences(store)
     losses = [
         trainings.train(store, data, plan=plan, steps=1).artifact.counts["final"]["valid/mlm"]
@@ -86,7 +86,7 @@ def test_validation_sees_the_plan_too(store: Store, tmp_path: Path) -> None:
         ('[[guide]]\nmechanism = "random_mask"\nkind = "scheduled"', "needs the table masking_proportion"),
     ],
 )
-def test_what_makes_no_sense_there_is_refused_with_the_reason(
+def test_plans_that_do_not_fit_the_objective_are_refused_with_the_reason(
     plan: str, message: str, store: Store, tmp_path: Path
 ) -> None:
     data = trainings.sequences(store)
@@ -101,7 +101,7 @@ def test_a_missing_feature_names_the_command_that_builds_it(store: Store) -> Non
     assert "guide build-masks" in str(raised.value.hint)
 
 
-def test_a_run_with_an_adversary_is_the_same_again(store: Store, tmp_path: Path) -> None:
+def test_a_run_with_an_adversary_is_reproducible(store: Store, tmp_path: Path) -> None:
     data = trainings.sequences(store)
     whole = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6).artifact
     again = trainings.train(store, data, plan=write(tmp_path, PLANS["adversary"]), steps=6, force=True).artifact
@@ -110,7 +110,7 @@ def test_a_run_with_an_adversary_is_the_same_again(store: Store, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["adversary", "gate", "pal"])
-def test_what_a_plan_has_learned_goes_on_with_the_model(
+def test_init_takes_over_what_a_plan_has_learned(
     name: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, plan = trainings.sequences(store), write(tmp_path, PLANS[name])
@@ -123,10 +123,10 @@ def test_what_a_plan_has_learned_goes_on_with_the_model(
         torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-7)
     assert "left behind" not in caplog.text and "is not applied" not in caplog.text
     trainings.train(store, data, **still)
-    assert "what the plan of this model had learned is left behind" in caplog.text
+    assert "not used, because the plan adds other modules" in caplog.text
 
 
-def test_a_model_of_another_precision_or_without_its_plan_file_goes_on(
+def test_init_takes_a_model_of_another_precision_or_without_its_plan_file(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, plan = trainings.sequences(store), write(tmp_path, PLANS["gate"])

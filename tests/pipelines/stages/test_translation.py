@@ -1,4 +1,4 @@
-"""Translation from files to BLEU: what the objective sums, which plans it takes, what it writes, and how it is evaluated."""
+"""Translation from files to BLEU: losses, plans, the files of the model, and evaluation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from pipelines.stages import dataset, evaluate, idf, masks, pretrain, sequences,
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
+from pipelines.training.learner import Given
+from pipelines.training.learners.translation import Translation, build_model
 from pipelines.training.models import read_tokenizer
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.translation import Translation, build_model, check_plan, prepare
+from pipelines.training.objectives.translation import OBJECTIVE
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -50,7 +51,7 @@ def parallel(folder: Path, numbers: dict[str, int]) -> tuple[dict[str, list[str]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Artifact, Artifact]:
-    """A store, sequences of one vocabulary, and of two."""
+    """A store, sequences with one vocabulary, and sequences with two."""
     folder = tmp_path_factory.mktemp("translation")
     store = Store(folder / "artifacts")
     files, pairs = parallel(folder, {"train": 300, "valid": 20, "test": 12})
@@ -80,6 +81,12 @@ def given(sequences: Artifact, plan: Plan | None = None, **changes: Any) -> Give
     return found
 
 
+def prepared(found: Given) -> Translation:
+    learner = OBJECTIVE.prepare(found)
+    assert isinstance(learner, Translation)
+    return learner
+
+
 def train(store: Store, sequences: Artifact, **changes: Any) -> Artifact:
     result = pretrain.run(sequences.reference, config(**changes), store=store)
     assert result is not None
@@ -96,11 +103,11 @@ def plan_file(folder: Path, *guides: Guide) -> str:
     return str(path)
 
 
-# what is summed
+# losses
 
 
 def by_hand(objective: Translation, indices: list[int], smoothing: float) -> tuple[float, float]:
-    """The losses of some examples, each alone and without padding, from the whole model."""
+    """The losses of some examples, each computed alone and without padding."""
     smoothed = plain = 0.0
     pairs, model = objective.splits["train"], objective.model
     for index in indices:
@@ -114,8 +121,8 @@ def by_hand(objective: Translation, indices: list[int], smoothing: float) -> tup
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_losses_are_sums_over_the_tokens_of_targets(data: tuple[Store, Artifact, Artifact], smoothing: float) -> None:
-    objective = prepare(given(data[1], label_smoothing=smoothing))
+def test_losses_are_sums_over_target_tokens(data: tuple[Store, Artifact, Artifact], smoothing: float) -> None:
+    objective = prepared(given(data[1], label_smoothing=smoothing))
     objective.model.eval()
     indices = [3, 0, 7, 11]
     batch = objective.prepare([(0, index) for index in indices])
@@ -127,8 +134,8 @@ def test_losses_are_sums_over_the_tokens_of_targets(data: tuple[Store, Artifact,
     assert sum(parts).item() == pytest.approx(smoothed, rel=1e-5)  # type: ignore[union-attr]
 
 
-def test_counts_are_those_of_the_targets_and_tokens_those_of_both_sides(data: tuple[Store, Artifact, Artifact]) -> None:
-    objective = prepare(given(data[1], Plan((Guide("next", "attention_loss"),))))
+def test_denominators_count_targets_and_tokens_count_both_sides(data: tuple[Store, Artifact, Artifact]) -> None:
+    objective = prepared(given(data[1], Plan((Guide("next", "attention_loss"),))))
     rows = pq.read_table(data[1].path / "train.parquet").to_pylist()
     counts = objective.counts(objective.prepare([(0, 5), (1, 9)]))
     targets = sum(len(rows[n]["target"]) for n in (5, 9))
@@ -138,11 +145,11 @@ def test_counts_are_those_of_the_targets_and_tokens_those_of_both_sides(data: tu
     assert objective.weights(0) == {"translation": 1.0, "guidance/next": 1.0}
 
 
-def test_guides_of_encoder_and_decoder_have_losses_of_their_own_length(data: tuple[Store, Artifact, Artifact]) -> None:
+def test_guides_of_encoder_and_decoder_use_the_lengths_of_their_side(data: tuple[Store, Artifact, Artifact]) -> None:
     """``first`` with all heads uniform: a row of n keys is (1 - 1/n)^2 + (n - 1)/n^2 away, times n rows, over n^2; in the
     decoder query q sees q + 1 keys."""
     rows = (Guide("first", "attention_loss", name="e"), Guide("first", "attention_loss", stack="decoder", name="d"))
-    objective = prepare(given(data[1], Plan(rows)))
+    objective = prepared(given(data[1], Plan(rows)))
     objective.model.eval()
     with torch.no_grad():
         for name, parameter in objective.model.named_parameters():
@@ -159,20 +166,19 @@ def test_guides_of_encoder_and_decoder_have_losses_of_their_own_length(data: tup
     assert losses["guidance/d"].item() == pytest.approx(sum(row(q + 1) for q in range(m)) / m**2, rel=1e-5)
 
 
-def test_dropped_dimensions_are_those_of_the_flags(data: tuple[Store, Artifact, Artifact]) -> None:
-    wrapped = read_tokenizer(data[1])
+def test_the_size_of_a_new_model_is_that_of_the_flags(data: tuple[Store, Artifact, Artifact]) -> None:
     changes = {"layers": 2, "decoder_layers": 3, "hidden": 24, "heads": 3, "ffn": 40, "dropout": 0.2}
-    model = build_model(config(**changes, attention_dropout=0.3), wrapped, wrapped, 12, seed=0, init=None)
+    model = prepared(given(data[1], **changes, attention_dropout=0.3)).model
     found = model.config
     assert (found.encoder_layers, found.decoder_layers, found.d_model) == (2, 3, 24)
     assert (found.encoder_attention_heads, found.decoder_attention_heads) == (3, 3)
     assert (found.encoder_ffn_dim, found.decoder_ffn_dim, found.dropout, found.attention_dropout) == (40, 40, 0.2, 0.3)
     assert model.model.encoder.embed_tokens.weight is model.lm_head.weight
-    assert build_model(config(), wrapped, wrapped, 12, seed=0, init=None).config.decoder_layers == 1
+    assert prepared(given(data[1])).model.config.decoder_layers == 1
 
 
 def test_two_vocabularies_have_two_embeddings(data: tuple[Store, Artifact, Artifact]) -> None:
-    objective = prepare(given(data[2]))
+    objective = prepared(given(data[2]))
     config = objective.model.config
     assert (config.vocab_size, config.decoder_vocab_size) == (
         data[2].counts["vocab_size"],
@@ -191,17 +197,17 @@ def test_two_vocabularies_have_two_embeddings(data: tuple[Store, Artifact, Artif
 @pytest.mark.parametrize(
     ("guide", "reason"),
     [
-        (Guide(mechanism="adversary"), "needs a second pass, which is not defined for translation"),
+        (Guide(mechanism="adversary"), "needs a second pass, which translation does not have"),
         (Guide("conflict", "logit_loss"), "translation has none"),
         (Guide("next", "attention_loss", part="generator"), "it is for a generator"),
         (Guide("first", "mask", stack="decoder", attention="cross"), "could not act while the model decodes"),
-        (Guide("rare", "mask", stack="decoder"), "what the decoder writes has no such features"),
-        (Guide("next", "attention_loss", stack="decoder"), "next names later tokens alone"),
+        (Guide("rare", "mask", stack="decoder"), "the tokens that the decoder writes have no such features"),
+        (Guide("next", "attention_loss", stack="decoder"), "next names only later tokens"),
     ],
 )
-def test_guides_that_make_no_sense_are_refused_with_the_reason(guide: Guide, reason: str) -> None:
+def test_guides_that_cannot_work_are_refused_with_the_reason(guide: Guide, reason: str) -> None:
     with pytest.raises(PlanError, match=rf"a.toml, guide 1 \({guide.label}\): .*{reason}"):
-        check_plan(Plan((guide,)), config(), "a.toml")
+        OBJECTIVE.check_plan(Plan((guide,)), config(), "a.toml")
 
 
 @pytest.mark.parametrize(
@@ -214,11 +220,11 @@ def test_guides_that_make_no_sense_are_refused_with_the_reason(guide: Guide, rea
         Guide("delimiter", "mask", stack="decoder"),
     ],
 )
-def test_guides_that_make_sense_are_taken(guide: Guide) -> None:
-    check_plan(Plan((guide,)), config(), "a.toml")
+def test_guides_that_can_work_are_accepted(guide: Guide) -> None:
+    OBJECTIVE.check_plan(Plan((guide,)), config(), "a.toml")
 
 
-def test_a_preset_of_the_paper_guides_the_encoder_alone(data: tuple[Store, Artifact, Artifact]) -> None:
+def test_a_preset_of_the_paper_guides_only_the_encoder(data: tuple[Store, Artifact, Artifact]) -> None:
     rows = log(train(*data[:2], plan="preset:ag-translation"))
     assert {"loss/translation", "loss/nll", "loss/guidance/next", "loss/guidance/previous"} <= set(rows[0])
     assert [row["step"] for row in rows if "valid/nll" in row] == [2, 4]
@@ -249,11 +255,10 @@ def test_sequences_without_targets_are_refused(store: Store) -> None:
 
 
 def test_tokenizers_that_pad_differently_are_refused(data: tuple[Store, Artifact, Artifact]) -> None:
-    wrapped = read_tokenizer(data[2])
     other = read_tokenizer(data[2], "target-tokenizer")
     other.pad_token = "[UNK]"
-    with pytest.raises(InputError, match="a model has one id for padding"):
-        build_model(config(), wrapped, other, 12, seed=0, init=None)
+    with pytest.raises(InputError, match="but a model has one padding id"):
+        build_model(given(data[2]), OBJECTIVE, other)
 
 
 def test_a_model_to_start_from_must_know_the_targets(data: tuple[Store, Artifact, Artifact], tmp_path: Path) -> None:
@@ -261,7 +266,7 @@ def test_a_model_to_start_from_must_know_the_targets(data: tuple[Store, Artifact
     first = train(store, joint)
     again = train(store, joint, init=first.reference, steps=2)
     assert log(again)[0]["loss/nll"] < log(first)[0]["loss/nll"]
-    with pytest.raises(InputError, match=r"its tokenizer .* is not the one"):
+    with pytest.raises(InputError, match=r"its tokenizer .* is not that of the sequences"):
         train(store, separate, init=first.reference)
 
 
@@ -270,7 +275,7 @@ def test_a_model_to_start_from_must_know_the_targets(data: tuple[Store, Artifact
 
 @pytest.fixture(scope="module")
 def trained(data: tuple[Store, Artifact, Artifact]) -> Artifact:
-    """A model that has learned to translate, from two vocabularies."""
+    """A model with two vocabularies that has learned to translate."""
     changes: dict[str, Any] = {"hidden": 32, "heads": 4, "ffn": 64, "batch_size": 32, "learning_rate": 1e-2}
     return train(data[0], data[2], steps=100, schedule="linear", warmup_steps=10, evaluate_every=100, **changes)
 
@@ -285,7 +290,7 @@ def test_it_learns_to_translate(data: tuple[Store, Artifact, Artifact], trained:
     assert sum(row["hypothesis"] == row["reference"] for row in rows) >= 3
 
 
-def test_settings_of_the_search_and_of_bleu_are_followed(
+def test_search_settings_and_the_bleu_tokenizer_have_an_effect(
     data: tuple[Store, Artifact, Artifact], trained: Artifact
 ) -> None:
     import sacrebleu
@@ -322,7 +327,9 @@ def test_scores_are_those_of_sacrebleu_with_its_signature(
     assert found["signatures"]["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
 
 
-def test_the_likelihood_is_that_of_validation(data: tuple[Store, Artifact, Artifact], trained: Artifact) -> None:
+def test_the_evaluated_likelihood_equals_that_of_validation(
+    data: tuple[Store, Artifact, Artifact], trained: Artifact
+) -> None:
     settings = evaluate.Config(split="valid", beams=1, batch_size=7)
     result = evaluate.run(trained.reference, data[2].reference, settings, store=data[0]).artifact
     assert result.counts["metrics"]["nll"] == pytest.approx(log(trained)[-1]["valid/nll"], rel=1e-5)
@@ -347,7 +354,7 @@ def test_a_limit_takes_the_first_examples_and_keeps_their_order(
     assert few == all_[:5]
 
 
-def test_a_model_with_two_vocabularies_opens_by_itself(
+def test_a_model_with_two_vocabularies_opens_with_transformers_alone(
     data: tuple[Store, Artifact, Artifact], trained: Artifact
 ) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -360,11 +367,11 @@ def test_a_model_with_two_vocabularies_opens_by_itself(
 
 
 def test_sequences_of_other_tokenizers_are_refused(data: tuple[Store, Artifact, Artifact], trained: Artifact) -> None:
-    with pytest.raises(InputError, match=r"its tokenizer .* is not the one that made the sequences"):
+    with pytest.raises(InputError, match=r"its tokenizer .* is not that of the sequences"):
         evaluate.run(trained.reference, data[1].reference, evaluate.Config(), store=data[0])
 
 
-def test_a_split_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_missing_split_is_refused(store: Store, tmp_path: Path) -> None:
     files, pairs = parallel(tmp_path, {"train": 30})
     text = dataset.run(files, dataset.Config(valid_fraction=0.0), pairs=pairs, store=store).reference
     made = tokenizer.run(text, tokenizer.Config(kind="word", vocab_size=99, min_frequency=1), store=store).reference
@@ -373,7 +380,7 @@ def test_a_split_that_is_not_there_is_refused(store: Store, tmp_path: Path) -> N
     with pytest.raises(InputError, match="has no sequences in 'test'") as raised:
         evaluate.run(model.reference, rows.reference, evaluate.Config(), store=store)
     assert raised.value.hint == "--split train"
-    with pytest.raises(InputError, match="has no best model: there was no validation"):
+    with pytest.raises(InputError, match="has no best model, because there was no validation"):
         evaluate.run(model.reference, rows.reference, evaluate.Config(split="train", weights="best"), store=store)
 
 
@@ -424,7 +431,7 @@ def test_role_masks_of_the_encoder_are_needed_and_used_in_evaluation(
     assert found.counts["metrics"]["nll"] == pytest.approx(log(model)[-1]["valid/nll"], rel=1e-5)
 
 
-def test_the_command_says_the_metrics_and_their_signatures(
+def test_the_command_prints_the_metrics_and_their_signatures(
     guide: Callable[..., Any], data: tuple[Store, Artifact, Artifact], trained: Artifact
 ) -> None:
     said = guide("evaluate", trained.reference, data[2].reference, "--beams", 1, "--store", data[0].root)

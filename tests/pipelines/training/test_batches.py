@@ -68,7 +68,7 @@ def test_several_artifacts_are_read_one_after_the_other(store: Store) -> None:
 @pytest.mark.parametrize(
     ("limit", "kept"), [(0, [2, 1, 7]), (10, [2, 1, 7]), (99, [2, 1, 7]), (5, [1, 1, 3]), (1, [0, 0, 1])]
 )
-def test_of_a_few_sequences_each_artifact_gives_its_share(store: Store, limit: int, kept: list[int]) -> None:
+def test_a_limit_takes_sequences_of_all_artifacts_in_proportion(store: Store, limit: int, kept: list[int]) -> None:
     data = [
         trainings.write_sequences(store, {"train": trainings.table([[0, 10 * part + n, 2] for n in range(number)])})
         for part, number in enumerate((2, 1, 7), 1)
@@ -79,13 +79,13 @@ def test_of_a_few_sequences_each_artifact_gives_its_share(store: Store, limit: i
 
 
 @pytest.mark.parametrize(("items", "parts"), [(0, 3), (2, 3), (7, 3), (9, 3), (8, 1)])
-def test_shares_keep_the_order_and_differ_by_one_at_most(items: int, parts: int) -> None:
+def test_shares_keep_the_order_and_differ_by_at_most_one(items: int, parts: int) -> None:
     cut = shares(list(range(items)), parts)
     assert len(cut) == parts and [item for part in cut for item in part] == list(range(items))
     assert max(map(len, cut)) - min(map(len, cut)) <= 1
 
 
-def test_padding_stands_on_the_right() -> None:
+def test_padding_is_on_the_right() -> None:
     assert pad([np.array([1, 2]), np.array([], np.int64)], 9, 3).tolist() == [[1, 2, 9], [9, 9, 9]]
 
 
@@ -101,7 +101,7 @@ def write_masks(store: Store, **columns: pa.Array) -> Artifact:
     return Artifact(store.folder("masks", recipe))
 
 
-def test_features_are_read_beside_ids_in_few_bytes(store: Store) -> None:
+def test_features_are_read_in_small_types(store: Store) -> None:
     data = trainings.write_sequences(store, {"train": trainings.with_places([[0, 5, 6, 7, 8, 9, 2], [0, 7, 2]])})
     lists = {"word": pa.int32(), "idf": pa.float32(), "negation": pa.bool_(), "relation": pa.int8()}
     values: dict[str, list[list[Any]]] = {
@@ -121,7 +121,7 @@ def test_features_are_read_beside_ids_in_few_bytes(store: Store) -> None:
     assert padded.dtype == torch.bool and padded[1].tolist() == [True] + [False] * 6
     assert pad([found.column("idf", n) for n in range(2)], 0, 7).dtype == torch.float32
     assert pad([found.column("word", n) for n in range(2)], -1, 7)[1].tolist() == [-1, 0, *[-1] * 5]
-    # sentences follow from the sequences alone
+    # segments need only the sequences
     alone = Examples.read(data, "train", 64, features=("segment",))
     assert [alone.column("segment", n).tolist() for n in range(2)] == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 0]]
     assert alone.columns["segment"].dtype == np.int16

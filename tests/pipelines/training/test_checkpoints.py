@@ -36,26 +36,28 @@ def newest_step(checkpoints: Checkpoints) -> int:
     return int(newest.counts["step"])
 
 
-def test_there_is_no_newest_of_none(checkpoints: Checkpoints) -> None:
+def test_without_checkpoints_there_is_no_newest(checkpoints: Checkpoints) -> None:
     assert checkpoints.newest("checkpoint") is None
 
 
-def test_the_last_ones_are_kept_by_step_and_not_by_time(checkpoints: Checkpoints) -> None:
+def test_the_newest_checkpoints_are_found_by_step_and_not_by_time(checkpoints: Checkpoints) -> None:
     for step in (5, 10, 100):
         save(checkpoints, step)
-        os.utime(checkpoints.folder / f"checkpoint-{step:08d}", (10**9 - step, 10**9 - step))  # the clock runs back
+        os.utime(
+            checkpoints.folder / f"checkpoint-{step:08d}", (10**9 - step, 10**9 - step)
+        )  # later checkpoints get earlier times
     assert checkpoints.steps("checkpoint") == [10, 100]
     assert newest_step(checkpoints) == 100
 
 
-def test_a_copied_checkpoint_is_not_counted(checkpoints: Checkpoints) -> None:
+def test_a_copy_of_a_checkpoint_is_ignored(checkpoints: Checkpoints) -> None:
     save(checkpoints, 5, keep=1)
     shutil.copytree(checkpoints.folder / "checkpoint-00000005", checkpoints.folder / "checkpoint-00000005 (copy)")
     save(checkpoints, 6, keep=1)
     assert checkpoints.steps("checkpoint") == [6] and newest_step(checkpoints) == 6
 
 
-def test_names_do_not_disturb_each_other(checkpoints: Checkpoints) -> None:
+def test_checkpoints_of_different_names_are_independent(checkpoints: Checkpoints) -> None:
     for step in (1, 2, 3):
         save(checkpoints, step, keep=1)
         save(checkpoints, step, name="snapshot", keep=None)
@@ -63,7 +65,7 @@ def test_names_do_not_disturb_each_other(checkpoints: Checkpoints) -> None:
     assert [a.counts["step"] for a in checkpoints.all("snapshot")] == [1, 2, 3]
 
 
-def test_later_checkpoints_can_be_forgotten(checkpoints: Checkpoints) -> None:
+def test_later_checkpoints_can_be_removed(checkpoints: Checkpoints) -> None:
     for step in (1, 2, 3):
         save(checkpoints, step, keep=None)
     checkpoints.retain("checkpoint", {1, 3, 99})
@@ -74,7 +76,7 @@ def test_later_checkpoints_can_be_forgotten(checkpoints: Checkpoints) -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "flipped", "cut", "no manifest"])
 @pytest.mark.parametrize("file", ["state.json", "optimizer.safetensors"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_both(
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_both(
     checkpoints: Checkpoints, fault: str, file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)
@@ -83,9 +85,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_that_names_both(
     damage(checkpoints.folder / "checkpoint-00000010", file, fault)
     with caplog.at_level(logging.WARNING):
         assert newest_step(checkpoints) == 5
-    assert "checkpoint-00000010" in caplog.text and "going back to checkpoint-00000005" in caplog.text
+    assert "checkpoint-00000010" in caplog.text and "using checkpoint-00000005 instead" in caplog.text
     damage(checkpoints.folder / "checkpoint-00000005", file, fault)
-    with pytest.raises(ArtifactDamaged, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ArtifactDamaged, match=r"all checkpoints in .* are damaged"):
         checkpoints.newest("checkpoint")
 
 
@@ -102,7 +104,7 @@ def damage(folder: Path, file: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["open", "write", "fsync", "rename"])
-def test_no_space_for_a_checkpoint_leaves_those_before_it(
+def test_a_full_disk_leaves_the_earlier_checkpoints(
     checkpoints: Checkpoints, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):

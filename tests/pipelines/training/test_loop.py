@@ -19,12 +19,13 @@ from guidance.objectives.masked_lm import IGNORED
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
+from pipelines.training import memory
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import Cluster, StopRequest
+from pipelines.training.learner import Given
+from pipelines.training.learners.masked_batches import MaskedBatch
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.loop import Settings
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.masked_batches import MaskedBatch
-from pipelines.training.objectives.masked_lm import MaskedLM
 from pipelines.training.optimization import Optimizer
 from pipelines.views import comparison
 from tests import trainings
@@ -66,7 +67,9 @@ def test_the_rate_falls_with_the_inverse_square_root_of_the_step() -> None:
 
 
 def test_an_inverse_square_root_without_warm_up_is_refused() -> None:
-    with pytest.raises(ValueError, match="--schedule inverse-sqrt falls from the end of warm-up on"):
+    with pytest.raises(
+        ValueError, match="--schedule inverse-sqrt falls from the end of warm-up: it needs --warmup-steps"
+    ):
         settings(schedule="inverse-sqrt")
 
 
@@ -78,7 +81,7 @@ def test_warm_up_may_be_longer_than_the_run() -> None:
 # devices and requests
 
 
-def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MachineError, match="no CUDA device"):
         Cluster("cuda", "auto")
@@ -127,7 +130,7 @@ def test_tensorboard_follows_a_run_through_a_restart(store: Store) -> None:
     assert all(path.parent.name != "trackers" for path in store.folders())
 
 
-# the objective
+# the learner
 
 
 def objective(rows: list[list[int]], **changes: Any) -> MaskedLM:
@@ -172,7 +175,7 @@ def test_a_row_of_padding_gives_no_loss_and_finite_gradients() -> None:
     assert all(torch.isfinite(p.grad).all() for p in mlm.model.parameters() if p.grad is not None)
 
 
-def test_training_on_special_tokens_alone_stays_finite(store: Store) -> None:
+def test_training_on_special_tokens_only_stays_finite(store: Store) -> None:
     data = trainings.write_sequences(store, {"train": trainings.table([[0, 2]] * 4)})
     result = trainings.train(store, data)
     assert result.artifact.counts["final"] == {"loss/total": 0.0, "loss/mlm": 0.0}
@@ -190,7 +193,7 @@ def test_validation_loss_is_the_mean_over_all_chosen_tokens_of_all_processes() -
     assert sum(part for _, part in parts) == count
 
 
-def test_matches_are_counted_on_from_a_checkpoint() -> None:
+def test_matches_continue_from_a_checkpoint() -> None:
     mlm = objective([[0, 7, 8, 2]])
     mlm.restore({"next": 10.0, "previous": 20.0})
     mlm.losses(mlm.model, mlm.prepare([(0, 0)]), 0)
@@ -200,7 +203,7 @@ def test_matches_are_counted_on_from_a_checkpoint() -> None:
 # the loop
 
 
-def test_weight_decay_is_for_matrices_alone() -> None:
+def test_only_matrices_decay() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
@@ -210,7 +213,7 @@ def test_weight_decay_is_for_matrices_alone() -> None:
         torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * 0.5 if p.ndim > 1 else 1.0))
 
 
-def test_moments_of_weights_that_are_not_there_are_refused() -> None:
+def test_moments_of_unknown_weights_are_refused() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = Optimizer(model, settings())
     model(torch.ones(1, 3)).sum().backward()
@@ -218,14 +221,14 @@ def test_moments_of_weights_that_are_not_there_are_refused() -> None:
     kept = optimizer.moments()
     assert len(optimizer) == 2 and len(kept) == 4
     with pytest.raises(KeyError, match=r"weight|bias"):
-        Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).take_back(kept, 1)
+        Optimizer(torch.nn.LayerNorm(2, bias=False, elementwise_affine=False), settings()).restore(kept, 1)
     with pytest.raises(KeyError, match="exp_avg_sq/bias"):
-        Optimizer(model, settings()).take_back({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)
+        Optimizer(model, settings()).restore({k: v for k, v in kept.items() if k != "exp_avg_sq/bias"}, 1)
 
 
 @pytest.fixture
 def clipped(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The norm of all gradients at every update, as the optimizer gets them."""
+    """The norm of all gradients at every update, after clipping."""
     norms: list[float] = []
     update = torch.optim.AdamW.step
 
@@ -238,7 +241,7 @@ def clipped(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return norms
 
 
-def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(store: Store, clipped: list[float]) -> None:
+def test_the_gradient_is_clipped_to_the_given_norm(store: Store, clipped: list[float]) -> None:
     trainings.train(store, clip=0.01)
     assert clipped == pytest.approx([0.01] * 6, rel=1e-3)
     clipped.clear()
@@ -247,7 +250,7 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(store: Store, cl
     assert clipped == pytest.approx(logged, rel=1e-5) and min(clipped) > 0.01
 
 
-def test_the_gradient_of_an_adversary_takes_nothing_from_the_models(
+def test_the_gradient_of_an_adversary_does_not_shrink_that_of_the_model(
     store: Store, clipped: list[float], tmp_path: Path
 ) -> None:
     for tau in (0.1, 50.0):
@@ -280,9 +283,7 @@ def test_a_first_step_of_adamw_is_what_the_formula_says(store: Store) -> None:
     assert set(moved.mul(1e6).round().div(1e6).tolist()) <= {0.0, 0.25}
 
 
-def test_scores_along_the_way_become_columns_that_runs_are_compared_by(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_validations_become_columns_for_compare(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def score(model: torch.nn.Module) -> dict[str, float]:
@@ -298,7 +299,7 @@ def test_scores_along_the_way_become_columns_that_runs_are_compared_by(
     assert compared.score == "eval/names/f1"
 
 
-def test_memory_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_machine_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: ...")
 
@@ -315,10 +316,10 @@ EXACT: dict[str, Any] = {"precision": "fp64", "dropout": 0, "attention_dropout":
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Counts graphs; they run as they are, without the compilers that `tests.guidance.test_compile` tries."""
+    """Counts graphs, which run uncompiled; `tests.guidance.test_compile` tries the compilers."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(training, "COMPILER", "eager")
+    monkeypatch.setattr(memory, "COMPILER", "eager")
     torch._dynamo.reset()
     counters.clear()
     yield counters
@@ -327,12 +328,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", ["preset:asa", "preset:random-mask"])
-def test_a_compiled_model_learns_what_a_plain_one_learns(plan: str, store: Store, tmp_path: Path, graphs: Any) -> None:
+def test_a_compiled_model_learns_the_same_as_a_plain_one(plan: str, store: Store, tmp_path: Path, graphs: Any) -> None:
     plain = trainings.train(Store(tmp_path / "plain"), **EXACT, plan=plan).artifact
     assert not graphs["stats"]["unique_graphs"]
     found = trainings.train(store, **EXACT, plan=plan, compile=True, micro_batches=2).artifact
     trainings.assert_close(found.path, plain.path)
-    # for both passes one of the first sizes, and as many as there are sizes that change
+    # each pass has one graph for the first sizes, and one for every size that changes
     assert 2 <= graphs["stats"]["unique_graphs"] <= 8 and not graphs["graph_break"]
 
 
@@ -349,7 +350,7 @@ def test_two_processes_compile_too(store: Store, tmp_path: Path, graphs: Any) ->
     trainings.assert_close(found, plain.path)
 
 
-def test_a_compiler_that_is_missing_is_no_bug(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_a_machine_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx")
 

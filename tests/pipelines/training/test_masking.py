@@ -1,4 +1,4 @@
-"""Adversaries in pre-training: what they cost and mask, against plain loops; and random masks that follow them."""
+"""Adversaries in pre-training: their losses and masks against plain loops; and random masks that follow their runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pipelines.storage.manifest import ArtifactDamaged, digest
 from pipelines.storage.store import Store
 from pipelines.training import models
 from pipelines.training.batches import Examples
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import Inputs
+from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.masking import read_proportions
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.guided import Inputs
-from pipelines.training.objectives.masked_lm import MaskedLM, prepare
+from pipelines.training.objectives.masked_lm import OBJECTIVE
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -46,14 +47,14 @@ def rows_of(artifact: Artifact) -> list[dict[str, float]]:
 def attacked(
     store: Store, request: pytest.FixtureRequest
 ) -> tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]]:
-    """An objective with an adversary, six examples of different lengths, their losses, and what each layer read in the
-    second pass."""
+    """A learner with an adversary, the inputs of six examples of different lengths, their losses, and the inputs of each
+    layer in the second pass."""
     data = trainings.sequences(store)
     tokenizer = models.read_tokenizer(data)
     examples = Examples.read(data, "train", len(tokenizer))
     options = trainings.config(architecture="bert", mask_probability=0.3)
     plan = Plan.parse(f'{ADVERSARY}\nsentence = "{request.param}"')
-    objective = prepare(Given(options, plan, data, tokenizer, examples, examples))
+    objective: Any = OBJECTIVE.prepare(Given(options, plan, data, tokenizer, examples, examples))
     model = objective.model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -75,14 +76,14 @@ def attacked(
 
 
 def kept_units(model: Any, layer: int, states_Td: Tensor) -> int:
-    """How many units of one example an adversary leaves on, one by one."""
+    """How many units of one example an adversary leaves unmasked, counted one by one."""
     added = next(iter(model.bert.encoder.layer[layer].attention.self.guided.values()))
     queries = states_Td @ added.query.weight.T + added.query.bias
     keys = states_Td @ added.key.weight.T + added.key.bias
     return sum(float(query @ key) / len(query) ** 0.5 > 0 for query in queries for key in keys)
 
 
-def test_the_share_that_is_masked_in_each_layer_is_that_of_a_slow_count(
+def test_the_masked_share_of_each_layer_equals_a_slow_count(
     attacked: tuple[MaskedLM, Inputs, dict[str, Tensor], dict[int, Tensor]],
 ) -> None:
     objective, inputs, losses, states = attacked
@@ -92,7 +93,7 @@ def test_the_share_that_is_masked_in_each_layer_is_that_of_a_slow_count(
         for row, length in enumerate(inputs.model["attention_mask"].sum(1).tolist()):
             kept = kept_units(objective.model, layer, states[layer][row, :length])
             shares.append(1 - kept / length**2)
-            penalty += 0.1**2 * kept  # tau squared, for each unit that is left on
+            penalty += 0.1**2 * kept  # tau squared for each unmasked unit
         assert 0.05 < sum(shares) / 6 < 0.95
         assert losses[f"masked/{layer}"].item() == pytest.approx(sum(shares), rel=1e-6)
     assert losses["adversary/penalty"].item() == pytest.approx(penalty, rel=1e-6)
@@ -127,10 +128,10 @@ def both_ways(clean: Tensor, attacked: Tensor) -> float:
     return float(0.5 * ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()))
 
 
-# going on from an adversarial run
+# starting from an adversarial run
 
 
-def test_an_adversary_is_left_behind_where_its_model_is_trained_on_without_a_plan(store: Store, tmp_path: Path) -> None:
+def test_init_without_a_plan_drops_the_adversary(store: Store, tmp_path: Path) -> None:
     data = trainings.sequences(store)
     first = trainings.train(store, data, plan=write(tmp_path, ADVERSARY)).artifact
     assert "guidance.safetensors" in first.files
@@ -145,14 +146,12 @@ def test_an_adversary_is_left_behind_where_its_model_is_trained_on_without_a_pla
     assert found["best"].counts["final"]["valid/mlm"] == pytest.approx(best, abs=1e-5)
 
 
-def test_adversarial_training_goes_on_from_a_plain_model_and_from_an_adversarial_one(
-    store: Store, tmp_path: Path
-) -> None:
+def test_adversarial_training_starts_from_a_plain_or_an_adversarial_model(store: Store, tmp_path: Path) -> None:
     data, plan = trainings.sequences(store), write(tmp_path, ADVERSARY)
     plain = trainings.train(store, data).artifact
     one = trainings.train(store, data, init=plain.reference, plan=plan, steps=2).artifact
     again = trainings.train(store, data, init=plain.reference, plan=plan, steps=2, force=True).artifact
-    assert trainings.files_of(one) == trainings.files_of(again)  # the new adversary follows from the seed
+    assert trainings.files_of(one) == trainings.files_of(again)  # the seed decides the new adversary
     other = trainings.train(store, data, init=one.reference, plan=plan, steps=2).artifact
     for artifact in (one, other):
         assert all(0 < row["masked/0"] < 1 and row["loss/adversary/tokens"] > 0 for row in rows_of(artifact))
@@ -162,10 +161,10 @@ def test_adversarial_training_goes_on_from_a_plain_model_and_from_an_adversarial
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("bernoulli", 0.27, 0.33), ("magnitude", 3 / 13, 4 / 14)])
-def test_random_masks_take_their_share_in_every_layer(
+def test_random_masks_mask_their_share_in_every_layer(
     store: Store, tmp_path: Path, kind: str, least: float, most: float
 ) -> None:
-    """By magnitude whole keys go: of 10 to 13 three, of 14 to 16 four."""
+    """Masks by magnitude remove whole keys: three of 10 to 13, four of 14 to 16."""
     plan = f'[[guide]]\nmechanism = "random_mask"\nkind = "{kind}"\nproportion = 0.3\n'
     rows = rows_of(trainings.train(store, plan=write(tmp_path, plan)).artifact)
     for row in rows:
@@ -187,7 +186,10 @@ def test_a_scheduled_mask_follows_an_adversarial_run_step_by_step(store: Store, 
             wanted = expected[min(step, 5)][f"masked/{layer}"]
             assert row[f"masked/{layer}"] == pytest.approx(wanted, abs=0.08)
     assert second.manifest["inputs"]["masking"]["content"] == first.content
-    assert f"{first.reference} ends at step 6: its masking there is repeated" in second.manifest["warnings"]
+    assert (
+        f"{first.reference} ends at step 6: later steps use its masking proportions of that step"
+        in second.manifest["warnings"]
+    )
     assert not first.manifest["warnings"]
 
 
@@ -201,8 +203,8 @@ def adversarial_run(store: Store, columns: Mapping[str, Sequence[float | None]])
     return Artifact(store.folder("model", recipe))
 
 
-def test_each_step_and_layer_has_the_share_of_the_table(store: Store, tmp_path: Path) -> None:
-    """Nothing, or all but one unit of every row."""
+def test_each_step_and_layer_is_masked_as_the_table_says(store: Store, tmp_path: Path) -> None:
+    """Proportions that mask nothing, or all but one unit of every row."""
     shares = [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
     columns = {f"masked/{layer}": [row[layer] for row in shares] for layer in (1, 0)}
     run = adversarial_run(store, {"step": [1.0, 2.0, 3.0], **columns})
@@ -232,8 +234,12 @@ def test_the_content_of_the_followed_run_decides_the_recipe(store: Store, tmp_pa
         ({"masked/1": [0.5]}, InputError, "for layers 1 only"),
         ({"masked/0": [0.5]}, InputError, r"masking_proportion is \(1, 1\), not \(steps, 2\)"),
         ({f"masked/{n}": [0.5] for n in range(3)}, InputError, r"masking_proportion is \(1, 3\), not \(steps, 2\)"),
-        ({"masked/0": [0.5, None], "masked/1": [0.5, 0.5]}, ArtifactDamaged, "a masking proportion is no share"),
-        ({"masked/0": [0.5], "masked/1": [1.5]}, ArtifactDamaged, "a masking proportion is no share"),
+        (
+            {"masked/0": [0.5, None], "masked/1": [0.5, 0.5]},
+            ArtifactDamaged,
+            "a masking proportion is not between 0 and 1",
+        ),
+        ({"masked/0": [0.5], "masked/1": [1.5]}, ArtifactDamaged, "a masking proportion is not between 0 and 1"),
     ],
 )
 def test_a_run_that_cannot_be_followed_is_refused(
@@ -250,8 +256,8 @@ def test_a_schedule_without_a_run_and_a_run_without_a_schedule_are_refused(store
         PlanError, match=r"plan\.toml: guide 'random_mask' needs the table masking_proportion"
     ) as caught:
         trainings.train(store, plan=write(tmp_path, SCHEDULED))
-    assert "--masking RUN" in str(caught.value.hint)
+    assert "--masking-run RUN" in str(caught.value.hint)
     run = adversarial_run(store, {"masked/0": [0.5], "masked/1": [0.5]})
     for plan in ("", write(tmp_path, ADVERSARY)):
-        with pytest.raises(InputError, match=r"--masking model/\w+: no guide of the plan follows it"):
+        with pytest.raises(InputError, match=r"--masking-run model/\w+: no guide of the plan follows it"):
             trainings.train(store, plan=plan, masking=run.reference)

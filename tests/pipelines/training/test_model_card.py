@@ -9,12 +9,13 @@ import pytest
 
 from guidance.plan import Guide, Plan
 from pipelines.stages.pretrain import Config
-from pipelines.training.model_card import KINDS, card
-from pipelines.training.objectives import OBJECTIVES, ModelFolder
+from pipelines.training.learner import ModelFolder
+from pipelines.training.model_card import card
+from pipelines.training.objectives import OBJECTIVES
 
 
 def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
-    """The card of a run that did nothing else of note, with model folders beside the first one."""
+    """The card of a minimal run, with model folders at ``paths`` beside the first one."""
     out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234})
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
     outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=best_step)
@@ -45,10 +46,10 @@ def test_the_card_says_what_the_model_does_and_which_class_opens_it(objective: s
     import transformers
 
     text = written(Plan(), objective=objective)
-    assert f"# A bert {KINDS[objective].words}\n" in text
-    assert f"pipeline_tag: {KINDS[objective].pipeline}\n" in text
-    assert hasattr(transformers, KINDS[objective].auto_class)
-    assert f"model = {KINDS[objective].auto_class}.from_pretrained" in text and "AUTO_CLASS" not in text
+    assert f"# A bert {OBJECTIVES[objective].card.words}\n" in text
+    assert f"pipeline_tag: {OBJECTIVES[objective].card.pipeline}\n" in text
+    assert hasattr(transformers, OBJECTIVES[objective].card.auto_class)
+    assert f"model = {OBJECTIVES[objective].card.auto_class}.from_pretrained" in text and "AUTO_CLASS" not in text
 
 
 def test_the_card_says_what_the_folder_of_the_generator_is() -> None:
@@ -56,7 +57,7 @@ def test_the_card_says_what_the_folder_of_the_generator_is() -> None:
     assert "generator" not in written(Plan(), objective="electra")
 
 
-def test_the_card_speaks_of_the_best_model_where_there_is_one() -> None:
+def test_the_card_mentions_the_best_model_if_there_is_one() -> None:
     assert "`best/`" not in written(Plan())
     assert "`best/` holds the weights of the lowest validation loss (step 2)." in written(Plan(), best_step=2)
 

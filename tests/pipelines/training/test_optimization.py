@@ -1,4 +1,4 @@
-"""What one update does, against the formula."""
+"""Updates against the formula of AdamW."""
 
 from __future__ import annotations
 

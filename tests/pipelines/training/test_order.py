@@ -21,7 +21,7 @@ ORDERS: dict[str, Callable[[int], AnyOrder]] = {
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_the_order_is_a_function_of_seed_and_step_alone(kind: str) -> None:
+def test_the_order_depends_only_on_seed_and_step(kind: str) -> None:
     straight = [ORDERS[kind](3).batch(step) for step in range(90)]
     one = ORDERS[kind](3)
     assert [one.batch(step) for step in (71, 0, 35)] == [straight[step] for step in (71, 0, 35)]
@@ -37,7 +37,7 @@ def test_no_example_comes_twice_in_an_epoch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_a_late_step_is_found_at_once(kind: str) -> None:
+def test_a_late_step_is_computed_quickly(kind: str) -> None:
     order = ORDERS[kind](3)
     started = time.process_time()
     epochs = [epoch for epoch, _ in order.batch(10**9)]
@@ -84,7 +84,7 @@ def test_no_examples_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"batch_tokens": 1000}, {"batch_tokens": 128}, {"batch_size": 32}])
-def test_batches_by_length_keep_their_limit_and_use_every_example_once(options: dict[str, int]) -> None:
+def test_batches_by_length_keep_the_limit_and_use_every_example_once(options: dict[str, int]) -> None:
     order = LengthOrder(LENGTHS, 5, **options)
     for epoch in range(2):
         steps = range(epoch * order.num_batches, (epoch + 1) * order.num_batches)
@@ -108,7 +108,7 @@ def test_sequences_of_one_length_fill_every_batch() -> None:
     assert order.num_batches == order.smallest == 10
 
 
-def test_the_last_batches_of_the_layout_share_what_there_is() -> None:
+def test_the_last_two_batches_of_the_layout_are_equally_large() -> None:
     lengths = np.array([10, 10, 10, 2, 2, 2, 2, 2, 2, 2])
     # 10 10 10 | 2 2 2 2 2 2 2
     assert sorted(len(LengthOrder(lengths, 0, batch_tokens=30).batch(step)) for step in range(2)) == [3, 7]
@@ -117,7 +117,7 @@ def test_the_last_batches_of_the_layout_share_what_there_is() -> None:
     assert LengthOrder(np.full(33, 5), 0, batch_size=32).smallest == 16  # and not 1
 
 
-def test_lengths_of_a_group_differ_by_an_eighth_at_most() -> None:
+def test_lengths_of_a_group_differ_by_at_most_an_eighth() -> None:
     lengths = np.arange(1, 3000)
     groups, longest = length_groups(lengths)
     shortest = np.array([lengths[groups == group].min() for group in range(len(longest))])
@@ -127,7 +127,7 @@ def test_lengths_of_a_group_differ_by_an_eighth_at_most() -> None:
     assert (groups.tolist(), longest.tolist()) == ([2, 1, 1, 0], [33, 17, 7])
 
 
-def test_batches_of_an_epoch_come_in_no_order_of_length() -> None:
+def test_batches_of_an_epoch_are_shuffled_over_lengths() -> None:
     order = LengthOrder(LENGTHS, 5, batch_tokens=1000)
     first = [max(LENGTHS[n] for _, n in order.batch(step)) for step in range(order.num_batches)]
     assert first not in (sorted(first), sorted(first, reverse=True))
@@ -135,8 +135,8 @@ def test_batches_of_an_epoch_come_in_no_order_of_length() -> None:
     assert not any(batch in together[: order.num_batches] for batch in together[order.num_batches :][:5])
 
 
-def test_an_example_that_is_longer_than_a_batch_is_named() -> None:
-    with pytest.raises(InputError, match="training sequence 1 has 65 tokens, a batch 64 at most") as caught:
+def test_an_example_longer_than_a_batch_is_refused() -> None:
+    with pytest.raises(InputError, match="training sequence 1 has 65 tokens, but a batch has at most 64") as caught:
         LengthOrder(np.array([64, 65, 3]), 0, batch_tokens=64)
     assert caught.value.hint == "--batch-tokens 65 or more"
 
@@ -156,7 +156,7 @@ def test_a_mixture_is_exact_in_every_block() -> None:
         assert (abs(halves - [250, 100, 150]) < 50).all(), "in random order within"
 
 
-def test_each_corpus_goes_through_permutations_of_its_own() -> None:
+def test_each_corpus_has_its_own_permutations() -> None:
     sizes = [30, 7]
     order = MixedOrder(sizes, [3, 1], 8, seed=1)
     seen: list[list[tuple[int, int]]] = [[], []]
@@ -176,5 +176,5 @@ def test_shares_that_do_not_divide_a_block_are_rounded() -> None:
 
 
 def test_a_share_of_less_than_one_place_is_refused() -> None:
-    with pytest.raises(InputError, match="corpus 2: 1 of 2001 is less than one example in 1000"):
+    with pytest.raises(InputError, match="corpus 2: a share of 1 in 2001 is less than one example in 1000"):
         MixedOrder([5, 5], [2000, 1], 4, 0)

@@ -1,4 +1,4 @@
-"""Every objective learns the same on one process or two, in one micro-batch or four, and after being killed twice.
+"""Every objective learns the same with one process or two, in one micro-batch or four, and after being killed twice.
 
 A new objective is a new row of `CASES`.
 """
@@ -20,6 +20,7 @@ from pipelines.engine.progress import Progress, log
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training import preparation
 from pipelines.training.order import AnyOrder
 from tests import trainings
 from tests.fillings import CONFLICT
@@ -28,13 +29,13 @@ from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 
 
 class Case(NamedTuple):
-    """What is trained on what: ``words`` are sequences of text, ``pairs`` of parallel text; ``plan`` is a preset or TOML."""
+    """A training: on ``words``, sequences of text, or ``pairs``, of parallel text; ``plan`` is a preset or TOML."""
 
     data: tuple[str, ...]
     settings: Mapping[str, Any] = {}
     plan: str = ""
     counts: bool = False
-    """With the co-occurrence counts of the words."""
+    """Whether it gets the co-occurrence counts of the words."""
 
 
 ADVERSARY = '[[guide]]\nmechanism = "adversary"\ntau = 0.1\n'
@@ -64,7 +65,7 @@ EXACT: dict[str, Any] = {
     "evaluate_every": 4,
     "save_every": 2,
 }
-"""Batches that neither two processes nor four micro-batches share evenly; an epoch has three to five of them."""
+"""Batches that neither two processes nor four micro-batches divide evenly; an epoch has three to five of them."""
 
 
 class World(NamedTuple):
@@ -77,7 +78,7 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Texts of words that come in fixed companies; and pairs in which a word is translated by its reverse."""
+    """Texts in which words have fixed neighbours; and pairs in which the translation of a word is its reverse."""
     folder, drawn = tmp_path_factory.mktemp("world"), random.Random(0)
     store = Store(folder / "artifacts")
     texts = {"words": 8, "more": 3}
@@ -113,7 +114,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def train(world: World, case: str, into: Path, *, progress: Progress | None = None, **changes: Any) -> None:
-    """Train a case into a store; under `processes` as one of its processes."""
+    """Train a case into a store, under `processes` as one of the processes."""
     data, settings, plan, counts = CASES[case]
     if plan and not plan.startswith("preset:"):
         (into.parent / f"{into.name}.toml").write_text(plan)
@@ -130,18 +131,18 @@ def model(store: Path) -> Path:
 
 @pytest.fixture(scope="module", params=CASES)
 def whole(request: pytest.FixtureRequest, world: World) -> tuple[str, Path]:
-    """A case, and what it gives on one process in one micro-batch."""
+    """A case, and its model folder when trained by one process in one micro-batch."""
     into = world.folder / f"whole-{request.param}"
     train(world, request.param, into)
     return request.param, model(into)
 
 
-def test_four_micro_batches_learn_what_one_learns(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
+def test_four_micro_batches_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     train(world, whole[0], tmp_path / "four", micro_batches=4)
     assert_close(model(tmp_path / "four"), whole[1])
 
 
-def test_two_processes_learn_what_one_learns(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
+def test_two_processes_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     def work(rank: int) -> None:
         for parts in (1, 4):
             train(world, whole[0], tmp_path / str(parts), micro_batches=parts)
@@ -165,7 +166,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("case", ["mlm", "electra with conflicts"])
-def test_a_run_goes_on_with_fewer_processes_in_the_same_order_and_says_so(
+def test_a_run_resumes_with_fewer_processes_in_the_same_order_and_warns(
     world: World, case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     into, seen = tmp_path / "fewer", dict[int, list[tuple[int, int]]]()
@@ -178,19 +179,19 @@ def test_a_run_goes_on_with_fewer_processes_in_the_same_order_and_says_so(
             os._exit(7)
 
     assert processes(2, work) == [7, 7]
-    prepared = pretrain._order
+    order_of = preparation.order_of
 
     def watched(*given: Any) -> AnyOrder:
-        order = prepared(*given)
+        order = order_of(*given)
         batch = order.batch
         order.batch = lambda step: seen.setdefault(step, batch(step))  # type: ignore[method-assign]
         return order
 
-    monkeypatch.setattr(pretrain, "_order", watched)
+    monkeypatch.setattr(preparation, "order_of", watched)
     monkeypatch.setattr(log, "propagate", True)
     with caplog.at_level(logging.WARNING):
         train(world, case, into)
-    assert "the same order of examples, but not bit-equal: world 2 is 1 now" in caplog.text
+    assert "the same order of examples, but not bit-equal: world was 2, is 1" in caplog.text
     assert min(seen) == 1, "the first step was taken by two processes"
     resumed = dict(seen)
     seen.clear()

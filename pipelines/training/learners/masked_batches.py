@@ -1,4 +1,4 @@
-"""Micro-batches of masked examples: what the model sees, what it is asked, and what a generator has filled in."""
+"""Micro-batches of masked examples: inputs, labels, and what a generator has filled in."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from guidance.objectives.masked_lm import num_chosen
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One micro-batch; rows not yet padded.
+    """One micro-batch of rows that are not yet padded.
 
     Attributes:
-        seen: what the model sees, and ``labels``, what it is asked.
+        seen: the input ids after masking; ``labels``: the original ids where the model predicts.
         columns: features of the tokens.
-        origins: epoch and number of each example.
+        origins: the epoch and the number of each example.
     """
 
     seen: list[np.ndarray]
@@ -30,7 +30,7 @@ class MaskedBatch:
 
     @property
     def length(self) -> int:
-        """The longest row, in tokens."""
+        """Tokens of the longest row."""
         return max(map(len, self.seen))
 
     @cached_property
@@ -54,18 +54,18 @@ class FilledBatch(MaskedBatch):
     """One micro-batch whose masked tokens a generator fills in.
 
     Attributes:
-        uniform_N: a number in [0, 1) for each masked token, with which it is drawn.
-        drawn: what has been drawn, (N,), once a generator has been there.
+        uniform_N: the uniform number in [0, 1) with which each masked token is drawn.
+        drawn: empty until `fill`; then one tensor, the tokens that were drawn, (N,).
     """
 
     uniform_N: Tensor = field(default_factory=lambda: torch.zeros(0))
     drawn: list[Tensor] = field(default_factory=list)
 
     def fill(self, drawn_N: Tensor) -> None:
-        """Keep what a generator has drawn."""
+        """Store the tokens that a generator drew, (N,)."""
         self.drawn[:] = [drawn_N]
 
     @property
     def drawn_N(self) -> Tensor:
-        """What a generator has drawn."""
+        """The tokens that a generator drew, (N,)."""
         return self.drawn[0]

@@ -1,9 +1,9 @@
-"""A model with the guides of a plan in it, as every objective uses it."""
+"""A guided model: what the learners of all objectives share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import EXTRA_FILE, take_over
-from guidance.errors import PlanError
 from guidance.installation import install
 from guidance.mechanisms.attacks import AttackMechanism, divergence
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from pipelines.engine.progress import log
-from pipelines.training.objectives import Given, ModelFolder
+from pipelines.training.learner import Given, ModelFolder
 
 VALID_EPOCH = 2**62
-"""The epoch under which validation sequences are masked: always the same tokens, never those of an epoch."""
+"""The epoch number for masking validation sequences: the same tokens every time, and not those of a training epoch."""
 
 VALID_BATCH = 32
 
@@ -30,9 +29,9 @@ class Inputs:
     """A micro-batch as tensors on a device.
 
     Attributes:
-        model: what the model reads.
-        places_N: where tokens are predicted, in the flattened batch (of targets), and ``labels_N``, what they are.
-        columns: features of the tokens that the model, or its encoder, reads, each (B, T).
+        model: the inputs of the model, by name.
+        places_N: positions of the tokens to predict, in the flattened batch (of targets); ``labels_N``: their ids.
+        columns: features of the input tokens of the model, or of its encoder, each (B, T).
     """
 
     model: Mapping[str, Tensor]
@@ -42,13 +41,13 @@ class Inputs:
 
 
 class Guided:
-    """The guides of one model: their losses, the factors of these, and what their patterns have matched.
+    """The guides of one model: their losses, the factors of these losses, and how many keys their patterns matched.
 
     Attributes:
         handle: see `guidance.installation.Handle`.
         labels: the guides that have a loss.
-        on_scores: those of them whose loss is about mis-predictions.
-        total_steps: over how many steps schedules run.
+        on_scores: the guides among them whose loss is computed where a generator mis-predicts.
+        total_steps: the number of steps that schedules span.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class Guided:
     ) -> None:
         """
         Args:
-            folder: where the model comes from: what its plan had learned there goes on.
+            folder: of the model to start from; weights that its plan learned there are taken over.
         """
         self.handle = install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
         if folder is not None and not take_over(self.handle, folder):
             log.warning(
-                "%s: what the plan of this model had learned is left behind: the plan adds other modules now",
+                "%s: not used, because the plan adds other modules than the plan of this model",
                 folder / EXTRA_FILE,
             )
         self.labels = tuple(self.handle.alphas(0, 1))
@@ -82,29 +81,30 @@ class Guided:
 
     @property
     def attacks(self) -> bool:
-        """True when a second forward pass is made, in which adversaries or random masks attack."""
+        """Whether there is a second forward pass, in which adversaries or random masks attack."""
         return bool(self.handle.attacks)
 
     @property
     def sentence(self) -> str:
-        """What attacks are judged by in whole examples; see `guidance.mechanisms.adversary.Adversary`."""
+        """Which output stands for a whole example when attacks are judged; see `guidance.mechanisms.adversary.Adversary`."""
         mechanism = self.handle.plan.guides[self.handle.attacks[0][0]].bound_mechanism
         assert isinstance(mechanism, AttackMechanism)
         return mechanism.sentence
 
     def forward(self, guidance: BatchGuidance) -> dict[str, BatchGuidance]:
-        """The further argument of the model: none where no guide is at work, which leaves the model untouched."""
+        """The further argument of the model; empty if no guide acts, so that the model is the unguided one."""
         return {"guidance": guidance} if self.handle.site_plans else {}
 
     def name(self, label: str) -> str:
-        """How the metrics call the loss of a guide."""
+        """The name of the loss of a guide in the metrics."""
         return f"guidance/{self._prefix}{label}"
 
     def counts(self, examples: float, predicted: float, guidance: BatchGuidance | None = None) -> dict[str, float]:
-        """The denominators of the losses, of so many examples with so many tokens to predict.
+        """The denominators of the losses of a batch.
 
         Args:
-            guidance: of the batch, where a loss is about mis-predictions; it need not have been through the model.
+            examples: how many examples the batch has, and ``predicted``: how many tokens to predict.
+            guidance: of the batch, for losses on mis-predictions; the model need not have read it yet.
         """
         found = {self.name(label): examples for label in self.labels}
         if guidance is not None and self.on_scores:
@@ -118,8 +118,8 @@ class Guided:
         return found
 
     def losses(self, guidance: BatchGuidance) -> dict[str, Tensor]:
-        """The undivided loss of every guide, after the forward pass; beside them what is only reported, the
-        mis-predictions that have weights."""
+        """The undivided loss of every guide, after the forward pass; also the number of mis-predictions that have weights,
+        which is only reported."""
         losses = {
             self.name(label): (guidance.weights_B(label) * loss_B).sum()
             for label, loss_B in guidance.per_example().items()
@@ -132,12 +132,12 @@ class Guided:
     def attack_losses(
         self, attack: BatchGuidance, clean: Sequence[Tensor], attacked: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """How far an attack moves the model, and what the adversary pays, all undivided; beside them what is only
-        reported, the share of units that was masked in each layer.
+        """The divergence that an attack causes and the penalty of the adversary, undivided; also the share of units that
+        was masked in each layer, which is only reported.
 
         Args:
-            clean, attacked: logits of the tokens that are predicted, (N, classes), and what stands for each example,
-                (B, D), read as distributions (Wu et al. 2023, equation 10), of both passes; see `sentence`.
+            clean, attacked: of each pass, the logits of the predicted tokens, (N, classes), and the output that stands for
+                each example, (B, D), read as distributions (Wu et al. 2023, equation 10); see `sentence`.
         """
         tokens, first = zip(clean, attacked, strict=True)
         moved = divergence(*tokens) * len(tokens[0]) if len(tokens[0]) else tokens[1].sum() * 0
@@ -157,7 +157,7 @@ class Guided:
         return weights
 
     def tallies(self) -> dict[str, float]:
-        """How many keys each guide's pattern has named in this process; earlier runs count for the first one."""
+        """How many keys each guide's pattern has matched in this process; the first process adds those of earlier runs."""
         now = self.handle.matches()
         return {
             self._prefix + label: float(now.get(label, 0) + self._earlier.get(self._prefix + label, 0))
@@ -165,34 +165,36 @@ class Guided:
         }
 
     def restore(self, tallies: Mapping[str, float]) -> None:
-        """Go on counting from here."""
+        """Continue counting from the tallies of a checkpoint."""
         self._earlier = dict(tallies)
 
 
-class GuidedObjective(ABC):
-    """What objectives share that train one guided model; see `pipelines.training.loop.Objective`.
+class GuidedLearner(ABC):
+    """The base of learners that train one guided model; see `pipelines.training.learner.Learner`.
 
     Attributes:
-        num_valid: how many validation examples are looked at.
+        num_valid: how many validation examples are used.
     """
+
+    sizes: Sequence[int] | None = None
 
     def __init__(self, model: Any, guided: Guided, given: Given) -> None:
         self.model, self.guided = model, guided
         limit = given.config.valid_sequences
         self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
-        self.passes: tuple[Any, ...] = (self,)
+        self.passes: Sequence[Any] = (self,)
 
     def begin(self, total_steps: int) -> None:
         self.guided.total_steps = total_steps
 
     @abstractmethod
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:
-        """See `pipelines.training.loop.Objective`; also of the validation split."""
+        """See `pipelines.training.learner.Learner`; also for the validation split."""
 
     @property
     @abstractmethod
     def validated(self) -> tuple[str, ...]:
-        """The losses of `evaluate`, the first of which decides which step is best."""
+        """The names of the losses of `evaluate`; the first decides which step is best."""
 
     @abstractmethod
     def validate(self, model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -217,14 +219,3 @@ class GuidedObjective(ABC):
 
     def folders(self) -> tuple[ModelFolder, ...]:
         return (ModelFolder("", "", self.model, self.guided.handle.plan),)
-
-
-def refuse_guides(plan: Plan, source: str, refusal: Callable[[Guide], str]) -> None:
-    """Raises PlanError for the first guide that cannot work in an objective.
-
-    Args:
-        refusal: why a guide cannot; empty where it can.
-    """
-    for number, guide in enumerate(plan.guides, 1):
-        if reason := refusal(guide):
-            raise PlanError(f"{source}, guide {number} ({guide.label}): {reason}")

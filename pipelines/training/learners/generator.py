@@ -1,16 +1,16 @@
-"""A generator beside a model: who fills in what is masked, for a model that judges it, or that is guided where it is wrong.
+"""A transformer generator beside a model: it fills in masked tokens, and is trained with the model.
 
-A transformer is trained for it beside the model, in a pass of its own over all micro-batches, so that what it gets wrong in
-the whole batch is known when the model's turn comes.  It is an ELECTRA whatever family the model is of: that one needs
-nothing of the model but its vocabulary, and whole tokens of a padded batch mean the same to every family.  The unigram
-distribution needs no training.
+The model then judges the filled-in tokens (ELECTRA), or is guided where the generator mis-predicts (McMisP).  The generator
+has its own pass over all micro-batches before the model's pass, because the model's losses are divided by the number of
+mis-predictions in the whole batch.  It is an ELECTRA generator for every family of models, since it shares only the
+vocabulary and the padded token ids with the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,64 +18,21 @@ from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import CONFIG_FILE, load_model
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError
 from guidance.objectives.masked_lm import Masker, masked_lm_loss
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import Guided, Inputs
+from pipelines.training.learners.masked_batches import FilledBatch
 from pipelines.training.models import check_lengths, check_same_tokenizer, configuration
-from pipelines.training.objectives import Given
-from pipelines.training.objectives.guided import Guided, Inputs
-from pipelines.training.objectives.masked_batches import FilledBatch
-
-FOLDER = "generator/"
-"""Where a model folder keeps its generator."""
-
-Kind = Literal["none", "unigram", "transformer"]
-
-
-def kind_of(plan: Plan, config: Any) -> Kind:
-    """What fills in, with ``auto`` resolved: a transformer where the objective or a guide needs a generator."""
-    if config.generator != "auto":
-        kind: Kind = config.generator
-        return kind
-    needed = config.objective == "electra" or any(
-        guide.enabled and (guide.part == "generator" or guide.makes("row_losses")) for guide in plan.guides
-    )
-    return "transformer" if needed else "none"
-
-
-def check_guides(plan: Plan, config: Any, source: str) -> None:
-    """Raises PlanError when a guide cannot work beside the generator that there is."""
-    kind = kind_of(plan, config)
-    for number, guide in enumerate(plan.guides, 1):
-        if reason := _refusal(guide, config.objective, kind):
-            hint = "--objective electra" if guide.part == "discriminator" else None
-            hint = "--generator transformer, or unigram" if guide.makes("row_losses") and kind == "none" else hint
-            raise PlanError(f"{source}, guide {number} ({guide.label}) {reason}", hint=hint)
-
-
-def _refusal(guide: Guide, objective: str, kind: Kind) -> str:
-    """Why a guide cannot work; empty where it can."""
-    if guide.part == "discriminator" and objective != "electra":
-        return f"is for a discriminator, and {objective} trains none"
-    if guide.part == "generator":
-        if kind != "transformer":
-            return f"is for a generator, and --generator {kind} has no heads"
-        if guide.makes("row_losses"):
-            return f"is for a generator, and {guide.mechanism} is about heads that read what it got wrong"
-        if guide.makes("attack"):
-            return f"is for a generator, and the second pass, in which {guide.mechanism} is at work, is the model's"
-    if guide.makes("row_losses"):
-        return f"acts where a generator mis-predicts, and --generator {kind} trains none" if kind == "none" else ""
-    if guide.bound_pattern and "original" in guide.bound_pattern.needs:
-        return f"would tell the model what it is asked: a {guide.mechanism} may not read the tokens of the text"
-    return ""
+from pipelines.training.plan_checks import GENERATOR_FOLDER
 
 
 def plan_of(plan: Plan, *parts: str) -> Plan:
-    """The guides of some parts, as those of a model on its own; added heads are the model's."""
+    """The guides of some parts, rewritten as guides of ``model``; added heads belong to the model."""
     guides = tuple(replace(guide, part="model") for guide in plan.guides if guide.part in parts)
     return Plan(guides, plan.pal if "model" in parts else None)
 
@@ -84,13 +41,13 @@ def plan_of(plan: Plan, *parts: str) -> Plan:
 
 
 def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False) -> Any:
-    """A new generator for a model, or the one that lies in ``generator/`` beside the model to start from.
+    """A new generator for a model, or the one in the folder ``generator/`` of the model to start from.
 
     Args:
-        shares_embeddings: both have one matrix of token embeddings (Clark et al. 2020, section 3.2).
+        shares_embeddings: model and generator share one matrix of token embeddings (Clark et al. 2020, section 3.2).
 
     Raises:
-        InputError: the one that is there knows other tokens than the model, or is too short.
+        InputError: the existing generator has another vocabulary than the model, or too few positions.
     """
     from transformers import AutoModelForMaskedLM
 
@@ -99,22 +56,22 @@ def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False
     if generator is None:
         sizes = generator_sizes(model.config, given.config.generator_size)
         own = {"vocab_size": vocab_size, "embedding_size": width if shares_embeddings else sizes[1]}
-        # another stream of random numbers than the model's, whose first layers it would resemble
+        # a seed of its own, or its first layers would start with the weights of the model's
         torch.manual_seed(int(np.random.SeedSequence([given.config.seed, 1]).generate_state(1)[0]))
         config = configuration(given.config, "electra", given.tokenizer, given.max_length, sizes, **own)
         generator = AutoModelForMaskedLM.from_config(config)
     embeddings = generator.get_input_embeddings()
     if len(embeddings.weight) != vocab_size:
         raise InputError(
-            f"the generator to start from knows {len(embeddings.weight)} tokens, the model {vocab_size}",
-            hint="take its folder generator/ away, and a new one is made",
+            f"the generator to start from has {len(embeddings.weight)} tokens, the model has {vocab_size}",
+            hint="remove its folder generator/, and a new generator is made",
         )
     check_lengths(generator.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
     if shares_embeddings:
         if embeddings.weight.shape[1] != width:
             raise InputError(
-                f"the generator to start from has embeddings of {embeddings.weight.shape[1]} numbers, the model of {width}",
-                hint="take its folder generator/ away, and a new one is made",
+                f"the generator to start from has embeddings of width {embeddings.weight.shape[1]}, the model of width {width}",
+                hint="remove its folder generator/, and a new generator is made",
             )
         generator.set_input_embeddings(model.get_input_embeddings())
         generator.tie_weights()
@@ -124,10 +81,10 @@ def build_generator(given: Given, model: Any, *, shares_embeddings: bool = False
 def generator_sizes(config: Any, share: float) -> tuple[int, int, int, int]:
     """Layers, width, heads and feed-forward width of the generator of a model (Xing et al. 2020: a third of its size).
 
-    As deep as the model, with ``share`` of its heads and, up to whole heads, of its width.
+    As deep as the model, with ``share`` of its heads and of its width, rounded to whole heads.
 
     Example:
-        A third of 12 layers of 12 heads, 768 wide, are 12 layers of 4 heads, 256 wide, 1024 in between.
+        A third of a model of 12 layers, 12 heads and width 768 has 12 layers, 4 heads, width 256 and feed-forward width 1024.
     """
     heads = max(1, round(share * config.num_attention_heads))
     width = heads * max(1, round(share * config.hidden_size / heads))
@@ -135,22 +92,22 @@ def generator_sizes(config: Any, share: float) -> tuple[int, int, int, int]:
 
 
 def _continued(given: Given, auto_class: Any) -> Any:
-    """The generator beside a model to start from; None where there is none."""
+    """The generator of the model to start from; None if it has none."""
     init = given.init
     if given.folder is None:
         return None
-    folder = given.folder / FOLDER
+    folder = given.folder / GENERATOR_FOLDER
     if not (folder / CONFIG_FILE).exists():
         return None
     check_same_tokenizer(folder, given.tokenizer)
     generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))
     if isinstance(init, Artifact) and not init.in_place():
-        raise InputError(f"{init.path} was built again while it was read", hint="run again")
+        raise InputError(f"{init.path} was rebuilt while it was being read", hint="run again")
     return generator
 
 
 class Pair(nn.Module):
-    """A model and its generator as one module, for data parallelism; a call is the model's unless it names its part."""
+    """A model and its generator as one module, for data parallelism; ``part`` says which one a call is for."""
 
     def __init__(self, model: Any, generator: Any) -> None:
         super().__init__()
@@ -160,12 +117,12 @@ class Pair(nn.Module):
         return getattr(self, part)(**inputs)
 
     def get_output_embeddings(self) -> Any:
-        """Those of the model; see `guidance.objectives.selection.logits_at`."""
+        """The output embeddings of the model; `guidance.objectives.selection.logits_at` asks for them."""
         return self.model.get_output_embeddings()
 
     @property
     def all_tied_weights_keys(self) -> dict[str, str]:
-        """The tensors of each that are stored under another name; what both share is stored with each."""
+        """Tied tensors that are stored under another name; tensors that model and generator share are stored with both."""
         return {
             f"{part}.{name}": f"{part}.{other}"
             for part in ("model", "generator")
@@ -177,7 +134,7 @@ class Pair(nn.Module):
 
 
 class Generator:
-    """The pass in which a generator learns, and fills in; see `pipelines.training.loop.Pass`.
+    """The pass in which the generator learns and fills in masked tokens; see `pipelines.training.learner.Pass`.
 
     Its loss is the mean over the masked tokens of the whole batch (Xing et al. 2020, equation 5).
     """
@@ -193,11 +150,11 @@ class Generator:
     ) -> None:
         """
         Args:
-            inputs: what is masked in a batch; every one of these tokens is masked here.
+            inputs: gives the chosen tokens of a batch; the generator reads a mask token in place of every one of them.
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
-        plan, folder = plan_of(given.plan, "generator"), given.folder and given.folder / FOLDER
-        self.guided = Guided(network, plan, given.tokenizer, given.tables, prefix=FOLDER, folder=folder)
+        plan, folder = plan_of(given.plan, "generator"), given.folder and given.folder / GENERATOR_FOLDER
+        self.guided = Guided(network, plan, given.tokenizer, given.tables, prefix=GENERATOR_FOLDER, folder=folder)
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 
     def counts(self, batch: FilledBatch) -> dict[str, float]:
@@ -210,12 +167,12 @@ class Generator:
         return {**self._fill(model, batch, inputs, self.guided.forward(guidance)), **self.guided.losses(guidance)}
 
     def validate(self, model: nn.Module, batch: FilledBatch) -> dict[str, Tensor]:
-        """Its own losses of a validation batch, which is filled in."""
+        """Fill in a validation batch; gives the sums of the generator's losses."""
         inputs = self._masked(batch)
         return self._fill(model, batch, inputs, self.guided.handle.at_inference(**inputs.model, **inputs.columns))
 
     def weights(self, step: int) -> dict[str, float]:
-        """The factors of its losses."""
+        """The factors of the generator's losses."""
         return {"generator": 1.0, **self.guided.weights(step)}
 
     def _masked(self, batch: FilledBatch) -> Inputs:

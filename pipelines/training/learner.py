@@ -1,0 +1,124 @@
+"""What the training loop needs of an objective (`Learner`), and what an objective is given to make one (`Given`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipelines.storage.artifacts import Artifact
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    from guidance.plan import Plan
+    from pipelines.engine.stage import Files
+    from pipelines.training.batches import Examples
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """One of the model folders that a finished run writes.
+
+    Attributes:
+        path: where it is in the artifact: ``""`` for the main model, at the top; ``generator/`` for its generator.
+        prefix: what the names of its tensors begin with in the weights of the whole learner.
+        plan: the guides that act in it.
+    """
+
+    path: str
+    prefix: str
+    model: Any
+    plan: Plan
+
+
+class Pass(Protocol):
+    """A forward pass over a micro-batch.  All sums are over its examples; the loop divides them."""
+
+    def counts(self, batch: Any) -> dict[str, float]:
+        """The denominator of each loss of this pass for one micro-batch; the first pass also counts ``tokens``.
+
+        The loop calls this for all micro-batches after the earlier passes and before this one.
+        """
+
+    def losses(self, model: nn.Module, batch: Any, step: int) -> dict[str, Tensor]:
+        """The undivided sum of each loss for one micro-batch, after ``step`` finished updates.  A loss without a factor in
+        `Learner.weights` is only reported."""
+
+
+class Learner(Protocol):
+    """A model with its training data and losses.
+
+    Attributes:
+        model: the module that is trained; the passes call its forward.
+        lengths: tokens of each training example.
+        sizes: training examples of each sequences artifact; None if they are the rows of its table.
+        passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
+    """
+
+    model: nn.Module
+    lengths: np.ndarray
+    sizes: Sequence[int] | None
+    passes: Sequence[Pass]
+
+    def begin(self, total_steps: int) -> None:
+        """Called once, with the number of steps of the run."""
+
+    def prepare(self, examples: Sequence[tuple[int, int]]) -> Any:
+        """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
+
+    def weights(self, step: int) -> dict[str, float]:
+        """The factor of each loss in the total after ``step`` finished updates; the task's own loss comes first."""
+
+    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        """Sum and count of each validation loss over this process's share; the first one decides which step is best."""
+
+    def tallies(self) -> dict[str, float]:
+        """What this process has counted, by name; the same names in every process.  The loop adds them up."""
+
+    def restore(self, tallies: Mapping[str, float]) -> None:
+        """Continue counting from the tallies of a checkpoint."""
+
+    def folders(self) -> Sequence[ModelFolder]:
+        """The models that a finished run writes; the first is the main model."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a run gives to its objective.
+
+    Attributes:
+        config: the `pipelines.stages.pretrain.Config`.
+        sequences: the artifact with the training sequences; the first if there are several.
+        train, valid: the sequences of all ``corpora``, with the token features that the plan reads.
+        tables: what patterns and head rules look up apart from token features, by name.
+        init: the model to start from: an artifact, or files of a folder.
+        corpora: all artifacts with training sequences; empty means ``sequences`` alone.
+    """
+
+    config: Any
+    plan: Plan
+    sequences: Artifact
+    tokenizer: Any
+    train: Examples
+    valid: Examples
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    init: Any = None
+    corpora: tuple[Artifact, ...] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the model to start from, if there is one."""
+        return None if self.init is None else folder_of(self.init)
+
+    @property
+    def max_length(self) -> int:
+        """The greatest length that a sequence may have, in tokens."""
+        return max(int(data.manifest["config"]["max_length"]) for data in self.corpora or (self.sequences,))
+
+
+def folder_of(init: Artifact | Files) -> Path:
+    """The folder of a model to start from."""
+    return init.path if isinstance(init, Artifact) else init.paths[0].parent

@@ -1,0 +1,1 @@
+"""What the loop trains for each objective: a guided model with its batches, losses and validation."""

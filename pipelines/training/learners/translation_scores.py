@@ -1,0 +1,141 @@
+"""How ``guide evaluate`` measures translation.
+
+Negative log-likelihood of the targets in nats per token; and BLEU and chrF of beam search, against the second texts of the
+examples in the corpus.  The signatures of sacrebleu say how BLEU and chrF were computed.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from sacrebleu.metrics import BLEU, CHRF
+
+from guidance.errors import NumericalError
+from guidance.installation import Handle
+from guidance.objectives.translation import translate
+from pipelines.engine.stage import Run
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.text.corpus_writer import read_blocks
+from pipelines.training.batches import Examples
+from pipelines.training.learners.translation import (
+    Pairs,
+    check_lengths,
+    check_vocabularies,
+    likelihood,
+    tensors,
+    tokenizer_of_targets,
+)
+from pipelines.training.models import read_tokenizer
+from pipelines.training.plan_inputs import features
+
+
+def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
+    """Translate the examples of a split; write ``predictions.parquet`` and ``metrics.json``.
+
+    Raises:
+        InputError: model and sequences do not fit each other.
+        NumericalError: the likelihood is not finite.
+    """
+    config, data = run.config, run.inputs["sequences"]
+    tokenizer = read_tokenizer(data, masked=False)
+    target_tokenizer = tokenizer_of_targets(data, tokenizer)
+    check_vocabularies(folder, model.config, tokenizer, target_tokenizer)
+    masks, needed = run.inputs.get("masks"), features(handle.plan, training=False)
+    sources = Examples.read(data, config.split, len(tokenizer), features=needed, masks=masks)
+    pairs = Pairs.read([data], config.split, sources, len(target_tokenizer))
+    check_lengths(model.config, {config.split: pairs}, data.reference)
+    number = min(len(pairs), config.limit) if config.limit else len(pairs)
+    texts = _texts(run.inputs["corpus"], _documents(data, config.split)[:number])
+    most = model.config.max_position_embeddings
+    decoder = target_tokenizer.backend_tokenizer
+    hypotheses = [""] * number
+    total, tokens = 0.0, 0.0
+    # similar lengths together; the longest first, so that a batch that is too large fails at once
+    order = np.argsort(-pairs.lengths[:number], kind="stable").tolist()
+    with run.progress.task("evaluate", total=number, unit="examples") as bar, torch.no_grad():
+        for start in range(0, number, config.batch_size):
+            chosen = order[start : start + config.batch_size]
+            batch = pairs.batch(chosen)
+            inputs = tensors(batch, model)
+            total += likelihood(model, handle, inputs).item()
+            tokens += batch.num_targets
+            found = translate(
+                model,
+                handle,
+                inputs.model,
+                inputs.columns,
+                beams=config.beams,
+                max_length=min(config.max_length or most, most),
+                length_penalty=config.length_penalty,
+            )
+            for place, ids in zip(chosen, found, strict=True):
+                hypotheses[place] = decoder.decode(ids, skip_special_tokens=True).strip()
+            bar.advance(len(chosen))
+    nll = total / tokens
+    if not math.isfinite(nll):
+        raise NumericalError(f"the likelihood of the targets is not finite ({nll})")
+    columns = {
+        "source": [text for text, _ in texts],
+        "reference": [pair for _, pair in texts],
+        "hypothesis": hypotheses,
+    }
+    schema = prediction_schema()
+    with run.out.parquet("predictions.parquet", schema) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
+    scores, signatures = translation_scores(hypotheses, columns["reference"], config.bleu_tokenizer)
+    _write_metrics(run, "translation", {"nll": nll, **scores}, signatures, {"examples": number, "tokens": int(tokens)})
+
+
+def prediction_schema() -> Any:
+    """Columns of ``predictions.parquet``."""
+    units = {
+        "source": "first text of the example",
+        "reference": "second text of the example",
+        "hypothesis": "what the model makes of the source",
+    }
+    return pa.schema([pa.field(name, pa.string(), False, metadata={"unit": unit}) for name, unit in units.items()])
+
+
+def translation_scores(
+    hypotheses: list[str], references: list[str], tokenizer: str = "13a"
+) -> tuple[dict[str, float], dict[str, str]]:
+    """BLEU and chrF of a corpus, from 0 to 100, and the signatures of sacrebleu for both.
+
+    Source: Papineni et al. 2002; Popović 2015; Post 2018 (sacrebleu).
+    """
+    metrics = {"bleu": BLEU(tokenize=tokenizer), "chrf": CHRF()}
+    scores = {name: float(metric.corpus_score(hypotheses, [references]).score) for name, metric in metrics.items()}
+    return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+
+def _write_metrics(
+    run: Run, task: str, metrics: dict[str, float], signatures: dict[str, str], counts: dict[str, int]
+) -> None:
+    about = {"schema": 1, "task": task, "split": run.config.split}
+    run.out.write_json("metrics.json", {**about, "metrics": metrics, "signatures": signatures, "counts": counts})
+    run.out.counts |= {**counts, "task": task, "metrics": metrics, "signatures": signatures}
+
+
+def _documents(data: Artifact, split: str) -> np.ndarray:
+    """The document of each sequence of a split; every sequence has exactly one."""
+    with data.open(f"{split}.parquet") as file:
+        column = open_parquet(file).read(["document"]).column("document").combine_chunks()
+    return np.maximum.reduceat(column.flatten().to_numpy(), column.offsets.to_numpy()[:-1])
+
+
+def _texts(corpus: Artifact, documents: np.ndarray) -> list[tuple[str, str]]:
+    """The first and the second text of each of these documents, in their order."""
+    wanted = {int(document): ["", ""] for document in documents}
+    for batch in read_blocks(corpus, ["document", "block", "text"]):
+        for document, block, text in zip(
+            *(batch.column(n).to_pylist() for n in ("document", "block", "text")), strict=True
+        ):
+            if document in wanted and block < 2:
+                wanted[document][block] = text
+    return [(wanted[int(document)][0], wanted[int(document)][1]) for document in documents]

@@ -1,0 +1,90 @@
+"""The files of a trained model: weights, tokenizer, plan, the best weights, snapshots and metrics."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import safetensors.torch
+
+from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
+from pipelines.engine.stage import Run
+from pipelines.storage.artifacts import Builder
+from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.learner import ModelFolder
+from pipelines.training.loop import Outcome
+from pipelines.training.metrics_log import METRICS_LOG
+from pipelines.training.preparation import Prepared
+
+METRICS_PART = 10_000
+"""How many rows of metrics are held in memory at once."""
+
+
+def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
+    """Write the model folders of a finished run, its metrics, and the counts of the manifest."""
+    data, out = run.inputs["sequences"], run.out
+    folders = prepared.learner.folders()
+    files = {folder.path: model_files(folder.model, folder.plan) for folder in folders}
+    parameters = sum(p.numel() for p in prepared.learner.model.parameters())
+    tokenizer = {
+        name.removeprefix("tokenizer/"): data.read(name)
+        for name in data.files
+        if name.startswith(("tokenizer/", f"{TARGET_FOLDER}/"))
+    }
+    for folder in folders:
+        for name, content in {**files[folder.path], **tokenizer}.items():
+            out.write(folder.path + name, content)
+    checkpoints = Checkpoints(run.partial)
+    kept = {f"snapshots/step-{a.counts['step']}/": a for a in checkpoints.all("snapshot")}
+    if (best := checkpoints.newest("best")) is not None:
+        kept["best/"] = best
+    for place, artifact in kept.items():
+        tensors = safetensors.torch.load(artifact.read("model.safetensors"))
+        for folder in folders:
+            for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
+                out.write(place + folder.path + name, content)
+            for name, content in {**tokenizer, **files[folder.path]}.items():
+                if not name.endswith(".safetensors"):
+                    out.write(place + folder.path + name, content)
+    _write_metrics(out, outcome.log)
+    last = outcome.last
+    out.counts |= {
+        "steps": prepared.steps,
+        "parameters": parameters,
+        "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/"))},
+        "best_step": outcome.best_step,
+        "best_valid_loss": outcome.best_loss,
+        "matches": {label: int(found) for label, found in outcome.tallies.items()},
+        "processes": outcome.facts["world"],
+        "device": outcome.facts["device"],
+        "precision": outcome.facts["precision"],
+    }
+
+
+def _write_metrics(out: Builder, log: Path) -> None:
+    """Write the metrics of every step as they were logged, and as a table; in parts, since there may be millions of rows."""
+    keys: dict[str, None] = {}
+    with out.open(METRICS_LOG) as copy:
+        for lines in _parts(log):
+            copy.write(b"".join(lines))
+            keys |= dict.fromkeys(key for line in lines for key in json.loads(line))
+    schema = pa.schema([(key, pa.int64() if key == "step" else pa.float64()) for key in keys])
+    with out.parquet("metrics.parquet", schema) as writer:
+        for lines in _parts(log):
+            writer.write_table(pa.Table.from_pylist([json.loads(line) for line in lines], schema))
+
+
+def _parts(log: Path) -> Iterator[list[bytes]]:
+    with open(log, "rb") as file:
+        while lines := list(itertools.islice(file, METRICS_PART)):
+            yield lines
+
+
+def _tensors_of(folder: ModelFolder, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of one model of a learner, under the names that they have in that model."""
+    size = len(folder.prefix)
+    return {name[size:]: tensor for name, tensor in tensors.items() if name.startswith(folder.prefix)}

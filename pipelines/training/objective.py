@@ -1,0 +1,104 @@
+"""What an objective is: one row of `pipelines.training.objectives`, which holds every fact about it.
+
+Rows are imported when the command line starts, so this module and the rows import only the standard library and pydantic.
+What needs torch is in `pipelines.training.learners`, which a row imports inside its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError
+from pipelines.engine.stage import Config
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.training.learner import Given, Learner
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the model card says about a trained model.
+
+    Attributes:
+        words: what kind of model it is.
+        pipeline: its ``pipeline_tag`` on model hubs.
+        auto_class: the class of transformers that opens it, and that makes a new one.
+        folders: the folders of other models beside it, such as ``generator/``, each with what the card says about it.
+    """
+
+    words: str
+    pipeline: str
+    auto_class: str
+    folders: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How ``guide evaluate`` measures a trained model.
+
+    Attributes:
+        task: its name in ``metrics.json``.
+        is_for: whether a model with this configuration is measured so.
+        run: measures it, given the `Run`, the model folder, the model and its handle.
+        settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
+    """
+
+    task: str
+    is_for: Callable[[Any], bool]
+    run: Callable[..., None]
+    settings: tuple[type[Config], ...] = ()
+
+
+def accept_every_plan(plan: Plan, config: Any, source: str) -> None:
+    """For an objective in which every guide works."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """An objective of ``guide pretrain``.
+
+    Attributes:
+        name: its name after ``--objective``.
+        learns: what the model learns, in a few words; the help lists it.
+        needs: which data it needs, in a sentence or two; the help of the command says it.
+        families: the model families that it can train from nothing; ``--architecture auto`` is the first.
+        card: what the model card says.
+        prepare: makes the `Learner` of a run.  Raises InputError when data, plan, model and settings do not fit each other.
+        check_plan: raises PlanError when a guide cannot work in this objective, given the plan, the settings of the run and
+            where the plan comes from.
+        settings: groups of settings that mean something in this objective only, or in the objectives that list the same
+            group.  Every field becomes a flag.
+        needs_mask_token: whether the tokenizer must have a mask token.
+        examples: command lines for the help.
+        evaluation: how ``guide evaluate`` measures the model; None if it cannot.
+    """
+
+    name: str
+    learns: str
+    needs: str
+    families: tuple[str, ...]
+    card: Card
+    prepare: Callable[[Given], Learner]
+    check_plan: Callable[[Plan, Any, str], None] = accept_every_plan
+    settings: tuple[type[Config], ...] = ()
+    needs_mask_token: bool = True
+    examples: tuple[str, ...] = ()
+    evaluation: Evaluation | None = None
+
+    def family(self, architecture: str) -> str:
+        """The family of a new model, with ``auto`` resolved.
+
+        Raises:
+            InputError: the objective cannot train this family.
+        """
+        if architecture == "auto":
+            return self.families[0]
+        if architecture not in self.families:
+            raise InputError(
+                f"--objective {self.name} trains {' or '.join(self.families)}, not {architecture}",
+                hint=f"--architecture {self.families[0]}, or leave it out",
+            )
+        return architecture

@@ -1,0 +1,75 @@
+"""The inputs of a training run, checked against each other before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError
+from pipelines.engine.progress import log
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch, digest
+from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import load_inputs
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+
+
+@dataclass(frozen=True)
+class PlanText:
+    """A plan as an input; equal plans have equal contents, however their files are written."""
+
+    text: str
+    provenance: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return digest(self.text)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "plan", "content": self.content}
+
+
+def check_corpora(config: Any, corpora: Sequence[Artifact]) -> None:
+    """Raises InputError when these sequences cannot train one model, or not with these settings."""
+    if config.sampling and len(config.sampling) != len(corpora):
+        raise InputError(
+            f"{len(config.sampling)} shares for {len(corpora)} sequences",
+            hint="one --sampling for each, in their order",
+        )
+    first = corpora[0]
+    for other in corpora[1:]:
+        if _tokenizers(other) != _tokenizers(first):
+            raise ArtifactMismatch(
+                f"{other.reference} was made with another tokenizer than {first.reference}",
+                hint="guide build-sequences with the tokenizer of the first",
+            )
+
+
+def _tokenizers(data: Artifact) -> dict[str, str]:
+    """The digests of the tokenizer files of a sequences artifact."""
+    return {name: entry["sha256"] for name, entry in data.files.items() if "tokenizer/" in name}
+
+
+def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Store) -> dict[str, Any]:
+    """The inputs that ``--masks``, ``--cooccur``, ``--masking-run`` and ``--scores`` name, checked against the sequences.
+
+    Raises:
+        ArtifactMismatch: masks of other sequences, or counts of another tokenizer.
+        InputError: there is a masking run but no guide follows it, or a guide follows one and there is none.
+    """
+    from pipelines.statistics.cooccurrence_table import check_tokenizer
+    from pipelines.training.masking import check_masking
+
+    found = load_inputs(config, corpora, store)
+    check_masking(plan, config.plan, config.masking)
+    if config.cooccur:
+        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
+        check_tokenizer(counts, corpora[0])
+        if "cooccurrence" not in plan.tables():
+            log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
+    if config.masking:
+        found["masking"] = store.load(config.masking, kind="model")
+    return found

@@ -1,0 +1,82 @@
+"""What a checkpoint of a run holds: weights, moments of the optimizer, the step, and what was counted so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from guidance.checkpoint import weights
+from pipelines.storage.artifacts import Artifact, Builder
+from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.training.optimization import MOMENTS, Optimizer
+
+
+@dataclass(frozen=True)
+class State:
+    """A run after a step, apart from its tensors.
+
+    Attributes:
+        step: how many updates were made.
+        best: the step with the lowest validation loss, and that loss.
+        tallies: see `pipelines.training.learner.Learner.tallies`, of all processes.
+        circumstances: what the exact bits depend on besides the configuration.
+    """
+
+    step: int
+    best: tuple[int, float] | None
+    tallies: Mapping[str, float]
+    circumstances: Mapping[str, Any]
+
+
+def write_weights(builder: Builder, model: nn.Module) -> None:
+    """Write the weights of a model as ``model.safetensors``."""
+    builder.write("model.safetensors", safetensors.torch.save(weights(model), metadata={"format": "pt"}))
+
+
+def write_state(builder: Builder, state: State, model: nn.Module, optimizer: Optimizer) -> None:
+    """Write everything that a resumed run needs."""
+    write_weights(builder, model)
+    builder.write("optimizer.safetensors", safetensors.torch.save(optimizer.moments()))
+    about = {
+        "step": state.step,
+        "best": state.best,
+        "optimized": len(optimizer),
+        "tallies": dict(state.tallies),
+        "circumstances": state.circumstances,
+    }
+    builder.write_json("state.json", about)
+
+
+def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> State:
+    """Read a checkpoint into a model and its optimizer; gives the rest.
+
+    Raises:
+        ArtifactDamaged: it is of another model, or part of the optimizer's state is missing.
+    """
+    try:
+        about = json.loads(artifact.read("state.json"))
+        _load_weights(model, artifact)
+        moments = safetensors.torch.load(artifact.read("optimizer.safetensors"))
+        if len(moments) != len(MOMENTS) * about["optimized"]:
+            raise KeyError("moments")
+        optimizer.restore(moments, about["step"])
+        best = tuple(about["best"]) if about["best"] else None
+        return State(int(about["step"]), best, dict(about["tallies"]), dict(about["circumstances"]))
+    except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactDamaged(
+            f"{artifact.path}: not a checkpoint of this run ({error})",
+            hint="--force starts from the beginning",
+        ) from error
+
+
+def _load_weights(model: nn.Module, artifact: Artifact) -> None:
+    tensors = safetensors.torch.load(artifact.read("model.safetensors"))
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    if unexpected or set(missing) - tied:
+        raise ArtifactDamaged(f"{artifact.path}: the weights are not those of this model")

@@ -30,7 +30,7 @@ from pipelines.statistics import pair_files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import PLACES, check_pairs
+from pipelines.text.corpus_writer import BLOCK_OF_COLUMN, check_pairs
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder
 
@@ -202,7 +202,7 @@ class _Counting:
         """The partial files of the first map; a share of it ends here, unless all others are done."""
         shards = shards_of(self._corpus, self._config.shard_size)
         settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
-        settings["block"] = PLACES.get(self._config.column)
+        settings["block"] = BLOCK_OF_COLUMN.get(self._config.column)
         folder = self._folder / "ids"
         try:
             return map_shards(pair_files.encode, shards, settings, folder, self._config, self._progress)

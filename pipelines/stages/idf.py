@@ -31,7 +31,7 @@ from pipelines.engine.stage import Options, Result, Run, Stage, knob
 from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import PLACES, check_pairs, training_blocks
+from pipelines.text.corpus_writer import BLOCK_OF_COLUMN, check_pairs, training_blocks
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
 
@@ -95,7 +95,7 @@ def run(
 
 
 def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
-    settings: dict[str, Any] = {"unit": config.unit, "block": PLACES.get(config.column)}
+    settings: dict[str, Any] = {"unit": config.unit, "block": BLOCK_OF_COLUMN.get(config.column)}
     if "tokenizer" in inputs:
         from pipelines.text.tokens import tokenizer_folder
 

@@ -68,7 +68,7 @@ class RoleTables:
         from guidance.statistics.roles import Pieces
 
         if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
-            raise ValueError("the documents of examples must rise")
+            raise ValueError("the documents of examples must be in increasing order")
         wanted = _Range(np.array(documents, np.int64), (0, _FAR), (0, _FAR)) if len(documents) else _Range.empty()
         blocks: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
         for table in _rows(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
@@ -81,7 +81,7 @@ class RoleTables:
             for part, is_special, (start, end) in zip(*known, strict=True):
                 if is_special and part is not None:
                     raise ValueError(
-                        "this encoding has lost what is text and what is pair: let the tokenizer cut it short"
+                        "a truncated encoding no longer tells text from pair: let the tokenizer truncate while it encodes"
                     )
                 if part is None:
                     rows.append((-1, -1, -1, -1))

@@ -1,6 +1,6 @@
-"""spaCy and Stanza models: where they are, how they are opened, and how sentences become trees.
+"""spaCy and Stanza models: finding and opening them, and parsing sentences into trees.
 
-A sentence of the corpus is one sentence for the parser, whatever its own model thinks of where sentences end.
+The corpus decides where sentences end: a parser takes each sentence as one, even if its own model would split it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pipelines.engine.progress import log
 from pipelines.engine.stage import Files, require
 
 BATCH = 128
-"""Sentences that spaCy gets at once; more is slower on a CPU."""
+"""Sentences per batch for spaCy; larger batches are slower on a CPU."""
 
 LONGEST_RUN = 500
-"""Characters without a space that a tokenizer of rules gets at once when it parses: its time grows with their square."""
+"""Longest run of characters without a space that spaCy's rule-based tokenizer gets when parsing: its time is quadratic."""
 
 _RELOAD_AFTER = 400_000
 _SIMPLE_WORD = re.compile(r"\s|\S{1,100}")
@@ -36,7 +36,7 @@ _NOT_FOR_PARSING = frozenset(
     ]
 )
 _WITHOUT_TAGS = frozenset({"tok2vec", "transformer", "curated_transformer", "tagger", "morphologizer", "parser"})
-"""Components that read no tags, unlike lemmatizers and rules for attributes."""
+"""Components that do not read tags, unlike lemmatizers and attribute rulers."""
 
 _STANZA_PARTS = ("tokenize", "mwt", "pos", "lemma", "depparse", "pretrain", "forward_charlm", "backward_charlm")
 
@@ -48,15 +48,15 @@ Device = str
 
 
 def spacy_folder(name: str) -> Path:
-    """Where a spaCy model is: a folder, or an installed package.
+    """The folder of a spaCy model, which is given as a folder or as the name of an installed package.
 
     Raises:
-        InputError: there is no such folder.
-        MachineError: the package is not installed; the message has the install line.
+        InputError: the folder does not exist.
+        MachineError: the package is not installed; the message says how to install it.
     """
     if os.sep in name or Path(name).is_dir():
         if not Path(name).is_dir():
-            raise InputError(f"{name!r}: no such folder with a spaCy model")
+            raise InputError(f"{name!r}: this folder with a spaCy model does not exist")
         return Path(name)
     require("spacy", "spacy")
     found = importlib.util.find_spec(name) if re.fullmatch(r"\w+", name) else None
@@ -66,19 +66,19 @@ def spacy_folder(name: str) -> Path:
 
 
 def load_spacy(name: str) -> Any:
-    """A spaCy pipeline.
+    """The spaCy pipeline of a folder or package.
 
     Raises:
-        InputError: the folder or package holds none that can be opened.
+        InputError: it is not a spaCy model, or cannot be opened.
     """
     folder = spacy_folder(name)
     if Path(name).is_dir() and not any((folder / file).is_file() for file in ("meta.json", "__init__.py")):
         raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = require("spacy", "spacy").load(name)
-        for line in dict.fromkeys(str(warning.message) for warning in said if warning.category is UserWarning):
+        for line in dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning):
             log.warning("%s: %s", name, line)
         return model
     except (OSError, ValueError, ImportError) as error:
@@ -86,7 +86,10 @@ def load_spacy(name: str) -> Any:
 
 
 def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str], Any]:
-    """spaCy's tokenizer takes quadratic time on a long run without spaces ("(((((..."); cut such runs for it."""
+    """The tokenizer, but with runs of over ``longest`` characters without spaces cut into pieces.
+
+    spaCy's tokenizer takes quadratic time on such a run ("(((((...").
+    """
     from spacy.tokens import Doc
 
     vocab = tokenize.vocab  # type: ignore[attr-defined]
@@ -103,7 +106,7 @@ def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str
             spaces += [bool(token.whitespace_) for token in doc]
             pieces = _SIMPLE_WORD.findall(run[0])
             last = pieces[-1]
-            # a full stop at the very end still ends the sentence
+            # keep a final full stop as a token of its own, so that it still ends the sentence
             if len(last) > 1 and not last[-1].isalnum():
                 pieces[-1:] = [last[:-1], last[-1]]
             words += pieces
@@ -118,11 +121,11 @@ def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str
 
 
 class SpacyParser:
-    """Trees of a spaCy model.  Its vocabulary grows with every new word, so the model is loaded afresh now and then.
+    """Parses with a spaCy model.  Its vocabulary grows with every new word, so the model is reloaded from time to time.
 
     Attributes:
-        scheme: whose labels its relations are.
-        language: as a code, ``en``.
+        scheme: label scheme of the relations.
+        language: language code, such as ``en``.
     """
 
     def __init__(self, name: str, device: Device, max_words: int) -> None:
@@ -140,23 +143,24 @@ class SpacyParser:
         if not parsers:
             raise InputError(
                 f"the spaCy model {self._name!r} has no parser: {', '.join(meta) or 'it is empty'}",
-                hint="take one with a parser, for example: python -m spacy download en_core_web_sm",
+                hint="use a model with a parser, for example: python -m spacy download en_core_web_sm",
             )
-        self._model.select_pipes(disable=_needless({name: pipe.factory for name, pipe in meta.items()}))
+        self._model.select_pipes(disable=_unused_components({name: pipe.factory for name, pipe in meta.items()}))
         self.scheme: Scheme = label_scheme(
             label for name in parsers for label in getattr(self._model.get_pipe(name), "labels", ())
         )
         tokenizer = self._model.tokenizer
-        self._keeps_text = isinstance(tokenizer, Tokenizer)  # the one of rules; those of some languages are others
+        # the rule-based tokenizer; some languages have others, which may change the text
+        self._keeps_text = isinstance(tokenizer, Tokenizer)
         self._tokenize = guarded(tokenizer, LONGEST_RUN) if self._keeps_text else tokenizer
         self._strings = self._model.vocab.strings
         self._limit = len(self._strings) + _RELOAD_AFTER
 
     def __call__(self, texts: Sequence[str]) -> list[Tree]:
-        """The tree of each sentence; one that cannot be parsed costs itself alone."""
+        """The tree of each sentence; a sentence that cannot be parsed does not affect the others."""
         if len(self._strings) > self._limit:
             self._load()
-        _spacy_device(self._device)  # in this thread
+        _spacy_device(self._device)  # spaCy's setting belongs to the thread
         return parse_all(self._parse, texts, self._max_words)
 
     def _parse(self, texts: Sequence[str]) -> list[Tree]:
@@ -169,8 +173,10 @@ class SpacyParser:
         return trees
 
     def _trees(self, texts: Sequence[str], docs: Sequence[Any]) -> Iterator[Tree]:
-        """Trees of parsed sentences, without words that are white space.  All of them become lists at once: one
-        by one it takes a quarter longer."""
+        """The trees of parsed sentences, without words that are white space.
+
+        Converts all sentences to lists at once: one by one takes a quarter longer.
+        """
         import numpy as np
         from spacy.attrs import DEP, HEAD, IDX, IS_SPACE, LEMMA, LENGTH, POS
         from spacy.parts_of_speech import NAMES
@@ -198,15 +204,19 @@ class SpacyParser:
             yield without(tree, [place for place, is_space in enumerate(space[here]) if is_space])
 
 
-def _needless(factories: Mapping[str, str]) -> list[str]:
-    """Components of which a table of trees has nothing, by the factories of all; tags only serve those that read them."""
+def _unused_components(factories: Mapping[str, str]) -> list[str]:
+    """Names of the components that do not affect trees; the tagger is one unless another component reads its tags.
+
+    Args:
+        factories: for each component its factory.
+    """
     known = _NOT_FOR_PARSING | _WITHOUT_TAGS
     unread = {"tagger"} if known.issuperset(factories.values()) else set()
     return [name for name, factory in factories.items() if factory in _NOT_FOR_PARSING | unread]
 
 
 def _one_sentence(doc: Any) -> Any:
-    """Words that no parser may cut; ten times as fast as to say so of every token."""
+    """The words of a doc as one sentence that no parser may split; ten times as fast as setting each token."""
     import numpy as np
     from spacy.attrs import SENT_START
 
@@ -216,10 +226,10 @@ def _one_sentence(doc: Any) -> Any:
 
 
 def _spacy_device(device: Device) -> None:
-    """Where spaCy computes from now on.
+    """Set the device on which spaCy computes.
 
     Raises:
-        MachineError: a GPU is asked for and spaCy finds none.
+        MachineError: a GPU was asked for and spaCy finds none.
     """
     spacy = require("spacy", "spacy")
     if device == "cpu":
@@ -241,10 +251,10 @@ def stanza_place(rest: str) -> tuple[Path, str, str | None]:
     if os.sep in place or more or Path(place).is_dir():
         folder = Path(place)
         if not folder.is_dir():
-            raise InputError(f"{place!r}: no such folder with Stanza models")
+            raise InputError(f"{place!r}: this folder with Stanza models does not exist")
         found = sorted(path.parent.name for path in folder.glob("*/tokenize"))
         if not more and len(found) != 1:
-            raise InputError(f"{place!r} holds {found or 'no Stanza models'}", hint="say which: stanza:FOLDER:LANG")
+            raise InputError(f"{place!r} has {found or 'no Stanza models'}", hint="name one: stanza:FOLDER:LANG")
         language = more[0] if more else found[0]
     else:
         folder = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
@@ -262,10 +272,10 @@ def stanza_place(rest: str) -> tuple[Path, str, str | None]:
 
 
 def load_stanza(folder: Path, language: str, package: str | None, processors: str, **options: Any) -> Any:
-    """A Stanza pipeline of models that are there; nothing is fetched.
+    """A Stanza pipeline of installed models; nothing is downloaded.
 
     Raises:
-        InputError: they cannot be opened.
+        InputError: the models cannot be opened.
     """
     stanza = require("stanza", "stanza")
     try:
@@ -283,11 +293,11 @@ def load_stanza(folder: Path, language: str, package: str | None, processors: st
 
 
 class StanzaParser:
-    """Trees of Stanza's models.
+    """Parses with Stanza's models.
 
     Attributes:
-        scheme: whose labels its relations are.
-        language: as a code, ``en``.
+        scheme: label scheme of the relations.
+        language: language code, such as ``en``.
     """
 
     def __init__(self, place: str, device: Device, max_words: int) -> None:
@@ -308,13 +318,13 @@ class StanzaParser:
         self.scheme: Scheme = label_scheme(self._model.processors["depparse"].get_known_relations())
 
     def __call__(self, texts: Sequence[str]) -> list[Tree]:
-        """The tree of each sentence; one that cannot be parsed costs itself alone."""
+        """The tree of each sentence; a sentence that cannot be parsed does not affect the others."""
         return parse_all(self._parse, texts, self._max_words)
 
     def _parse(self, texts: Sequence[str]) -> list[Tree]:
         from stanza import Document
 
-        # to Stanza two line ends are the end of a paragraph
+        # Stanza ends a paragraph at two line ends
         documents = [Document([], text=re.sub(r"\s", " ", text)) for text in texts]
         tokenized = self._model.process(documents, processors="tokenize") if documents else []
         words = [sum(len(sentence.words) for sentence in document.sentences) for document in tokenized]
@@ -341,7 +351,7 @@ def _stanza_tree(text: str, document: Any) -> Tree:
             tree.start.extend(start for start, _ in spans)
             tree.end.extend(end for _, end in spans)
             for word in token.words:
-                # what is too long for Stanza it calls <UNK>
+                # Stanza replaces words that are too long for it by <UNK>
                 is_known = len(token.words) > 1 or word.text == text[start:end]
                 tree.form.append(word.text if is_known else text[start:end])
                 tree.lemma.append(word.lemma or "" if is_known else "")
@@ -351,11 +361,8 @@ def _stanza_tree(text: str, document: Any) -> Tree:
     return tree
 
 
-# both
-
-
 class Reader(NamedTuple):
-    """One row of `READERS`: how a kind of parser is opened, and the files that decide what it says."""
+    """One row of `READERS`: how to open a kind of parser, and which files determine its output."""
 
     open: Callable[[str, Device, int], Callable[[Sequence[str]], list[Tree]]]
     files: Callable[[str], Files]
@@ -381,46 +388,46 @@ def _stanza_files(place: str) -> Files:
 
 
 def model_folder(folder: Path) -> Files:
-    """All files of a model's folder, but for what Python leaves there."""
+    """All files of a model's folder, except Python's caches."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
 
 
 READERS = {"spacy": Reader(SpacyParser, _spacy_files), "stanza": Reader(StanzaParser, _stanza_files)}
-"""Parsers by the word before the colon."""
+"""Kinds of parser by the word before the colon of ``--parser``."""
 
 
 def parse_all(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str], max_words: int) -> list[Tree]:
-    """The tree of each sentence, where ``parse`` may fail on some of them, and none is longer than ``max_words``."""
+    """The tree of each sentence; sentences that are too long or make ``parse`` fail get a status instead of words."""
     trees = [Tree(status="too long")] * len(texts)
-    # with so many spaces it need not even be divided
+    # a sentence with too many words between spaces has too many tokens in any case
     places = [place for place, text in enumerate(texts) if len(text.split()) <= max_words]
     with _one_thread():
-        found = _rescued(parse, [texts[place] for place in places])
+        found = _parse_or_halve(parse, [texts[place] for place in places])
     for place, tree in zip(places, found, strict=True):
         trees[place] = tree
     return trees
 
 
-def _rescued(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str]) -> list[Tree]:
-    """All trees at once; where that fails those of each half, down to the sentence that is the cause."""
+def _parse_or_halve(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str]) -> list[Tree]:
+    """All trees at once; if that fails, the trees of each half, down to the sentence that causes the failure."""
     if not texts:
         return []
     try:
         return parse(texts)
     except Exception as error:
         if isinstance(error, (GuideError, MemoryError)) or "OutOfMemory" in type(error).__name__:
-            raise  # not the sentence's fault
+            raise  # not caused by the sentence
         if len(texts) == 1:
             words = " ".join(str(error).split())
             return [Tree(status=f"failed: {type(error).__name__}{f': {words[:100]}' if words else ''}")]
     middle = len(texts) // 2
-    return _rescued(parse, texts[:middle]) + _rescued(parse, texts[middle:])
+    return _parse_or_halve(parse, texts[:middle]) + _parse_or_halve(parse, texts[middle:])
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for torch: with several the last bits of a sum depend on how many there are."""
+    """Limit torch to one thread: otherwise the last bits of a sum depend on the number of threads."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

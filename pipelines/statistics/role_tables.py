@@ -1,6 +1,6 @@
-"""What is known about the words of any stretch of a corpus: its text, its trees and how rare its words are, read in part.
+"""Looks up the words of any stretch of a corpus: their text, trees and idf.
 
-Nothing is held but where everything is in the files (`pipelines.engine.shards.footer`).
+Reads only the row groups that it needs; memory holds only their index (`pipelines.engine.shards.footer`) and the idf table.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FAR = 1 << 62
 
 
 class RoleTables:
-    """Corpus, idf and trees, from which it gives the words of any stretch of text; nothing is held but an index.
+    """Looks up words in a corpus and in the ``idf`` and ``deps`` artifacts built from it.
 
     Args:
         corpus: folder of the corpus.
         idf, deps: folders of these artifacts, or None.
-        stop_words: the language's, or None.
+        stop_words: stop words of the language, or None.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class RoleTables:
         self._stop_words = frozenset(stop_words) if stop_words is not None else None
 
     def roles(self, pieces: Pieces) -> Roles:
-        """The columns for some sequences; see `guidance.statistics.roles.role_columns`."""
+        """The role columns of some sequences; see `guidance.statistics.roles.role_columns`."""
         from guidance.statistics.roles import role_columns
 
         return role_columns(pieces, self.words(pieces))
 
     def of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Roles:
-        """The columns for examples of a task, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+        """The role columns of a task's examples, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
 
         Args:
-            documents: their rows in the corpus that ``build-dataset`` made, rising.
-            encodings: what a tokenizer of Hugging Face gives for text and pair (``BatchEncoding.encodings``, or
-                ``tokenizers.Tokenizer.encode_batch``): the first block of the document, and its second one if there is a
-                pair.  They may be cut short by the tokenizer's own truncation.
+            documents: for each example its row in the corpus from ``build-dataset``, in increasing order.
+            encodings: for each example what a Hugging Face tokenizer returns (``BatchEncoding.encodings``, or
+                ``tokenizers.Tokenizer.encode_batch``) for the document's first block and, for a pair, its second block.
+                The tokenizer may truncate them while it encodes.
 
         Returns:
-            Columns over all tokens of all encodings, one after the other.
+            Columns over the tokens of all encodings, concatenated.
         """
         return self.roles(self._pieces_of_examples(documents, encodings))
 
@@ -92,7 +92,7 @@ class RoleTables:
             bounds.append(len(rows))
         return Pieces(np.array(bounds, np.int64), *np.array(rows, np.int64).reshape(-1, 4).T)
 
-    def letters(self, pieces: Pieces) -> list[str]:
+    def texts(self, pieces: Pieces) -> list[str]:
         """The text of each piece; "" for special tokens."""
         import numpy as np
 
@@ -104,17 +104,17 @@ class RoleTables:
         for table in _rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
             for row in _block_rows([table]):
                 found.setdefault(row["document"], []).append((row["start"], row["text"]))
-        letters = []
+        texts = []
         for document, start, end in zip(
             pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True
         ):
             rows = found.get(document, [])
-            place = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
-            letters.append(rows[place][1][start - rows[place][0] : end - rows[place][0]] if place >= 0 else "")
-        return letters
+            last = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
+            texts.append(rows[last][1][start - rows[last][0] : end - rows[last][0]] if last >= 0 else "")
+        return texts
 
     def words(self, pieces: Pieces) -> Words:
-        """All words of the documents and sentences that pieces are of, and perhaps more, in the order of the text."""
+        """The words of the sentences that the pieces belong to, and perhaps more, in the order of the text."""
         import numpy as np
 
         ordinary = np.flatnonzero(pieces.document >= 0)
@@ -130,33 +130,33 @@ class RoleTables:
     def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: _Range) -> Words:
         import numpy as np
 
-        from guidance.statistics.roles import NOTHING, Words, parts_of_speech, relations
+        from guidance.statistics.roles import COLUMNS, Words, parts_of_speech, relations
 
         parts = [] if trees is None else [_parsed(table) for table in trees]
-        done = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
-        split = _split(blocks, None if trees is None else done, wanted)
+        parsed = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
+        split = _split(blocks, None if trees is None else parsed, wanted)
         keys = ("document", "start", "end", "head")
         columns = {key: np.concatenate([*(part[key] for part in parts), split[key]]) for key in keys}
-        before = np.cumsum([0, *(len(part["document"]) for part in parts)])
-        for part, first in zip(parts, before, strict=False):
-            place = slice(first, first + len(part["document"]))
-            columns["head"][place] += np.where(part["head"] >= 0, first, 0)
+        firsts = np.cumsum([0, *(len(part["document"]) for part in parts)])
+        for part, first in zip(parts, firsts, strict=False):
+            rows = slice(first, first + len(part["document"]))
+            columns["head"][rows] += np.where(part["head"] >= 0, first, 0)
         forms = [form for part in (*parts, split) for form in part["form"]]
         order = np.lexsort((columns["end"], columns["start"], columns["document"]))
-        place_of = np.empty(len(order), np.int64)
-        place_of[order] = np.arange(len(order))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
         head = columns["head"]
-        head = np.where(head >= 0, place_of[head], -1)[order] if len(head) else head
+        head = np.where(head >= 0, rank[head], -1)[order] if len(head) else head
         features: dict[str, Any] = {}
         if trees is not None:
             count = len(split["document"])
-            both = (zip(part["lemma"], part["form"], strict=True) for part in parts)
-            lemmas = [lemma or form for one in both for lemma, form in one]  # some parsers give no lemmas
+            pairs = (pair for part in parts for pair in zip(part["lemma"], part["form"], strict=True))
+            lemmas = [lemma or form for lemma, form in pairs]  # some parsers give no lemmas
             numbers, negation = relations([label for part in parts for label in part["relation"]], lemmas)
             tags = parts_of_speech([tag for part in parts for tag in part["upos"]])
             for name, values in (("relation", numbers), ("pos", tags), ("negation", negation)):
-                nothing, kind = NOTHING[name]
-                features[name] = np.concatenate([values, np.full(count, nothing, kind)])[order]
+                fill, kind = COLUMNS[name]
+                features[name] = np.concatenate([values, np.full(count, fill, kind)])[order]
         if self._stop_words is not None:
             stops = self._stop_words
             features["stop_word"] = np.fromiter((form in stops for form in forms), bool, len(forms))[order]
@@ -168,7 +168,13 @@ class RoleTables:
 
 
 class _Range:
-    """What pieces touch: their documents, and how far it goes in the first and in the last of them."""
+    """The stretch of the corpus that some pieces cover.
+
+    Attributes:
+        documents: the documents, sorted.
+        places: first code point in the first document, and last one in the last document.
+        sentences: likewise for numbers of sentences.
+    """
 
     def __init__(self, documents: Any, places: tuple[int, int], sentences: tuple[int, int]) -> None:
         self.documents, self.places, self.sentences = documents, places, sentences
@@ -193,7 +199,12 @@ class _Range:
         return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
 
     def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
-        """Which rows lie in it, at least in part, by their documents, their places there and their lengths."""
+        """Which rows of a table overlap with the stretch, a boolean array.
+
+        Args:
+            document, place, length: for each row its document, where it begins there, and how long it is.
+            bounds: the limits that ``place`` is compared with: `places` or `sentences`.
+        """
         import numpy as np
 
         first, last = self.documents[0], self.documents[-1]
@@ -209,11 +220,12 @@ _TREE_COLUMNS = ("document", "sentence", "start", "end", "form", "lemma", "upos"
 def _rows(
     path: Path, columns: Sequence[str], wanted: _Range, place: str, bounds: tuple[int, int], reach: int
 ) -> Iterator[Any]:
-    """The rows of a table in the order of the text that lie in a range, one ``pyarrow.Table`` for each row group.
+    """The rows of a table, sorted by the text, that overlap with a range: a ``pyarrow.Table`` for each row group.
 
     Args:
-        place: the column that says where in its document a row begins.
-        reach: how far a row can reach beyond its place.
+        place: name of the column that says where in its document a row begins.
+        bounds: the limits in ``wanted`` that belong to this column.
+        reach: how far a row can extend beyond where it begins.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -234,7 +246,7 @@ def _rows(
 
 @remembered
 def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """For each row group where it begins and ends, as (document, place); within a document where there is but one."""
+    """The first and last (document, place) of each row group; 0 and `_FAR` where the statistics do not tell the place."""
     metadata = footer(path)
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     found = []
@@ -251,7 +263,7 @@ def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, in
 
 
 def _parsed(table: Any) -> dict[str, Any]:
-    """The words of some sentences with trees; ``sentences`` has the (document, sentence) of those that have words.
+    """The words of some parsed sentences as flat columns; ``sentences`` has the (document, sentence) of those with words.
 
     Raises:
         ArtifactDamaged: lists of different lengths, or a head outside its sentence.
@@ -290,7 +302,11 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _split(blocks: list[Any], parsed: Any, wanted: _Range) -> dict[str, Any]:
-    """The words of text without trees: of all blocks, or only of the sentences that are not among the parsed ones."""
+    """The words of text without trees, split by `word_spans`.
+
+    Args:
+        parsed: (document, sentence) of sentences to leave out, since they have trees; None to take all blocks.
+    """
     import numpy as np
 
     from guidance.statistics.words import word_spans
@@ -339,7 +355,7 @@ def _rarity(path: str) -> Rarity:
     """The table of an ``idf`` artifact.
 
     Raises:
-        NumericalError: a value that is no number from 0.
+        NumericalError: a value is negative or not finite.
     """
     import numpy as np
 
@@ -349,12 +365,16 @@ def _rarity(path: str) -> Rarity:
         table = file.read(["token", "idf"])
         values, tokens = table.column("idf").to_numpy(), table.column("token").to_pylist()
     if not np.isfinite(values).all() or (values < 0).any():
-        raise NumericalError(f"{path}: an idf that is no number from 0")
+        raise NumericalError(f"{path}: an idf value is negative or not finite")
     return Rarity(zip(tokens, values.tolist(), strict=True))
 
 
 def pieces_of(rows: Any) -> Pieces:
-    """The tokens of a table of sequences."""
+    """The tokens of a table of sequences.
+
+    Raises:
+        ArtifactDamaged: the columns of a sequence have different lengths.
+    """
     import numpy as np
 
     from guidance.statistics.roles import Pieces

@@ -15,7 +15,7 @@ from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
 from guidance.plan import Plan
-from guidance.statistics.roles import NOTHING
+from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import pad
 from pipelines.training.models import build_model, check_lengths
 from pipelines.training.objectives import Given, ModelFolder
@@ -145,7 +145,7 @@ class MaskedLM(GuidedObjective):
             },
             places_N.to(device, non_blocking=True),
             labels_BT.flatten()[places_N].to(device, non_blocking=True),
-            {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
+            {name: pad(rows, COLUMNS[name].fill, batch.length, device) for name, rows in batch.columns.items() if rows},
         )
 
     def guide(self, inputs: Inputs, step: int = 0) -> Guidance:

@@ -21,7 +21,7 @@ from pipelines.stages.idf import idf_schema
 from pipelines.stages.masks import mask_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import block_schema, document_schema
+from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema
 from tests import trainings
 

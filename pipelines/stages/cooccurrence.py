@@ -30,7 +30,7 @@ from pipelines.statistics import pair_files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import BLOCK_OF_COLUMN, check_pairs
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder
 

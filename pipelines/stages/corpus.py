@@ -1,7 +1,7 @@
 """Stage ``build-corpus``: turns text of many formats into a table of blocks with documents, sentences and splits.
 
 Reads plain text, JSON lines, CSV, TSV, Parquet, CoNLL-U, standard input, ``builtin:python-docs``.
-Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_writer`).
+Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_files`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
-from pipelines.text.corpus_writer import CorpusWriter, read_blocks
+from pipelines.text.corpus_files import read_blocks
+from pipelines.text.corpus_writer import CorpusWriter
 from pipelines.text.readers import check_encoding, decode, format_of, open_lines, open_text
 from pipelines.text.records import Fields, json_documents, parquet_documents, table_documents
 from pipelines.text.sentences import check_spec, model_files, splitter
@@ -83,9 +84,7 @@ def run(
     with expand(sources, any_kind=config.format is not None, stdin=stdin) as found:
         inputs: dict[str, stage.Input] = {}
         if found.paths:
-            shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
-            provenance = [{"source": shown, "license": config.license}]
-            inputs["text"] = _digested(found.paths, found.names, found.digests, provenance)
+            inputs["text"] = found.files(config.source, config.license)
         if found.builtin:
             from pipelines.text.builtin_docs import python_docs_files
 
@@ -96,11 +95,6 @@ def run(
         if found.skipped:
             log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
         return run_stage(STAGE, config, inputs, store=store, **options)
-
-
-def _digested(paths: list[Path], names: list[str], known: dict[Path, str], provenance: list[dict]) -> Files:
-    digests = tuple(known.get(path) or stage.file_digest(path) for path in paths)
-    return Files(tuple(paths), tuple(names), digests, provenance)
 
 
 def build(run: Run) -> None:

@@ -8,29 +8,27 @@ files, where line n of one is the translation of line n of the other.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
-from pipelines.text.corpus_writer import SPLITS, CorpusWriter, split_of
-from pipelines.text.readers import Expansion, check_encoding, format_of, looks_like, open_lines
-from pipelines.text.records import check_expansion, parse_json, plain_rows, quoted_rows, record_id, short_list
+from pipelines.text.corpus_files import SPLITS
+from pipelines.text.corpus_writer import CorpusWriter, split_of
+from pipelines.text.examples import Layout, Record, read_examples, read_parallel
+from pipelines.text.readers import check_encoding
+from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
 
@@ -39,7 +37,6 @@ __all__ = ["STAGE", "Config", "run"]
 MOST_LABELS = 100
 """With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
 
-_SHOWN = 5
 _PAIR = "_pair"
 """Suffix of a split's name: the role of the input with the other side of parallel text."""
 
@@ -129,10 +126,7 @@ def run(
             found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin))
             if found.builtin:
                 raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
-            shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
-            digests = tuple(found.digests.get(path) or stage.file_digest(path) for path in found.paths)
-            about = [{"source": shown, "license": config.license}]
-            inputs[role] = Files(tuple(found.paths), tuple(found.names), digests, about)
+            inputs[role] = found.files(config.source, config.license)
         for split in pairs:
             own, other = (len(inputs[role].names) for role in (split, f"{split}{_PAIR}"))  # type: ignore[attr-defined]
             if own != other:
@@ -195,6 +189,7 @@ def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
 def build(run: Run) -> None:
     """Build the artifact; see `run`."""
     config: Config = run.config
+    layout = Layout(**{field.name: getattr(config, field.name) for field in fields(Layout)})
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
@@ -207,9 +202,10 @@ def build(run: Run) -> None:
                     prefix = [split] if len(given) > 1 else []
                     prefix += [name] if len(files.paths) > 1 else []
                     if others is None:
-                        records = _records(path, name, split, config, notes)
+                        records = read_examples(path, name, split, layout, notes)
                     else:
-                        records = _parallel((path, name), (others.paths[number], others.names[number]), config, notes)
+                        other = others.paths[number], others.names[number]
+                        records = read_parallel((path, name), other, config.encoding, notes)
                     for record in records:
                         document = _document(record, name, split, "/".join(prefix), config, notes)
                         if document is not None and document.example is not None:
@@ -246,22 +242,7 @@ def _is_fraction(label: str) -> bool:
     return math.isfinite(value) and not value.is_integer()
 
 
-# from records to documents
-
-
-@dataclass(frozen=True)
-class _Record:
-    """One example as written in a file; ``number`` is its line or row, from 1."""
-
-    number: int
-    place: str
-    text: str | None
-    pair: str | None = None
-    label: str | None = None
-    id: str | None = None
-
-
-def _document(record: _Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:
+def _document(record: Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:
     """A record as a document of one or two blocks; None if it has no text.
 
     Args:
@@ -289,7 +270,7 @@ def _document(record: _Record, name: str, split: str, prefix: str, config: Confi
     return Document(id_, name, record.place, blocks, Example(split, pair, label))
 
 
-def _block(text: str, record: _Record, name: str, config: Config, notes: Notes) -> Block | None:
+def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -> Block | None:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = ((record.number, line) for _, line in bounded_lines([text]) if line)
     found = list(
@@ -299,210 +280,5 @@ def _block(text: str, record: _Record, name: str, config: Config, notes: Notes) 
         notes.warn(f"a text over {BLOCK_LIMIT:,} characters was cut off", record.place)
     return Block(found[0].text, record.number, found[0].sentences) if found else None
 
-
-# from files to records
-
-
-def _records(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    kind = format_of(name, config.format)
-    if kind not in _READERS:
-        raise InputError(
-            f"{name!r}: examples cannot be read from {kind} files",
-            hint=f"name the format with --format: {', '.join(_READERS)}",
-        )
-    yield from _READERS[kind](path, name, split, config, notes)
-
-
-def _parallel(text: tuple[Path, str], pair: tuple[Path, str], config: Config, notes: Notes) -> Iterator[_Record]:
-    """The examples of two parallel files, each given as path and name; pairs with an empty second side are dropped.
-
-    Raises:
-        InputError: the files have different numbers of lines.
-    """
-    lines = [open_lines(path, name, config.encoding, notes, any_end=False) for path, name in (text, pair)]
-    counts = [0, 0]
-    for own, other in itertools.zip_longest(*lines):
-        for side, found in enumerate((own, other)):
-            counts[side] += found is not None
-        if own is None or other is None:
-            continue  # count to the end, so that the message has both numbers of lines
-        place = f"{text[1]!r}, line {own[0]}"
-        if own[1].strip() and not other[1].strip():
-            notes.drop("empty pair", place)
-        else:
-            yield _Record(own[0], place, own[1], pair=other[1])
-    if counts[0] != counts[1]:
-        raise InputError(
-            f"{text[1]!r} has {counts[0]:,} lines and {pair[1]!r} has {counts[1]:,}: they are not parallel",
-            hint="line n of one must be the translation of line n of the other",
-        )
-
-
-def _label_first(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    for number, line in open_lines(path, name, config.encoding, notes):
-        if line.strip():
-            label, _, text = line.strip().partition(" ")
-            yield _Record(number, f"{name!r}, line {number}", text, label=label)
-
-
-def _table(path: Path, name: str, split: str, config: Config, notes: Notes, *, delimiter: str) -> Iterator[_Record]:
-    lines = open_lines(path, name, config.encoding, notes)
-    quoting = config.quoting if config.quoting is not None else delimiter == ","
-    rows = quoted_rows(lines, name, delimiter) if quoting else plain_rows(lines, delimiter)
-    first = next(rows, None)
-    if first is None:
-        return
-    width = len(first[1])
-    columns = _columns(first[1] if config.header else None, width, f"{name!r}, line {first[0]}", split, config, notes)
-    if not config.header:
-        rows = itertools.chain([first], rows)
-    for number, row in rows:
-        place = f"{name!r}, line {number}"
-        if len(row) != width:
-            if config.ragged == "refuse":
-                _refuse_ragged(name, width, itertools.chain([(number, row)], rows), config.header, quoting)
-            if config.ragged == "drop" or len(row) <= max(columns.values()):
-                notes.drop("a row of another length", place)
-                continue
-        yield _Record(number, place, **{role: row[column] for role, column in columns.items()})
-
-
-def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]], header: bool, quoting: bool) -> None:
-    wrong = [(number, len(row)) for number, row in rows if len(row) != width]
-    shown = ", ".join(f"line {number} ({size})" for number, size in wrong[:_SHOWN])
-    more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-    raise InputError(
-        f"{name!r}: {'the header' if header else 'the first row'} has {width} fields, other rows do not: {shown}{more}",
-        hint=("if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting")
-        + "\n--ragged drop leaves such rows out, --ragged keep takes those that have all columns asked for",
-    )
-
-
-def _columns(
-    names: Sequence[str] | None, width: int, place: str, split: str, config: Config, notes: Notes
-) -> dict[str, int]:
-    """The column of each part of an example.  A test file may lack the label column."""
-    found = {}
-    for role, wanted in _wanted(config).items():
-        same = [column for column, known in enumerate(names or ()) if known == wanted]
-        if len(same) > 1:
-            raise InputError(
-                f"{place}: {len(same)} columns are called {wanted!r}", hint="give the column's number instead, from 1"
-            )
-        if same:
-            found[role] = same[0]
-        elif wanted.isdecimal() and 1 <= int(wanted) <= width:
-            found[role] = int(wanted) - 1
-        elif role == "label" and config.label_column is None:
-            continue
-        elif role == "label" and split == "test":
-            notes.warn("a test file has no labels", place)
-        else:
-            if names is not None:
-                found_columns = f"it has {short_list(names)}"
-            elif wanted.isdecimal():
-                found_columns = f"its rows have {width}"
-            else:
-                found_columns = "without a header columns are numbers from 1"
-            raise InputError(
-                f"{place}: no column {wanted!r}; {found_columns}",
-                hint=f"name it with --{role}-column; the delimiter is a comma in .csv and a tab in .tsv",
-            )
-    return found
-
-
-def _wanted(config: Config) -> dict[str, str]:
-    wanted = {
-        "text": config.text_column,
-        "pair": config.pair_column,
-        "label": config.label_column or "label",
-        "id": config.id_column,
-    }
-    return {role: name for role, name in wanted.items() if name is not None}
-
-
-def _json_lines(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    wanted = _wanted(config)
-    for number, line in open_lines(path, name, config.encoding, notes):
-        if not line.strip(" \t\n\r"):
-            continue
-        place = f"{name!r}, line {number}"
-        record = parse_json(line, place)
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
-        values = {}
-        for role, key in wanted.items():
-            if key in record:
-                values[role] = _plain(record[key], role, key, place)
-            elif role == "label" and (config.label_column is None or split == "test"):
-                values[role] = None
-            else:
-                raise InputError(
-                    f"{place}: no field {key!r}; it has {short_list(record)}", hint=f"name it with --{role}-column"
-                )
-        yield _Record(number, place, **values)
-
-
-def _plain(value: Any, role: str, key: str, place: str) -> str | None:
-    """A value as text.  Labels and ids may be numbers, which are written as in JSON."""
-    if value is None:
-        return None
-    if role == "id" and isinstance(value, str | int) and not isinstance(value, bool):
-        value = record_id(value)
-    if role == "label" and isinstance(value, bool | int | float):
-        value = json.dumps(value)
-    if not isinstance(value, str):
-        wanted = "a string or a number" if role == "label" else "a string"
-        raise InputError(f"{place}: {key!r} must be {wanted}, found {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place}: half a surrogate pair in {key!r}, character {error.start}") from error
-    return value
-
-
-def _parquet(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    import pyarrow as pa
-
-    number = 0
-    with path.open("rb") as raw:
-        head = raw.read(16)
-        if looks_like(head) != "Parquet":
-            raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'plain text'}")
-        size = path.stat().st_size
-        try:
-            names = open_parquet(raw).schema_arrow.names
-            columns = _columns(names, len(names), repr(name), split, config, notes)
-            text = names[columns["text"]]
-            raw.seek(0)
-            # read as a dictionary, so that a bomb that repeats one string is not expanded
-            file = open_parquet(raw, page_checksum_verification=True, read_dictionary=[text])
-            check_expansion(file.metadata, name, size)
-            expansion = Expansion(name)
-            wanted = list(dict.fromkeys(names[column] for column in columns.values()))
-            for batch in file.iter_batches(batch_size=1024, columns=wanted):
-                for row in range(batch.num_rows):
-                    number += 1
-                    place = f"{name!r}, row {number}"
-                    values = {
-                        role: _plain(batch.column(names[column])[row].as_py(), role, names[column], place)
-                        for role, column in columns.items()
-                    }
-                    expansion.add(len(values["text"] or ""), size)
-                    yield _Record(number, place, **values)
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
-
-
-_READERS: Mapping[str, Any] = {
-    "csv": functools.partial(_table, delimiter=","),
-    "tsv": functools.partial(_table, delimiter="\t"),
-    "jsonl": _json_lines,
-    "parquet": _parquet,
-    "label-text": _label_first,
-}
 
 STAGE = Stage("build-dataset", "corpus", 1, Config, build)

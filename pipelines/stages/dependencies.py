@@ -37,7 +37,7 @@ from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import DOCUMENTS
+from pipelines.text.corpus_files import DOCUMENTS
 from pipelines.text.parsers import READERS
 from pipelines.text.sources import expand
 from pipelines.text.treebank import Treebank

@@ -246,7 +246,7 @@ def _documents(data: Artifact, split: str) -> np.ndarray:
 
 def _texts(corpus: Artifact, documents: np.ndarray) -> list[tuple[str, str]]:
     """The first and the second text of some documents, in their order."""
-    from pipelines.text.corpus_writer import read_blocks
+    from pipelines.text.corpus_files import read_blocks
 
     wanted = {int(document): ["", ""] for document in documents}
     for batch in read_blocks(corpus, ["document", "block", "text"]):

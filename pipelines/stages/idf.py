@@ -31,7 +31,7 @@ from pipelines.engine.stage import Options, Result, Run, Stage, knob
 from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import BLOCK_OF_COLUMN, check_pairs, training_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
 

@@ -27,7 +27,7 @@ from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import SPLITS
+from pipelines.text.corpus_files import SPLITS
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]
 

@@ -21,7 +21,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import SPLITS, read_blocks
+from pipelines.text.corpus_files import SPLITS, read_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, batches_of
 from pipelines.text.packing import Packed, Packer, Tokens
 from pipelines.text.sequence_files import SequenceFile, sequence_schema, warn

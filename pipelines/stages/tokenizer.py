@@ -17,7 +17,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import BLOCK_OF_COLUMN, check_pairs, read_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, read_blocks
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
 

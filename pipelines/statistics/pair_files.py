@@ -12,7 +12,7 @@ from typing import Any, cast
 from pipelines.engine.shards import Shard, parquet_file, row_groups
 from pipelines.storage.columns import column
 from pipelines.storage.files import DigestWriter, open_parquet
-from pipelines.text.corpus_writer import training_blocks
+from pipelines.text.corpus_files import training_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS
 from pipelines.text.tokens import tokens_of
 

@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import NumericalError
-from pipelines.engine.shards import footer, open_checked, remembered
+from pipelines.engine.shards import open_checked, remembered
 from pipelines.stages.dependencies import TABLE as DEPS
 from pipelines.stages.idf import TABLE as IDF
+from pipelines.statistics.text_ranges import FAR, TextRange, rows_in
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.text.blocks import BLOCK_LIMIT
-from pipelines.text.corpus_writer import BLOCKS
+from pipelines.text.corpus_files import BLOCKS
 
 if TYPE_CHECKING:
     from guidance.statistics.roles import Pieces, Rarity, Roles, Words
 
 __all__ = ["RoleTables", "pieces_of"]
-
-_FAR = 1 << 62
 
 
 class RoleTables:
@@ -69,9 +68,9 @@ class RoleTables:
 
         if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
             raise ValueError("the documents of examples must be in increasing order")
-        wanted = _Range(np.array(documents, np.int64), (0, _FAR), (0, _FAR)) if len(documents) else _Range.empty()
+        wanted = TextRange(np.array(documents, np.int64), (0, FAR), (0, FAR)) if len(documents) else TextRange.empty()
         blocks: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
-        for table in _rows(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
+        for table in rows_in(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
             for row in table.drop_columns(["text"]).to_pylist():
                 starts = [span["start"] for span in row["sentences"]]
                 blocks[row["document"], row["block"]] = (row["start"], row["first_sentence"], starts)
@@ -99,9 +98,9 @@ class RoleTables:
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
             return [""] * len(pieces.document)
-        wanted = _Range.of(pieces, ordinary)
+        wanted = TextRange.of(pieces, ordinary)
         found: dict[int, list[tuple[int, str]]] = {}
-        for table in _rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
+        for table in rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
             for row in _block_rows([table]):
                 found.setdefault(row["document"], []).append((row["start"], row["text"]))
         texts = []
@@ -119,15 +118,15 @@ class RoleTables:
 
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
-            return self._join([], None, _Range.empty())
-        wanted = _Range.of(pieces, ordinary)
-        blocks = list(_rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
+            return self._join([], None, TextRange.empty())
+        wanted = TextRange.of(pieces, ordinary)
+        blocks = list(rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
         trees = None
         if self.deps:
-            trees = list(_rows(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
+            trees = list(rows_in(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
         return self._join(blocks, trees, wanted)
 
-    def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: _Range) -> Words:
+    def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: TextRange) -> Words:
         import numpy as np
 
         from guidance.statistics.roles import COLUMNS, Words, parts_of_speech, relations
@@ -167,99 +166,8 @@ class RoleTables:
         return Words(document, start, end, head if trees is not None else None, features)
 
 
-class _Range:
-    """The stretch of the corpus that some pieces cover.
-
-    Attributes:
-        documents: the documents, sorted.
-        places: first code point in the first document, and last one in the last document.
-        sentences: likewise for numbers of sentences.
-    """
-
-    def __init__(self, documents: Any, places: tuple[int, int], sentences: tuple[int, int]) -> None:
-        self.documents, self.places, self.sentences = documents, places, sentences
-
-    @classmethod
-    def of(cls, pieces: Pieces, ordinary: Any) -> _Range:
-        import numpy as np
-
-        documents = np.unique(pieces.document[ordinary])
-        first = ordinary[pieces.document[ordinary] == documents[0]]
-        last = ordinary[pieces.document[ordinary] == documents[-1]]
-        return cls(
-            documents,
-            (int(pieces.start[first].min()), int(pieces.end[last].max())),
-            (int(pieces.sentence[first].min()), int(pieces.sentence[last].max())),
-        )
-
-    @classmethod
-    def empty(cls) -> _Range:
-        import numpy as np
-
-        return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
-
-    def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
-        """Which rows of a table overlap with the stretch, a boolean array.
-
-        Args:
-            document, place, length: for each row its document, where it begins there, and how long it is.
-            bounds: the limits that ``place`` is compared with: `places` or `sentences`.
-        """
-        import numpy as np
-
-        first, last = self.documents[0], self.documents[-1]
-        after = (document > first) | (place + length >= bounds[0])
-        before = (document < last) | (place <= bounds[1])
-        return np.isin(document, self.documents) & after & before
-
-
 _BLOCK_COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
 _TREE_COLUMNS = ("document", "sentence", "start", "end", "form", "lemma", "upos", "head", "relation")
-
-
-def _rows(
-    path: Path, columns: Sequence[str], wanted: _Range, place: str, bounds: tuple[int, int], reach: int
-) -> Iterator[Any]:
-    """The rows of a table, sorted by the text, that overlap with a range: a ``pyarrow.Table`` for each row group.
-
-    Args:
-        place: name of the column that says where in its document a row begins.
-        bounds: the limits in ``wanted`` that belong to this column.
-        reach: how far a row can extend beyond where it begins.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not len(wanted.documents):
-        return
-    low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])
-    with open_checked(path) as file:
-        for number, (first, last) in enumerate(_extents(str(path), place)):
-            if first <= high and last >= low:
-                table = file.read_row_group(number, columns=list(columns))
-                numbers, places = (table.column(name).to_numpy() for name in ("document", place))
-                lengths = pc.utf8_length(table["text"]).to_numpy() if "text" in columns else 0
-                inside = wanted.holds(numbers, places, bounds, lengths)
-                if inside.any():
-                    yield table.filter(pa.array(inside)).combine_chunks()
-
-
-@remembered
-def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The first and last (document, place) of each row group; 0 and `_FAR` where the statistics do not tell the place."""
-    metadata = footer(path)
-    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    found = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        documents, places = (group.column(names.index(name)).statistics for name in ("document", place))
-        if documents is None or places is None or not documents.has_min_max or not places.has_min_max:
-            found.append(((0, 0), (_FAR, _FAR)))
-        elif documents.min == documents.max:
-            found.append(((documents.min, places.min), (documents.max, places.max)))
-        else:
-            found.append(((documents.min, 0), (documents.max, _FAR)))
-    return found
 
 
 def _parsed(table: Any) -> dict[str, Any]:
@@ -301,7 +209,7 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
             yield {"document": document, "start": start, "text": text}
 
 
-def _split(blocks: list[Any], parsed: Any, wanted: _Range) -> dict[str, Any]:
+def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
     """The words of text without trees, split by `word_spans`.
 
     Args:

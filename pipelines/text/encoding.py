@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.text.corpus_writer import SPLITS
+from pipelines.text.corpus_files import SPLITS
 from pipelines.text.packing import Tokens
 
 _BATCH_CHARACTERS = 1 << 20

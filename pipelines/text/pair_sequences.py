@@ -21,7 +21,7 @@ import pyarrow as pa
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
-from pipelines.text.corpus_writer import SPLITS, check_pairs, read_blocks
+from pipelines.text.corpus_files import SPLITS, check_pairs, read_blocks
 from pipelines.text.encoding import Encoder, block_columns
 from pipelines.text.packing import Tokens, one_each
 from pipelines.text.sequence_files import SequenceFile, pair_schema, warn

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -177,33 +177,52 @@ def _columns(header: Sequence[str], fields: Fields, place: str) -> tuple[int, in
 
 
 def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> Iterator[Document]:
-    """One document for each row of a Parquet file, read in batches.  Null texts are dropped and counted."""
+    """One document for each row of a Parquet file.  Null texts are dropped and counted."""
+    columns: list[str] = []
+
+    def choose(schema: Any) -> list[str]:
+        columns.extend(_parquet_columns(schema, fields, name))
+        return columns
+
+    for number, row in parquet_rows(path, name, choose):
+        text, id_ = row[columns[0]], row[columns[1]] if len(columns) > 1 else None
+        if text is None:
+            notes.drop("null text", f"{name!r}, row {number}")
+            continue
+        yield fields.document(text, None if id_ is None else record_id(id_), name, "row", number, notes)
+
+
+def parquet_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file, read in batches: their numbers from 1, and their values by column.
+
+    Args:
+        choose: gives the columns to read from the schema of the file, that of the text first.
+
+    Raises:
+        InputError: the file is not Parquet, is damaged, or is a decompression bomb.
+    """
     import pyarrow as pa
 
     with path.open("rb") as raw:
         head = raw.read(16)
         if looks_like(head) != "Parquet":
-            raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'text, or is cut'}")
+            raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'plain text'}")
         size = path.stat().st_size
         number = 0
         try:
-            columns = _parquet_columns(open_parquet(raw).schema_arrow, fields, name)
+            columns = choose(open_parquet(raw).schema_arrow)
             raw.seek(0)
             # read as a dictionary, so that a bomb that repeats one string is not expanded
             file = open_parquet(raw, page_checksum_verification=True, read_dictionary=columns[:1])
-            check_expansion(file.metadata, name, size)
+            _check_expansion(file.metadata, name, size)
             expansion = Expansion(name)
             for batch in file.iter_batches(batch_size=1024, columns=columns):
-                ids = batch.column(columns[1]) if len(columns) > 1 else None
-                for row, cell in enumerate(batch.column(columns[0])):
+                for cells in zip(*(batch.column(column) for column in columns), strict=True):
                     number += 1
-                    text = cell.as_py()
-                    if text is None:
-                        notes.drop("null text", f"{name!r}, row {number}")
-                        continue
-                    expansion.add(len(text), size)
-                    id_ = ids[row].as_py() if ids is not None else None
-                    yield fields.document(text, None if id_ is None else record_id(id_), name, "row", number, notes)
+                    row = {column: cell.as_py() for column, cell in zip(columns, cells, strict=True)}
+                    text = row[columns[0]]
+                    expansion.add(len(text) if isinstance(text, str) else 0, size)
+                    yield number, row
         except UnicodeDecodeError as error:
             raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
         except (pa.ArrowException, OSError, MemoryError) as error:
@@ -211,7 +230,7 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
             raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
 
 
-def check_expansion(metadata: Any, name: str, size: int) -> None:
+def _check_expansion(metadata: Any, name: str, size: int) -> None:
     """Raise InputError if a Parquet file of ``size`` bytes claims to hold far more; see `EXPANSION_LIMIT`."""
     for group in range(metadata.num_row_groups):
         Expansion(name).add(max(0, metadata.row_group(group).total_byte_size), size)

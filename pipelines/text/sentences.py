@@ -9,7 +9,9 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.engine.stage import Files, require
 from pipelines.text.blocks import Span
-from pipelines.text.parsers import guarded, load_spacy, load_stanza, model_folder, spacy_folder, stanza_place
+from pipelines.text.parsing import model_folder
+from pipelines.text.spacy_models import guarded, load_spacy, spacy_folder
+from pipelines.text.stanza_models import find_stanza, load_stanza, stanza_files
 
 Splitter = Callable[[Sequence[str]], list[list[Span]]]
 
@@ -38,12 +40,7 @@ def model_files(spec: str) -> Files | None:
     if kind == "spacy":
         return model_folder(spacy_folder(rest))
     if kind == "stanza":
-        folder, language, package = stanza_place(rest)
-        paths = [folder / "resources.json"]
-        for part in ("tokenize", "mwt"):
-            paths += sorted((folder / language / part).glob(f"{package or '*'}.pt"))
-        paths = [path for path in paths if path.is_file()]
-        return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
+        return stanza_files(*find_stanza(rest), ("tokenize", "mwt"))
     return None
 
 
@@ -52,7 +49,7 @@ def splitter(spec: str) -> Splitter:
     check_spec(spec)
     kind, _, rest = spec.partition(":")
     if kind == "stanza":
-        return _stanza_splitter(*stanza_place(rest))
+        return _stanza_splitter(*find_stanza(rest))
     return _SpacySplitter(None if spec in ("rules", "line") else rest)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from guidance.errors import InputError
+from pipelines.engine.stage import Files, file_digest
 from pipelines.storage.files import machine_errors
 from pipelines.text.readers import known_extension
 
@@ -38,6 +39,12 @@ class Sources:
     digests: dict[Path, str] = field(default_factory=dict)
     builtin: bool = False
     skipped: int = 0
+
+    def files(self, source: str | None, license: str | None) -> Files:
+        """The files as an input of a stage, with their digests and where they come from (by default their names)."""
+        shown = source or ", ".join(self.names[:3]) + (" ..." if len(self.names) > 3 else "")
+        digests = tuple(self.digests.get(path) or file_digest(path) for path in self.paths)
+        return Files(tuple(self.paths), tuple(self.names), digests, [{"source": shown, "license": license}])
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ def _segments(words: Sequence[str]) -> list[int]:
 
 def _parse(text: str, parser: str) -> _Words:
     from guidance.statistics.roles import parts_of_speech, relations
-    from pipelines.text.parsers import load_spacy
+    from pipelines.text.spacy_models import load_spacy
 
     kind, _, name = parser.partition(":")
     if kind != "spacy" or not name:

@@ -25,7 +25,7 @@ from pipelines.stages import corpus, dependencies
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.store import Store
-from pipelines.text import parsers
+from pipelines.text import parsing, spacy_models
 from tests.attachment import Attachment, attachment
 from tests.shared import shared
 
@@ -427,10 +427,10 @@ def test_only_the_files_of_a_model_affect_the_recipe(store: Store, tmp_path: Pat
 
 def test_python_caches_are_not_part_of_a_model(tmp_path: Path) -> None:
     by_hand(tmp_path / "model")
-    before = parsers.model_folder(tmp_path / "model").content
+    before = parsing.model_folder(tmp_path / "model").content
     (tmp_path / "model/__pycache__").mkdir()
     (tmp_path / "model/__pycache__/__init__.cpython-311.pyc").write_bytes(b"x")
-    assert parsers.model_folder(tmp_path / "model").content == before
+    assert parsing.model_folder(tmp_path / "model").content == before
 
 
 def test_a_model_without_a_parser_cannot_parse(store: Store, tmp_path: Path) -> None:
@@ -490,8 +490,8 @@ def test_an_unknown_parser_is_refused(parser: str) -> None:
 
 
 def test_the_vocabulary_of_a_model_stays_bounded(small: str, monkeypatch) -> None:
-    monkeypatch.setattr(parsers, "_RELOAD_AFTER", 50)
-    parser = parsers.SpacyParser(small.removeprefix("spacy:"), "cpu", 512)
+    monkeypatch.setattr(spacy_models, "_RELOAD_AFTER", 50)
+    parser = spacy_models.SpacyParser(small.removeprefix("spacy:"), "cpu", 512)
     first = parser(["a dog ran"])
     start = len(parser._strings)
     for number in range(20):

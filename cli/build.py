@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.arguments import Corpus, Tokenizer
 from cli.options import Session, stage_command
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
@@ -94,7 +95,7 @@ def build_dataset(
 def build_tokenizer(
     session: Session,
     config: tokenizer.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
 ) -> Result:
     """Train a tokenizer on a corpus."""
     return tokenizer.run(corpus, config, **session.options())
@@ -116,10 +117,8 @@ def build_tokenizer(
 def build_sequences(
     session: Session,
     config: sequences.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
-    tokenizer: Annotated[
-        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
-    ],
+    corpus: Corpus,
+    tokenizer: Tokenizer,
     target_tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer for the second text of each pair; by default the same.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.arguments import Corpus, Tokenizer
 from cli.options import Session, command, stage_command
 from cli.output import check_place, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
@@ -33,7 +34,7 @@ WIDEST_BAR = 20
 def build_idf(
     session: Session,
     config: idf.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
     tokenizer: Annotated[
         str | None, typer.Argument(help="Count this tokenizer's tokens instead of words.", show_default=False)
     ] = None,
@@ -56,7 +57,7 @@ def build_idf(
 def build_deps(
     session: Session,
     config: dependencies.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
 ) -> Result | None:
     """Parse the sentences of a corpus into words, heads and relations."""
     return dependencies.run(corpus, config, **session.options())
@@ -76,10 +77,8 @@ def build_deps(
 def build_cooccur(
     session: Session,
     config: cooccurrence.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
-    tokenizer: Annotated[
-        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
-    ],
+    corpus: Corpus,
+    tokenizer: Tokenizer,
 ) -> Result | None:
     """Count how often frequent tokens occur together in the training text of a corpus."""
     return cooccurrence.run(corpus, tokenizer, config, **session.options())

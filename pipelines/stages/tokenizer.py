@@ -64,12 +64,13 @@ def special_tokens(kind: str) -> dict[str, str]:
 
 
 def check_size(config: Config) -> None:
-    """Raise InputError if the vocabulary has no room for an entry besides special tokens and bytes."""
+    """Raise InputError if special tokens and bytes fill the whole vocabulary."""
     least = len(special_tokens(config.kind)) + (BYTES if config.kind == "byte-bpe" else 0)
     if config.vocab_size <= least:
         what = "5 special tokens and 256 bytes" if config.kind == "byte-bpe" else "5 special tokens"
         raise InputError(
-            f"a vocabulary of {config.vocab_size} has no room besides {what}", hint=f"--vocab-size {least + 1} or more"
+            f"a vocabulary of {config.vocab_size} has no entries left after {what}",
+            hint=f"--vocab-size {least + 1} or more",
         )
 
 

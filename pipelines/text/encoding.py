@@ -115,7 +115,7 @@ class Encoder:
         if count:
             if self._unknown is None:
                 raise InputError(
-                    "the text spells a special token, and this tokenizer has no unknown token to replace it",
+                    "the text spells a special token, but the tokenizer has no unknown token to replace it",
                     hint="use a tokenizer with an unknown token",
                 )
             ids[wrong] = self._unknown

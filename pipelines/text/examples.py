@@ -149,7 +149,7 @@ def _columns(
             if names is not None:
                 found_columns = f"it has {short_list(names)}"
             elif wanted.isdecimal():
-                found_columns = f"its rows have {width}"
+                found_columns = f"its rows have {width} columns"
             else:
                 found_columns = "without a header columns are numbers from 1"
             raise InputError(
@@ -205,7 +205,7 @@ def _plain(value: Any, role: str, key: str, place: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{place}: half a surrogate pair in {key!r}, character {error.start}") from error
+        raise InputError(f"{place}: unpaired surrogate in {key!r}, character {error.start}") from error
     return value
 
 

@@ -79,7 +79,7 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise InputError(f"{place}: half a surrogate pair in the {what}, character {error.start}") from error
+                raise InputError(f"{place}: unpaired surrogate in the {what}, character {error.start}") from error
         yield fields.document(text, id_, name, "line", number, notes)
 
 
@@ -196,7 +196,7 @@ def parquet_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> I
     """The rows of a Parquet file, read in batches: their numbers from 1, and their values by column.
 
     Args:
-        choose: gives the columns to read from the schema of the file, that of the text first.
+        choose: from the schema of the file to the names of the columns to read, the text first.
 
     Raises:
         InputError: the file is not Parquet, is damaged, or is a decompression bomb.

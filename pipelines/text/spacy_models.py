@@ -47,7 +47,7 @@ def spacy_folder(name: str) -> Path:
     """
     if os.sep in name or Path(name).is_dir():
         if not Path(name).is_dir():
-            raise InputError(f"{name!r}: this folder with a spaCy model does not exist")
+            raise InputError(f"{name!r}: no such folder with a spaCy model")
         return Path(name)
     require("spacy", "spacy")
     found = importlib.util.find_spec(name) if re.fullmatch(r"\w+", name) else None
@@ -181,18 +181,18 @@ class SpacyParser:
         offset = table[:, attributes.index(HEAD)].view("int64").tolist()
         first = 0
         for text, doc in zip(texts, docs, strict=True):
-            here = slice(first, first := first + len(doc))
-            end = [place + size for place, size in zip(start[here], length[here], strict=True)]
+            rows = slice(first, first := first + len(doc))
+            end = [place + size for place, size in zip(start[rows], length[rows], strict=True)]
             tree = Tree(
-                start[here],
+                start[rows],
                 end,
-                [text[since:until] for since, until in zip(start[here], end, strict=True)],
-                lemma[here],
-                [NAMES[key] for key in upos[here]],
-                [place + distance for place, distance in enumerate(offset[here])],
-                relation[here],
+                [text[since:until] for since, until in zip(start[rows], end, strict=True)],
+                lemma[rows],
+                [NAMES[key] for key in upos[rows]],
+                [place + distance for place, distance in enumerate(offset[rows])],
+                relation[rows],
             )
-            yield without(tree, [place for place, is_space in enumerate(space[here]) if is_space])
+            yield without(tree, [place for place, is_space in enumerate(space[rows]) if is_space])
 
 
 def _unused_components(factories: Mapping[str, str]) -> list[str]:
@@ -227,5 +227,5 @@ def _spacy_device(device: Device) -> None:
         spacy.require_cpu()
     elif not spacy.prefer_gpu() and device == "cuda":
         raise MachineError(
-            "spaCy finds no GPU", hint="--device cpu; or, with a CUDA device: pip install 'spacy[cuda12x]'"
+            "spaCy finds no GPU", hint="use --device cpu, or install GPU support: pip install 'spacy[cuda12x]'"
         )

@@ -32,7 +32,7 @@ def find_stanza(spec: str) -> tuple[Path, str, str | None]:
     if os.sep in place or more or Path(place).is_dir():
         folder = Path(place)
         if not folder.is_dir():
-            raise InputError(f"{place!r}: this folder with Stanza models does not exist")
+            raise InputError(f"{place!r}: no such folder with Stanza models")
         found = sorted(path.parent.name for path in folder.glob("*/tokenize"))
         if not more and len(found) != 1:
             raise InputError(f"{place!r} has {found or 'no Stanza models'}", hint="name one: stanza:FOLDER:LANG")
@@ -85,7 +85,7 @@ class StanzaParser:
         import torch
 
         if device == "cuda" and not torch.cuda.is_available():
-            raise MachineError("there is no CUDA device for Stanza", hint="--device cpu")
+            raise MachineError("there is no CUDA device for Stanza", hint="use --device cpu")
         folder, language, package = find_stanza(spec)
         self._max_words, self.language = max_words, language
         self._model = load_stanza(

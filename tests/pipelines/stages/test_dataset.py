@@ -229,7 +229,7 @@ BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
         {},
         r"line 1: 'label' must be a string or a number, found list",
     ),
-    "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', {}, r"line 1: half a surrogate pair in 'text'"),
+    "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', {}, r"line 1: unpaired surrogate in 'text'"),
     "list": ("a.jsonl", "[1]\n", {}, r"line 1: expected a JSON object, found list"),
     "not json": ("a.jsonl", "{\n", {}, r"line 1: not JSON"),
     "the same id": (

@@ -259,7 +259,7 @@ def test_a_decoder_is_no_model_that_can_be_guided(guide):
         ("[", "not a table of scores"),
         ("[]", "no scores found"),
         ('[{"layer": 0, "head": 0}]', "not a table of scores"),
-        ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "there twice"),
+        ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "occurs twice"),
         ('[{"layer": 0, "head": 0, "score": 1}]', "nothing for layer 0, head 1"),
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),

@@ -41,7 +41,7 @@ ROWS = 1 << 20
 """Rows per row group of ``counts.parquet``."""
 
 PIECE = 32_000_000
-"""Approximate number of characters whose pairs are counted at once; it determines the number of files of the second map."""
+"""Approximate number of characters whose pairs are counted at once.  It determines how many files the second map writes."""
 
 WIDEST = 10_000
 
@@ -53,7 +53,8 @@ class Config(executor.Config):
         5000, ge=1, le=65_000, description="Number of tokens to count, the most frequent ones; never special tokens."
     )
     window: str = Field(
-        "sentence", description="Tokens occur together in the same sentence, or within this many tokens in a sentence."
+        "sentence",
+        description="What counts as together: `sentence`, or a number of tokens to either side in a sentence.",
     )
     cross_sentences: bool = Field(
         False, description="Let windows cross sentences within a block (a paragraph, or a line)."
@@ -232,7 +233,7 @@ class _Counting:
         return {id_ for id_ in self._special.values() if id_ is not None} | {id_ for id_, t in added if t.special}
 
     def _pieces(self, encoded: Sequence[Path]) -> list[pair_files.Piece]:
-        """Consecutive files in pieces of about `PIECE` characters, independent of the shares, so that these find the same."""
+        """Consecutive files in pieces of about `PIECE` characters; independent of ``--shard``, so that all shares agree."""
         number = min(len(encoded), max(1, round(self._corpus.counts.get("characters", 0) / PIECE)))
         bounds = [len(encoded) * piece // number for piece in range(number + 1)]
         return [pair_files.Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""Stage ``build-masks``: writes role columns, what is known about its word, for every token of some sequences.
+"""Stage ``build-masks``: writes role columns: for every token of some sequences, what is known about its word.
 
 Reads sequences, their corpus and, if given, ``idf`` and ``deps`` of the same corpus.  Writes one file per split, with the
 rows of the sequences in the same order and list columns as long as their ``id`` (`mask_schema`).

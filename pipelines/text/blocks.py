@@ -91,10 +91,11 @@ class Notes:
     def lines(self) -> list[str]:
         """One sentence for each reason to drop and each kind of warning."""
         dropped = (f"{n:,} dropped as {why}, first {self.first[why]}" for why, n in sorted(self.dropped.items()))
-        return [
-            *dropped,
-            *(f"{kind}: {n:,} times, first {self.first[kind]}" for kind, n in sorted(self.warned.items())),
-        ]
+        warned = (
+            f"{kind}: {f'{n:,} times, first ' if n > 1 else ''}{self.first[kind]}"
+            for kind, n in sorted(self.warned.items())
+        )
+        return [*dropped, *warned]
 
 
 def cut_position(text: str, limit: int = BLOCK_LIMIT) -> int:

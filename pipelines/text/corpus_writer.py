@@ -227,7 +227,7 @@ class CorpusWriter:
         self._out.remove(DRAFT)
         for split, fraction in (("valid", valid), ("test", test)):
             if fraction and not counts["splits"].get(split):
-                self._notes.warn(f"no text fell into {split}", "in the whole corpus")
+                self._notes.warn(f"no text fell into {split}", "the corpus is too small")
         return counts
 
     def _assign_groups(self, draft: Any, valid: float, test: float) -> dict[tuple[int, int], str]:

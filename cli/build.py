@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.arguments import Corpus, Tokenizer
 from cli.options import Session, stage_command
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
@@ -55,23 +56,27 @@ def build_dataset(
     session: Session,
     config: dataset.Config,
     files: Annotated[
-        list[str] | None, typer.Argument(help="Files of examples, divided by the fractions.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Files of training examples, of which the fractions are split off.", show_default=False),
     ] = None,
     train: Annotated[list[str] | None, typer.Option(help="File of training examples (repeatable).")] = None,
     valid: Annotated[list[str] | None, typer.Option(help="File of validation examples (repeatable).")] = None,
     test: Annotated[list[str] | None, typer.Option(help="File of test examples (repeatable).")] = None,
     train_pair: Annotated[
-        list[str] | None, typer.Option(help="The other side of --train, line by line (repeatable, in its order).")
+        list[str] | None,
+        typer.Option(help="Translations of --train, line by line (repeatable, in the same order)."),
     ] = None,
-    valid_pair: Annotated[list[str] | None, typer.Option(help="The other side of --valid, likewise.")] = None,
-    test_pair: Annotated[list[str] | None, typer.Option(help="The other side of --test, likewise.")] = None,
+    valid_pair: Annotated[list[str] | None, typer.Option(help="Translations of --valid, likewise.")] = None,
+    test_pair: Annotated[list[str] | None, typer.Option(help="Translations of --test, likewise.")] = None,
 ) -> Result:
-    """Read the labelled examples of a task: a text, perhaps a second one, perhaps a label; or parallel text.
+    """Read the labelled examples of a task, each with one or two texts and perhaps a label; or parallel text.
 
-    The result is a corpus: every command that takes one takes it too.  Each example is a document.
+    The result is a corpus, which every command for a corpus accepts.  Each example is a document.
     """
     if files and train:
-        raise InputError("training examples are given twice, as files and with --train", hint="leave one of them out")
+        raise InputError(
+            "training examples are given twice: as arguments and with --train", hint="leave out one of the two"
+        )
     given = {"train": files or train or [], "valid": valid or [], "test": test or []}
     pairs = {"train": train_pair or [], "valid": valid_pair or [], "test": test_pair or []}
     return dataset.run(given, config, pairs=pairs, stdin=sys.stdin.buffer, **session.options())
@@ -90,7 +95,7 @@ def build_dataset(
 def build_tokenizer(
     session: Session,
     config: tokenizer.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
 ) -> Result:
     """Train a tokenizer on a corpus."""
     return tokenizer.run(corpus, config, **session.options())
@@ -112,13 +117,11 @@ def build_tokenizer(
 def build_sequences(
     session: Session,
     config: sequences.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
-    tokenizer: Annotated[
-        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
-    ],
+    corpus: Corpus,
+    tokenizer: Tokenizer,
     target_tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer for the second text of each pair, instead of the same one.")
+        str | None, typer.Option(help="Tokenizer for the second text of each pair; by default the same.")
     ] = None,
 ) -> Result:
-    """Pack the sentences of a corpus into sequences of token ids; or write each pair of texts as source and target."""
+    """Pack the sentences of a corpus into sequences of token ids, or write pairs of texts as source and target."""
     return sequences.run(corpus, tokenizer, config, target_tokenizer=target_tokenizer, **session.options())

@@ -1,4 +1,4 @@
-"""Commands for role masks: join what is known about words with sequences, draw masks, write them out."""
+"""Commands for role masks: build the role columns of sequences, draw masks and export them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipelines.engine.stage import Result
 from pipelines.stages import masks
 
 LONG = 64
-"""A sequence of more tokens is shown sentence by sentence, unless all of it is asked for."""
+"""Of a sequence with more tokens only one sentence is shown, unless --whole is given."""
 
 _ROLE = typer.Option(
-    metavar="PATTERN", help="A role, as plans write patterns (repeatable); by default those of preset:roles."
+    metavar="PATTERN", help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles."
 )
 
 
@@ -39,9 +39,9 @@ def build_masks(
     config: masks.Config,
     sequences: Annotated[str, typer.Argument(help="Sequences: a name, name@n, an id, or a path.", show_default=False)],
 ) -> Result | None:
-    """Say of every token of some sequences what its word is: which, how rare, its head and relation.
+    """Record for every token of some sequences what is known about its word: its number, idf, head and relation.
 
-    Words and tokens meet by their characters.  Without --deps every role is there but those of grammar.
+    Words and tokens are aligned by their characters.  Without --deps the syntactic roles are missing.
     """
     return masks.run(sequences, config, **session.options())
 
@@ -56,20 +56,20 @@ def build_masks(
 )
 def show_masks(
     session: Session,
-    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="What build-masks has made.", show_default=False)],
-    example: Annotated[int, typer.Option(help="The sequence, by its number from 0.")] = 0,
-    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="The split that it is in.")] = "train",
-    sentence: Annotated[int | None, typer.Option(help="Only this sentence of it, from 0.")] = None,
+    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", show_default=False)],
+    example: Annotated[int, typer.Option(help="Number of the sequence, from 0.")] = 0,
+    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Split of the sequence.")] = "train",
+    sentence: Annotated[int | None, typer.Option(help="Show only this sentence, from 0.")] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help=f"All of it, also where it has more than {LONG} tokens.")
+        bool, typer.Option("--whole", help=f"Show the whole sequence, even if it has more than {LONG} tokens.")
     ] = False,
     role: Annotated[list[str] | None, _ROLE] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw them into this file.")] = None,
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the masks into this PNG file.")] = None,
+    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw only with ASCII characters.")] = False,
 ) -> None:
-    """Draw the role masks of one sequence, or of a sentence of it: queries go down, keys across.
+    """Draw the role masks of one sequence or of one of its sentences; rows are queries, columns are keys.
 
-    A sentence is cut out of the masks of its whole sequence.
+    The masks of a sentence are cut out of the masks of its sequence.
     """
     from pipelines.storage.files import write_file
     from pipelines.views import role_masks
@@ -83,16 +83,18 @@ def show_masks(
         found = opened.example(split, example, roles.found, sentence)
         if sentence is None and not whole and len(found.labels) > LONG and found.sentences > 1:
             session.tell(
-                f"sentence 0 of 0 to {found.sentences - 1}; --sentence N shows another, --whole all {len(found.labels)} tokens"
+                f"showing sentence 0 of {found.sentences}; "
+                f"--sentence N shows another, --whole shows all {len(found.labels)} tokens"
             )
             sentence = 0
             found = opened.example(split, example, roles.found, sentence)
     if len(found.labels) > MOST_TOKENS:
         raise InputError(
-            f"there are {len(found.labels)} tokens; a picture holds {MOST_TOKENS}", hint="--sentence N shows a part"
+            f"{len(found.labels)} tokens are too many for a picture, which shows at most {MOST_TOKENS}",
+            hint="show one sentence with --sentence N",
         )
     for name, why in roles.missing.items():
-        session.tell(escape(f"not there: {name} ({why})"))
+        session.tell(escape(f"missing: {name} ({why})"))
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
         from pipelines.views.drawing import pattern_grid
@@ -126,13 +128,13 @@ def show_masks(
 )
 def export_masks(
     session: Session,
-    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="What build-masks has made.", show_default=False)],
-    dense: Annotated[Path, typer.Option(metavar="DIR", help="A new folder for a Parquet file of each split.")],
+    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", show_default=False)],
+    dense: Annotated[Path, typer.Option(metavar="DIR", help="New folder, which gets a Parquet file for each split.")],
     role: Annotated[list[str] | None, _ROLE] = None,
 ) -> None:
-    """Write an n x n mask for every role and sequence, for tools that do not make them from columns.
+    """Write an n x n mask for every role and sequence, for tools that cannot compute masks from role columns.
 
-    One row a sequence; each mask is a list of n x n booleans, query after query.  Unpacked, that is n bytes for every token
+    There is one row per sequence; each mask is a list of n x n booleans, row by row.  Uncompressed that is n bytes per token
     and role.
     """
     from pipelines.views import role_masks
@@ -141,7 +143,7 @@ def export_masks(
         roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
     for name, why in roles.missing.items():
-        session.tell(escape(f"not there: {name} ({why})"))
+        session.tell(escape(f"missing: {name} ({why})"))
     if session.json:
         say_json({"schema": 1, "path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing})
         return

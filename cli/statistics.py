@@ -1,4 +1,4 @@
-"""Commands that count: what is rare, what depends on what, what occurs together."""
+"""Commands for statistics: idf, dependency trees and co-occurrence."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.arguments import Corpus, Tokenizer
 from cli.options import Session, command, stage_command
 from cli.output import check_output_path, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
@@ -33,12 +34,12 @@ WIDEST_BAR = 20
 def build_idf(
     session: Session,
     config: idf.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
     tokenizer: Annotated[
         str | None, typer.Argument(help="Count this tokenizer's tokens instead of words.", show_default=False)
     ] = None,
 ) -> Result | None:
-    """Count how rare each word, or token, is in the training text of a corpus."""
+    """Compute the idf of each word or token in the training text of a corpus."""
     return idf.run(corpus, tokenizer, config, **session.options())
 
 
@@ -56,9 +57,9 @@ def build_idf(
 def build_deps(
     session: Session,
     config: dependencies.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
+    corpus: Corpus,
 ) -> Result | None:
-    """Parse the sentences of a corpus: words, heads, relations."""
+    """Parse the sentences of a corpus into words, heads and relations."""
     return dependencies.run(corpus, config, **session.options())
 
 
@@ -69,25 +70,23 @@ def build_deps(
         "guide build-cooccur wiki bpe --name wiki-pairs",
         "guide build-cooccur wiki bpe --top 10000 --window 15",
         "guide build-cooccur wiki ./my-model --jobs 8   # a folder with tokenizer.json",
-        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs, twice: they encode, then count; then without --shard",
+        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs; run all twice (encode, count), then without --shard",
     ],
     next_command='guide cooccur show WORD --text "WORDS" --cooccur {}',
 )
 def build_cooccur(
     session: Session,
     config: cooccurrence.Config,
-    corpus: Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)],
-    tokenizer: Annotated[
-        str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
-    ],
+    corpus: Corpus,
+    tokenizer: Tokenizer,
 ) -> Result | None:
-    """Count how often the frequent tokens of the training text stand together."""
+    """Count how often frequent tokens occur together in the training text of a corpus."""
     return cooccurrence.run(corpus, tokenizer, config, **session.options())
 
 
 Totals = Annotated[
     Literal["pairs", "tokens"],
-    typer.Option(help="What the count of a pair is divided by: all pairs of its tokens, or their occurrences."),
+    typer.Option(help="What to divide the count of a pair by: the pairs of its tokens, or their occurrences."),
 ]
 
 
@@ -101,16 +100,17 @@ Totals = Annotated[
 def show_context(
     session: Session,
     word: Annotated[str, typer.Argument(metavar="WORD", help="A word.", show_default=False)],
-    text: Annotated[str, typer.Option(help="A sentence, with the word or without it.", show_default=False)],
+    text: Annotated[str, typer.Option(help="A sentence, with or without the word.", show_default=False)],
     cooccur: Annotated[
-        str | None, typer.Option(metavar="REF", help="What was counted, else what was counted last.")
+        str | None, typer.Option(metavar="REF", help="Artifact of build-cooccur; by default the newest.")
     ] = None,
     totals: Totals = "pairs",
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters alone.")] = False,
+    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw only with ASCII characters.")] = False,
 ) -> None:
     """Show how strongly a word expects each token of a sentence, from 0 to 1.
 
-    This is what the pattern `conflict` weighs: attention of the word to these tokens, where the word was a wrong guess.
+    The pattern `conflict` uses these scores as weights: they weigh the word's attention to these tokens when the word is a
+    wrong prediction.
     """
     from pipelines.views.contexts import contexts_of, newest
 
@@ -144,11 +144,11 @@ def show_context(
             ],
         )
     if any(value is None for context in contexts if context.known for *_, value in context.keys):
-        session.tell(f"- is not among the {number:,} tokens that were counted")
+        session.tell(f"- marks tokens that are not among the {number:,} counted tokens")
 
 
 def _bar(value: float | None, only_ascii: bool) -> str:
-    """A number from 0 to 1 as a bar; whatever is more than 0 can be seen."""
+    """A number from 0 to 1 as a bar, which is visible for every number above 0."""
     eighths = math.ceil((value or 0) * WIDEST_BAR * 8)
     if only_ascii or not speaks_unicode():
         return "#" * math.ceil(eighths / 8)
@@ -166,17 +166,20 @@ def export_cooccurrence(
     session: Session,
     reference: Annotated[
         str,
-        typer.Argument(metavar="REF", help="What was counted: a name, name@n, an id, or a path.", show_default=False),
+        typer.Argument(
+            metavar="REF", help="Artifact of build-cooccur: a name, name@n, an id, or a path.", show_default=False
+        ),
     ],
     dense: Annotated[
         Path, typer.Option(metavar="FILE", help="Write all scores as a matrix into this file.", show_default=False)
     ],
-    half: Annotated[bool, typer.Option("--half", help="In float16, which is half as large.")] = False,
+    half: Annotated[bool, typer.Option("--half", help="Write float16 instead of float32.")] = False,
     totals: Totals = "pairs",
 ) -> None:
-    """Write how strongly every token expects every other, for other tools: safetensors with `scores` and `ids`.
+    """Write the matrix of scores for other tools, as a safetensors file with `scores` and `ids`.
 
-    Rows expect columns; the token of a row and column is in `ids`.  The counts themselves are Parquet already.
+    A score says how strongly the token of the row expects the token of the column; `ids` has the token ids of rows and
+    columns.  The counts themselves are in the artifact's Parquet files.
     """
     from pipelines.storage.files import write_file
     from pipelines.views import contexts
@@ -187,8 +190,8 @@ def export_cooccurrence(
     write_file(dense, data)
     number = artifact.counts["vocabulary"]
     if session.json:
-        said = {"path": os.fspath(dense), "bytes": len(data), "rows": number, "dtype": "F16" if half else "F32"}
-        say_json({"schema": 1, "cooccur": artifact.reference, **said})
+        about = {"path": os.fspath(dense), "bytes": len(data), "rows": number, "dtype": "F16" if half else "F32"}
+        say_json({"schema": 1, "cooccur": artifact.reference, **about})
         return
     say(escape(dense))
     session.tell(f"{number:,} × {number:,} scores, {human_size(len(data))}")

@@ -1,4 +1,4 @@
-"""How well two parses agree: attachment scores."""
+"""Attachment scores: how well two parses agree."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from guidance.statistics.dependencies import Tree
 
 @dataclass(frozen=True)
 class Attachment:
-    """How many words of two parses of the same texts agree; adds up over sentences.
+    """Counts of agreement between two parses of the same texts; counts of sentences can be added.
 
     Attributes:
-        gold: words of the first.
-        found: words of the second.
-        aligned: words that are in both, by their characters.
+        gold: words of the first parse.
+        found: words of the second parse.
+        aligned: words in both, that is, with the same characters.
         heads: aligned words with the same head.
-        labels: of those, the words with the same relation.
+        labels: aligned words with the same head and relation.
     """
 
     gold: int = 0
@@ -44,12 +44,12 @@ class Attachment:
 
     @property
     def las(self) -> float:
-        """The same, counting only words with the same relation."""
+        """Labelled attachment: the same, counting only words that also have the same relation."""
         return 2 * self.labels / max(1, self.gold + self.found)
 
 
 def attachment(gold: Tree, found: Tree) -> Attachment:
-    """Compare two trees of one sentence; words are the same that have the same characters, and so are heads."""
+    """Compare two trees of one sentence; words, and so heads, are the same if they have the same characters."""
     spans = [list(zip(tree.start, tree.end, tree.form, strict=True)) for tree in (gold, found)]
     other = {span: place for place, span in enumerate(spans[1])}
     pairs = [(place, other[span]) for place, span in enumerate(spans[0]) if span in other]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from guidance.statistics.roles import NOTHING
+from guidance.statistics.roles import COLUMNS
 from pipelines.stages import cooccurrence, corpus, idf, masks, sequences, tokenizer
 from pipelines.stages.cooccurrence import vocabulary_schema
 from pipelines.stages.dependencies import dependency_schema
@@ -20,7 +20,7 @@ from pipelines.stages.idf import idf_schema
 from pipelines.stages.masks import mask_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import block_schema, document_schema
+from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema
 from pipelines.training.learners.translation_scores import prediction_schema
 from tests import trainings
@@ -35,7 +35,7 @@ SCHEMAS = {
     "deps.parquet": dependency_schema(),
     "vocabulary.parquet": vocabulary_schema(),
     "counts.parquet": count_schema(),
-    "train.parquet of masks": mask_schema(list(NOTHING)),
+    "train.parquet of masks": mask_schema(list(COLUMNS)),
     "predictions.parquet": prediction_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")

@@ -1,4 +1,7 @@
-"""Work on shards for tests of the executor, where other processes can import it; ``python -m tests.works`` runs a stage."""
+"""Functions on shards for tests of the executor, in a module that other processes can import.
+
+``python -m tests.works`` runs a stage with one of them.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +31,32 @@ SCHEMA = pa.schema([pa.field("text", pa.string(), False)])
 
 
 class Config(executor.Config):
-    """Which work, and in which folder it leaves traces."""
+    """The function to run on each shard (``work``), and the folder in which it leaves traces."""
 
     work: str = knob("copy", "")
     traces: str = knob("", "")
 
 
 def copy(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """The text of the blocks."""
+    """Copy the text of the blocks."""
     with parquet_file(path, SCHEMA) as file:
         file.write_table(pa.table([shard.read(["text"])["text"]], schema=SCHEMA))
 
 
 def traced(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """Says on which shard it worked, and in which process."""
+    """Copy, and record shard and process in a trace file."""
     Path(settings["traces"], f"{shard.name}.{time.time_ns()}").write_text(str(os.getpid()))
     copy(shard, settings, path)
 
 
 def chatty(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """What is logged in a worker is for nobody."""
+    """Copy, and log a warning, which must not reach the user."""
     log.warning("a worker speaks")
     copy(shard, settings, path)
 
 
 def dying_once(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """The first process that works is killed in the middle of it."""
+    """Kill the first process in the middle of its work; copy in all later ones."""
     with contextlib.suppress(FileExistsError):
         Path(settings["traces"], "died").touch(exist_ok=False)
         path.write_bytes(b"half")
@@ -62,18 +65,18 @@ def dying_once(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 
 def dying(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """Every process is killed."""
+    """Kill every process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refusing(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """An expected failure that plain pickling cannot carry."""
+    """Raise an expected error that cannot be pickled plainly."""
     Path(settings["traces"], f"{shard.name}.{time.time_ns()}").touch()
     raise UnknownName("colour", "gren", ["green", "red"])
 
 
 def slow(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """Once two shards are done, takes a minute, or until a file ``go`` is there."""
+    """Copy, but once two shards are done wait for a minute, or until a file ``go`` exists."""
     traces = Path(settings["traces"])
     if len(list(traces.iterdir())) >= 2:
         (traces / f"slow.{os.getpid()}").touch()
@@ -84,7 +87,7 @@ def slow(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 
 def join(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
-    """One text after the other."""
+    """Concatenate partial files."""
     with parquet_file(path, SCHEMA) as file:
         for part in paths:
             file.write_table(pq.read_table(part))
@@ -97,7 +100,7 @@ def _map(corpus: Artifact, config: Config, folder: Path, progress: Progress) -> 
 
 
 def build(run: Run) -> None:
-    """Joins what the work gives."""
+    """Map the function over the shards and concatenate the results."""
     merged = merge_tree(join, _map(run.inputs["corpus"], run.config, run.partial, run.progress), {}, run.config)
     with run.out.parquet("text.parquet", SCHEMA) as file:
         for table in evenly([pq.read_table(merged)], 3):
@@ -108,7 +111,7 @@ STAGE = Stage("build-copy", "copy", 1, Config, build)
 
 
 def run_stage(corpus: Artifact, store: Store, **settings: Any) -> Result | None:
-    """Run the stage; what is no setting goes to `run_sharded`."""
+    """Run the stage; arguments that are not settings go to `run_sharded`."""
     options = {key: settings.pop(key) for key in list(settings) if key not in Config.model_fields}
     config = Config(**settings)
 
@@ -119,7 +122,7 @@ def run_stage(corpus: Artifact, store: Store, **settings: Any) -> Result | None:
 
 
 def main(corpus: str, store: str, *settings: str) -> int:
-    """The stage as a command runs it; gives the exit code."""
+    """Run the stage as a command would; returns the exit code."""
     given: dict[str, Any] = dict(setting.split("=", 1) for setting in settings)
     try:
         signals.raise_on_signals()

@@ -1,1 +1,1 @@
-"""Statistics of text that guide heads: how rare words are, which occur together, what depends on what."""
+"""Statistics of text for guidance: idf, co-occurrence, dependency trees, and the role columns built from them."""

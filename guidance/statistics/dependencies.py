@@ -1,4 +1,4 @@
-"""Dependency trees: the words of a sentence, each with its head and its relation, and whose labels these are."""
+"""Dependency trees: the words of a sentence, each with its head and relation, and the label scheme of the relations."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Literal
 __all__ = ["Scheme", "Tree", "label_scheme", "spell", "without"]
 
 Scheme = Literal["ud", "spacy-en", "other"]
-"""Whose labels the relations are: Universal Dependencies' (``obj``), spaCy's English models' (``dobj``), or unknown."""
+"""Label scheme of relations: Universal Dependencies (``obj``), spaCy's English models (``dobj``), or unknown."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A sentence as its words; every list has one entry per word.
+    """The words of a sentence; every list has one entry per word.
 
     Attributes:
-        start: code points before the word in the sentence.
-        end: likewise, exclusive.  Words of a multi-word token that do not spell it (``du``: ``de``, ``le``) share its span.
-        form: the word as written; of a multi-word token, the word that it stands for.
-        lemma: "" where the parser gives none.
+        start: first code point of the word in the sentence.
+        end: last code point, exclusive.  Words of a multi-word token that do not spell it (``du``: ``de``, ``le``) share
+            its span.
+        form: the word as written; for a multi-word token, the underlying word.
+        lemma: "" if the parser gives none.
         upos: universal part of speech, or "".
-        head: place of the head in these lists; a root's is its own.  A parser may leave several roots.
-        relation: label of the arc to the head, as the parser gave it.
-        status: ``ok``, or why there are no words.
+        head: index of the head in these lists; the index of a root is its own.  A parser may leave several roots.
+        relation: label of the arc to the head, as the parser gives it.
+        status: ``ok``, or why the sentence has no words.
     """
 
     start: list[int] = field(default_factory=list)
@@ -41,38 +42,40 @@ class Tree:
 
 
 def without(tree: Tree, dropped: Iterable[int]) -> Tree:
-    """The tree without some of its words: their dependents go to the nearest head that stays, or become roots.
+    """The tree without some of its words; dependents of a dropped word attach to its nearest kept ancestor or become roots.
 
     Example: in a -> b -> c (the root), dropping b leaves a -> c.
     """
     gone = set(dropped)
     if not gone:
         return tree
-    kept = [place for place in range(len(tree)) if place not in gone]
-    number = {place: new for new, place in enumerate(kept)}
+    kept = [word for word in range(len(tree)) if word not in gone]
+    new_index = {word: index for index, word in enumerate(kept)}
     heads = []
-    for place in kept:
-        head = tree.head[place]
+    for word in kept:
+        head = tree.head[word]
         while head in gone and tree.head[head] != head:
             head = tree.head[head]
-        heads.append(number.get(head, number[place]))
+        heads.append(new_index.get(head, new_index[word]))
     return Tree(
-        [tree.start[place] for place in kept],
-        [tree.end[place] for place in kept],
-        [tree.form[place] for place in kept],
-        [tree.lemma[place] for place in kept],
-        [tree.upos[place] for place in kept],
+        [tree.start[word] for word in kept],
+        [tree.end[word] for word in kept],
+        [tree.form[word] for word in kept],
+        [tree.lemma[word] for word in kept],
+        [tree.upos[word] for word in kept],
         heads,
-        [tree.relation[place] for place in kept],
+        [tree.relation[word] for word in kept],
         tree.status,
     )
 
 
 def spell(token: str, start: int, end: int, words: Sequence[str]) -> list[tuple[int, int]]:
-    """Where the words of a multi-word token stand: each on its own letters where together they spell the token, and all on
-    the whole token where they do not.
+    """The spans of the words of a multi-word token.
 
-    Example: ``don't`` at 3 to 8 is ``do`` at 3 to 5 and ``n't`` at 5 to 8; ``du`` is ``de`` and ``le``, both on it.
+    If the words together spell the token, each has its own characters; if not, each has the span of the whole token.
+
+    Example: ``don't`` at 3 to 8 is ``do`` at 3 to 5 and ``n't`` at 5 to 8; the words ``de`` and ``le`` of ``du`` have the
+    same span.
     """
     if "".join(words) != token or end - start != len(token):
         return [(start, end)] * len(words)
@@ -84,6 +87,6 @@ def spell(token: str, start: int, end: int, words: Sequence[str]) -> list[tuple[
 
 
 def label_scheme(labels: Iterable[str]) -> Scheme:
-    """Whose labels these are; a direct object tells: ``obj`` in Universal Dependencies, ``dobj`` in spaCy's English models."""
+    """The scheme of some labels, told by the direct object: ``obj`` in Universal Dependencies, ``dobj`` in spaCy."""
     plain = {label.lower().split(":")[0] for label in labels}
     return "spacy-en" if "dobj" in plain else "ud" if plain & {"obj", "nsubj"} else "other"

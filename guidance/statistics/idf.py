@@ -1,10 +1,9 @@
 """How rare words and tokens are: inverse document frequency, in nats.
 
-A unit is what counts a word once, however often the word stands in it: a document, or a sentence.  N is the number of
-units, df the number of those that hold the word, 1 ≤ df ≤ N.
+A unit is a document or a sentence.  N is the number of units, df the number of units that contain the word, 1 ≤ df ≤ N.
 
-Source: Wang et al. 2020, published code, which takes scikit-learn's ``TfidfVectorizer`` with its defaults: the formula
-``smooth``, over runs of two or more letters, digits or underscores, in small letters.
+Source: Wang et al. 2020, published code, which uses scikit-learn's ``TfidfVectorizer`` with its defaults: the formula
+``smooth``, over lowercased runs of two or more letters, digits or underscores.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ FORMULAS: Mapping[str, Formula] = {
     "textbook": lambda df, units, most: np.log(units / df),
     "max": lambda df, units, most: np.log(most / df),
 }
-"""From df, N and the largest df to idf.  ``smooth`` and ``plain`` are scikit-learn's with and without ``smooth_idf``;
-``textbook`` is Spärck Jones 1972; in ``max`` the most frequent word has 0."""
+"""Formulas for idf from df, N and the largest df.  ``smooth`` and ``plain`` are scikit-learn's with and without
+``smooth_idf``; ``textbook`` is Spärck Jones 1972; with ``max`` the most frequent word has 0."""
 
 _RUN = re.compile(r"\w\w+")
 _INNER = re.compile(r"['’\-]")
 
 
 def counted_words(text: str) -> list[str]:
-    """The words of a text that have a document frequency: runs of two or more letters, digits and underscores.
+    """The words of a text whose document frequency is counted: lowercased runs of two or more letters, digits, underscores.
 
-    In ASCII they are what ``TfidfVectorizer`` counts.  Elsewhere marks belong to the letters that they stand on, where
-    that cuts the words of most Indian scripts to pieces.
+    In ASCII text these are the words of ``TfidfVectorizer``.  In other text combining marks belong to their letters, whereas
+    ``TfidfVectorizer`` splits the words of most Indian scripts at them.
 
     Example:
         >>> counted_words("Don't ask a mother-in-law.")
@@ -61,15 +60,15 @@ def counted_words(text: str) -> list[str]:
 
 @functools.cache
 def _stands_alone(letter: str) -> bool:
-    """Not for marks and joiners, which belong to another letter, nor for what is a letter and a mark in small."""
+    """False for marks and joiners, which belong to another letter, and for İ, which lowercases to a letter and a mark."""
     return unicodedata.category(letter)[0] != "M" and letter not in "\u200c\u200dİ"
 
 
 def document_frequencies(parts: Iterable[tuple[object, Iterable[T]]]) -> Counter[T]:
-    """In how many units each word is.
+    """The number of units that contain each word.
 
     Args:
-        parts: of each unit its key and its words, in any number of parts that follow one another.
+        parts: (key of the unit, words); a unit may have several parts, which must be consecutive.
 
     Example:
         >>> document_frequencies([(0, "ab"), (0, "a"), (1, "bb")])
@@ -88,17 +87,17 @@ def inverse_document_frequency(
 
     Args:
         units: N.
-        most: the largest df of all words; that of ``df`` when these are all.
+        most: the largest df of all words; by default the largest of ``df``.
 
     Raises:
-        UnknownName: no such formula.
-        NumericalError: a df is not between 1 and N.
+        UnknownName: the formula does not exist.
+        NumericalError: a df is not between 1 and N, or an idf is not finite.
     """
     if formula not in FORMULAS:
         raise UnknownName("formula", formula, FORMULAS)
     if len(df) and not 1 <= df.min() <= df.max() <= units:
-        raise NumericalError(f"document frequencies from {df.min()} to {df.max()} in {units} documents")
+        raise NumericalError(f"document frequencies are from {df.min()} to {df.max()}, not from 1 to {units}")
     idf = FORMULAS[formula](df, units, int(df.max(initial=1)) if most is None else most)
     if not np.isfinite(idf).all():
-        raise NumericalError(f"idf by the formula {formula!r} is not finite")
+        raise NumericalError(f"the formula {formula!r} gives an idf that is not finite")
     return idf

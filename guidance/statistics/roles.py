@@ -1,7 +1,7 @@
-"""Roles: what is known about words, given to the pieces that a tokenizer makes of them.
+"""Role columns: what is known about words, as columns over the tokens (pieces) of a tokenizer.
 
-Words and pieces meet by their places in the text alone, so that it does not matter who divided it how.  A piece belongs
-to the word with which it shares most characters.  All arrays are flat; T pieces of S sequences, W words.
+Words and pieces are aligned only by their offsets in the text, so any parser works with any tokenizer.  A piece belongs to
+the word with which it shares the most characters.  All arrays are flat: T pieces of S sequences, W words.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from guidance.statistics.idf import counted_words
 from guidance.statistics.words import is_candidate
 
 __all__ = [
+    "COLUMNS",
     "NEGATIONS",
-    "NOTHING",
+    "ColumnType",
     "Pieces",
     "Rarity",
     "Roles",
@@ -33,21 +34,34 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 
-NOTHING: Mapping[str, tuple[object, type[np.generic]]] = {
-    "word": (-1, np.int32),
-    "segment": (-1, np.int32),
-    "idf": (0, np.float32),
-    "head": (-1, np.int32),
-    "relation": (-1, np.int8),
-    "pos": (-1, np.int8),
-    "negation": (False, np.bool_),
-    "stop_word": (False, np.bool_),
+
+class ColumnType(NamedTuple):
+    """One row of `COLUMNS`.
+
+    Attributes:
+        fill: the value for tokens to which the column does not apply, such as special tokens, and for padding.
+        dtype: type of the values.
+    """
+
+    fill: int | bool
+    dtype: type[np.generic]
+
+
+COLUMNS: Mapping[str, ColumnType] = {
+    "word": ColumnType(-1, np.int32),
+    "segment": ColumnType(-1, np.int32),
+    "idf": ColumnType(0, np.float32),
+    "head": ColumnType(-1, np.int32),
+    "relation": ColumnType(-1, np.int8),
+    "pos": ColumnType(-1, np.int8),
+    "negation": ColumnType(False, np.bool_),
+    "stop_word": ColumnType(False, np.bool_),
 }
-"""Every column: the value that says nothing, and its type.  What the values mean is in `guidance.patterns.features.FEATURES`."""
+"""The role columns by name.  `guidance.patterns.features.FEATURES` says what the values mean."""
 
 NEGATIONS = ("not", "n't", "never")
-"""Lemmas, or forms where no lemma is known, of adverbs that negate: spaCy's English models call their relation ``neg``,
-English treebanks ``advmod``."""
+"""Lemmas (or forms without a lemma) of negating adverbs, whose relation is ``neg`` in spaCy's English models, but
+``advmod`` in English treebanks."""
 
 
 class Words(NamedTuple):
@@ -55,10 +69,10 @@ class Words(NamedTuple):
 
     Attributes:
         document: int64_W.
-        start, end: int64_W, code points in the document, the end exclusive.
-        head: int64_W, place of the syntactic head among these words; a root's is its own, -1 where it has none.  None
-            where no tree is known.
-        features: further columns of `NOTHING` by name, one value a word.
+        start, end: int64_W, code points in the document, end exclusive.
+        head: int64_W, index of the syntactic head among these words; a root's is its own, -1 for a word without a tree.
+            None if there are no trees at all.
+        features: further columns of `COLUMNS` by name, one value per word.
     """
 
     document: Ints
@@ -69,13 +83,13 @@ class Words(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Tokens of some sequences, each sequence in the order of the text.
+    """The tokens of some sequences, each sequence in the order of the text.
 
     Attributes:
-        bounds: int64, S + 1: where each sequence starts, and the end of the last.
-        document: int64_T; negative at special tokens, which belong to no word.
+        bounds: int64 (S + 1,), where each sequence starts, and the end of the last.
+        document: int64_T; negative for special tokens, which belong to no word.
         sentence: int64_T, running number in the document.
-        start, end: int64_T, code points in the document, the end exclusive.
+        start, end: int64_T, code points in the document, end exclusive.
     """
 
     bounds: Ints
@@ -87,12 +101,13 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class Roles:
-    """Columns for pieces, and what happened on the way.
+    """Role columns for pieces, and counts of what was aligned.
 
     Attributes:
-        columns: by name, one value a piece; see `NOTHING`.
-        counts: ``words`` in the sequences (one that is cut counts in both), ``arcs`` to a head, ``cut_arcs`` to a head
-            outside the sequence, ``silent_words`` of which no piece is left, ``lone_tokens`` that belong to no word.
+        columns: by name, one value per piece; see `COLUMNS`.
+        counts: ``words`` in the sequences (a word cut by a sequence's end counts in both), ``arcs`` to a head, ``cut_arcs``
+            to a head outside the sequence, ``silent_words`` that the tokenizer dropped entirely, ``lone_tokens`` that
+            belong to no word.
     """
 
     columns: dict[str, NDArray[np.generic]]
@@ -100,12 +115,11 @@ class Roles:
 
 
 def role_columns(pieces: Pieces, words: Words) -> Roles:
-    """The columns of `NOTHING` for which something is known: ``word`` and ``segment`` always.
+    """The role columns of some pieces: ``word`` and ``segment``, ``head`` if there are trees, and the features of words.
 
-    Words are numbered within a sequence from 0, those without a piece left out.  All pieces of a word are in the segment
-    of its last one.  A head that is not in the sequence is
-    dropped, never replaced.  A head that has no piece of its own is stood for by the word that got its letters: the
-    first one, where the words of a contraction share their place.
+    Words are numbered from 0 within a sequence, without those that have no piece.  All pieces of a word are in the segment
+    of its last piece.  A head outside the sequence is dropped, never replaced.  A head without pieces is represented by the
+    word that has its characters: where the words of a contraction share their span, that is the first of them.
     """
     size = len(words.start)
     is_text = pieces.document >= 0
@@ -117,43 +131,43 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
     firsts = np.searchsorted(keys, np.arange(len(pieces.bounds) - 1) * size)
     key_sequence = keys // max(size, 1)
     number = np.arange(len(keys)) - firsts[key_sequence]
-    here = keys - key_sequence * size
+    word_of_key = keys - key_sequence * size
 
     def spread(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        nothing, kind = NOTHING[name]
-        column = np.full(len(word), nothing, kind)
+        column = np.full(len(word), *COLUMNS[name])
         column[found] = values[numbers]
         return column
 
     segment = segment_numbers(pieces)
     last = np.zeros(len(keys), np.int64)
     np.maximum.at(last, numbers, np.flatnonzero(found))
-    segment[found] = segment[last[numbers]]  # the bare mark of a word's beginning stands behind the sentence before
+    # a bare word-start mark (▁) follows the end of the sentence before, but belongs to its word's sentence
+    segment[found] = segment[last[numbers]]
     columns: dict[str, NDArray[np.generic]] = {
         "word": spread("word", number),
-        "segment": segment.astype(NOTHING["segment"][1]),
+        "segment": segment.astype(COLUMNS["segment"].dtype),
     }
     counts = {"words": len(keys), "lone_tokens": int((is_text & ~found).sum())}
     owner, silent = _owners(pieces, words, word, sequence)
     counts["silent_words"] = silent
     if words.head is not None:
-        head = words.head[here]
+        head = words.head[word_of_key]
         has_head = head >= 0
         wanted = np.where(has_head, owner[head], -1)
-        place = np.searchsorted(keys, key_sequence * size + wanted)
-        place = np.minimum(place, max(len(keys) - 1, 0))
-        is_here = (wanted >= 0) & (keys[place] == key_sequence * size + wanted)
-        columns["head"] = spread("head", np.where(is_here, number[place], -1))
-        counts |= {"arcs": int(has_head.sum()), "cut_arcs": int((has_head & ~is_here).sum())}
+        key = np.searchsorted(keys, key_sequence * size + wanted)
+        key = np.minimum(key, max(len(keys) - 1, 0))
+        in_sequence = (wanted >= 0) & (keys[key] == key_sequence * size + wanted)
+        columns["head"] = spread("head", np.where(in_sequence, number[key], -1))
+        counts |= {"arcs": int(has_head.sum()), "cut_arcs": int((has_head & ~in_sequence).sum())}
     for name, values in words.features.items():
-        columns[name] = spread(name, values[here])
+        columns[name] = spread(name, values[word_of_key])
     return Roles(columns, counts)
 
 
 def assign(pieces: Pieces, words: Words) -> Ints:
-    """The word of each piece, int64_T: the one with which it shares most characters, the first of equals; -1 for none.
+    """The word of each piece, int64_T: the one that shares the most characters, the first of several; -1 for none.
 
-    A piece that shares none, such as the mark of a word's beginning, goes with the word that begins where it ends.
+    A piece that shares no character, such as a word-start mark (▁), belongs to the word that begins where it ends.
     """
     result = np.full(len(pieces.start), -1, np.int64)
     is_text = np.flatnonzero(pieces.document >= 0)
@@ -164,7 +178,7 @@ def assign(pieces: Pieces, words: Words) -> Ints:
     start, end = pieces.start[is_text] + shift, pieces.end[is_text] + shift
     shift = (words.document - base) * length
     word_start, word_end = words.start + shift, words.end + shift
-    # pairs of a piece and a word that may share characters; the ends of words need not be in order
+    # pairs of a piece and a word that may share characters; words are sorted by start, but perhaps not by end
     first = np.searchsorted(np.maximum.accumulate(word_end), start, side="right")
     last = np.searchsorted(word_start, end, side="left")
     sizes = np.maximum(last - first, 0)
@@ -176,24 +190,28 @@ def assign(pieces: Pieces, words: Words) -> Ints:
         full = np.flatnonzero(sizes)
         most[full] = np.maximum.reduceat(shared, (np.cumsum(sizes) - sizes)[full])
         best = np.flatnonzero((shared == most[owner]) & (shared > 0))
-        best = best[np.diff(owner[best], prepend=-1) != 0]  # the first of equals
+        best = best[np.diff(owner[best], prepend=-1) != 0]  # the first word of several
         result[is_text[owner[best]]] = candidate[best]
-    lost = np.flatnonzero(result[is_text] < 0)
-    next_word = np.searchsorted(word_start, end[lost], side="left")
-    begins = (next_word < len(word_start)) & (word_start[np.minimum(next_word, len(word_start) - 1)] == end[lost])
-    result[is_text[lost[begins]]] = next_word[begins]
+    without_word = np.flatnonzero(result[is_text] < 0)
+    piece_end = end[without_word]
+    next_word = np.searchsorted(word_start, piece_end, side="left")
+    begins = (next_word < len(word_start)) & (word_start[np.minimum(next_word, len(word_start) - 1)] == piece_end)
+    result[is_text[without_word[begins]]] = next_word[begins]
     return result
 
 
 def _scale(pieces: Pieces, words: Words) -> tuple[int, int]:
-    """The first document, and more characters than any of them has: (document - first) * length + place is in order."""
+    """The first document, and a length above that of every document: (document - first) * length + offset orders the text."""
     base = min(int(pieces.document[pieces.document >= 0].min()), int(words.document.min()))
     return base, 2 + max(int(pieces.end.max()), int(words.end.max()))
 
 
 def _owners(pieces: Pieces, words: Words, word: Ints, sequence: Ints) -> tuple[Ints, int]:
-    """For each word the one that stands for it: itself, or where no piece is its own, the word that got its letters, or
-    -1; and how many words inside a sequence nothing stands for."""
+    """For each word the word that represents it; and how many words inside a sequence have no representative.
+
+    A word with pieces represents itself.  A word without pieces is represented by the word that has its characters, or by
+    none (-1).
+    """
     owner = np.arange(len(words.start))
     has_piece = np.zeros(len(owner), bool)
     has_piece[word[word >= 0]] = True
@@ -204,36 +222,36 @@ def _owners(pieces: Pieces, words: Words, word: Ints, sequence: Ints) -> tuple[I
         return owner, 0
     base, length = _scale(pieces, words)
     shift = (pieces.document[is_text] - base) * length
-    # searching needs order; a normaliser may have moved a piece by some characters
+    # searchsorted needs sorted offsets, but a normaliser may have moved a piece by some characters
     start = np.maximum.accumulate(pieces.start[is_text] + shift)
     end = np.maximum.accumulate(pieces.end[is_text] + shift)
     shift = (words.document[missing] - base) * length
     word_start, word_end = words.start[missing] + shift, words.end[missing] + shift
-    place = np.searchsorted(end, word_start, side="right")
-    inner = np.minimum(place, len(is_text) - 1)
-    covers = (place < len(is_text)) & (start[inner] < word_end)
+    piece = np.searchsorted(end, word_start, side="right")
+    inner = np.minimum(piece, len(is_text) - 1)
+    covers = (piece < len(is_text)) & (start[inner] < word_end)
     owner[missing[covers]] = word[is_text[inner[covers]]]
-    # between two pieces of one document and one sequence
+    # inside a sequence: between two pieces of the same document and sequence
     before, after = is_text[np.maximum(inner - 1, 0)], is_text[inner]
-    inside = (place > 0) & (place < len(is_text)) & (sequence[before] == sequence[after])
+    inside = (piece > 0) & (piece < len(is_text)) & (sequence[before] == sequence[after])
     inside &= (pieces.document[before] == pieces.document[after]) & (words.document[missing] == pieces.document[after])
     return owner, int((inside & ~covers).sum())
 
 
 def segment_numbers(pieces: Pieces) -> Ints:
-    """The number of its sentence within the sequence, from 0, for each piece, int64_T.
+    """For each piece the number of its sentence within the sequence, from 0, int64_T.
 
-    Special tokens go with the sentence before them, the first one with the one after it.
+    A special token belongs to the sentence before it, or to the sentence after it at the start of a sequence.
     """
     size = len(pieces.document)
     if not size:
         return np.zeros(0, np.int64)
-    places, starts = np.arange(size), pieces.bounds[:-1]
+    positions, starts = np.arange(size), pieces.bounds[:-1]
     lengths = np.diff(pieces.bounds)
     starts, lengths = starts[lengths > 0], lengths[lengths > 0]
     ordinary = pieces.document >= 0
-    before = np.maximum.accumulate(np.where(ordinary, places, -1))
-    after = np.minimum.accumulate(np.where(ordinary, places, size)[::-1])[::-1]
+    before = np.maximum.accumulate(np.where(ordinary, positions, -1))
+    after = np.minimum.accumulate(np.where(ordinary, positions, size)[::-1])[::-1]
     start, end = np.repeat(starts, lengths), np.repeat(starts + lengths, lengths)
     source = np.where(before >= start, before, np.where(after < end, after, start))
     is_new = np.zeros(size, bool)
@@ -248,33 +266,33 @@ def segment_numbers(pieces: Pieces) -> Ints:
 
 
 def relations(labels: Sequence[str], lemmas: Sequence[str]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """The place of each word's relation in `guidance.patterns.features.RELATIONS`, or -1; and which words negate.
+    """For each word the index of its relation in `guidance.patterns.features.RELATIONS`, or -1; and whether it negates.
 
-    A word negates whose relation is ``advmod:neg`` (spaCy's ``neg``), or ``advmod`` with a lemma of `NEGATIONS`; that one
-    counts as ``advmod:neg`` then, so that the labels of treebanks and of spaCy give the same roles.
+    A word negates if its relation is ``advmod:neg`` (spaCy's ``neg``), or ``advmod`` with a lemma of `NEGATIONS`.  The
+    latter is changed to ``advmod:neg``, so that treebank and spaCy labels give the same roles.
     """
     known = {label: relation_id(label) for label in set(labels)}
     numbers = np.array([known[label] for label in labels], np.int8)
     adverb, negation = RELATIONS.index("advmod"), RELATIONS.index("advmod:neg")
-    said = np.fromiter((lemma.lower() in NEGATIONS for lemma in lemmas), bool, len(labels))
-    numbers[said & (numbers == adverb)] = negation
+    negating_lemma = np.fromiter((lemma.lower() in NEGATIONS for lemma in lemmas), bool, len(labels))
+    numbers[negating_lemma & (numbers == adverb)] = negation
     return numbers, numbers == negation
 
 
 def parts_of_speech(tags: Sequence[str]) -> NDArray[np.int8]:
-    """The place of each universal part of speech in `guidance.patterns.features.UPOS`, or -1."""
-    places = {tag: place for place, tag in enumerate(UPOS)}
-    return np.array([places.get(tag, -1) for tag in tags], np.int8)
+    """The index of each universal part of speech in `guidance.patterns.features.UPOS`, or -1."""
+    index = {tag: number for number, tag in enumerate(UPOS)}
+    return np.array([index.get(tag, -1) for tag in tags], np.int8)
 
 
 class Rarity(dict[str, float]):
-    """How rare each word is, by its form in small letters; 0 where it cannot be a rare one (`words.is_candidate`).
+    """The idf of each word by its lowercased form; 0 for words that cannot count as rare (`words.is_candidate`).
 
-    A form that was not counted is as rare as the rarest part of it that is (``mother-in-law``), a part that the counted
-    text does not have as rare as the rarest word there; a form without such parts (``n't``, ``...``) has 0.
+    A form that is not in the table gets the largest idf of its parts (``mother-in-law``).  A part that is not in the table
+    gets the largest idf of all.  A form without parts (``n't``, ``...``) gets 0.
 
     Args:
-        table: forms and idf.
+        table: forms with their idf.
     """
 
     def __init__(self, table: Iterable[tuple[str, float]]) -> None:

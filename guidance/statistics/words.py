@@ -1,8 +1,8 @@
-"""Words of a text without a parser: the one way in which every statistic divides text of any language.
+"""Splits text of any language into words without a parser; all statistics use this.
 
-A word is a run of letters, digits and underscores with the marks that stand on them; apostrophes and hyphens between two
-letters belong to it (``don't``, ``mother-in-law``).  Every other character that is not white space is a word of its own,
-with its marks; characters tied by a joiner are one word (an emoji of a family).
+A word is a run of letters, digits and underscores with their combining marks; apostrophes and hyphens between two letters
+belong to it (``don't``, ``mother-in-law``).  Every other character except white space is a word, with its marks.
+Characters connected by a joiner are one word (a family emoji).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @functools.cache
 def _with_marks() -> re.Pattern[str]:
-    # `\w` knows no combining marks, without which the vowels of most Indian scripts would cut words to pieces
+    # `\w` lacks combining marks, so it would split the words of most Indian scripts at their vowels
     marks = f"{''.join(_ranges())}{_JOINERS}{_SKIN_TONES}"
     letters = rf"\w[\w{marks}]*"
     other = rf"[^\w\s][{marks}]*"
@@ -34,7 +34,7 @@ def _with_marks() -> re.Pattern[str]:
 
 
 def _ranges() -> Iterator[str]:
-    """The combining marks of Unicode, as parts of a character class."""
+    """The combining marks of Unicode, as ranges for a character class."""
     first = None
     for code in range(0x300, sys.maxunicode + 2):
         is_mark = code <= sys.maxunicode and unicodedata.category(chr(code))[0] == "M"
@@ -46,7 +46,7 @@ def _ranges() -> Iterator[str]:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text start and end, in code points, the end exclusive.
+    """The start and end of each word of a text, in code points, end exclusive.
 
     Example:
         >>> word_spans("It's 3.5!")
@@ -56,13 +56,13 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def word_forms(text: str) -> list[str]:
-    """The words of a text, in small letters: what document frequencies are counted for."""
+    """The words of a text, lowercased."""
     return [form.lower() for form in _pattern(text).findall(text)]
 
 
 def is_candidate(form: str) -> bool:
-    """Whether a word can be a rare one: it has more than one character, and a letter among them.
+    """Whether a word can count as rare: it has at least two characters, one of them a letter.
 
-    Source: Wang et al. 2020, published code: single characters and numbers are none; punctuation has no idf there.
+    Source: Wang et al. 2020, published code, which excludes single characters and numbers and gives punctuation no idf.
     """
     return len(form) > 1 and any(map(str.isalpha, form))

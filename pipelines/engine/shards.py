@@ -30,7 +30,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import BLOCKS
+from pipelines.text.corpus_files import BLOCKS
 
 Found = TypeVar("Found")
 

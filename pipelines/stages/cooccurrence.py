@@ -1,14 +1,14 @@
-"""Stage ``build-cooccur``: how often the frequent tokens of a tokenizer stand together in the training text of a corpus.
+"""Stage ``build-cooccur``: counts how often frequent tokens occur together in the training text of a corpus.
 
-Writes ``vocabulary.parquet``, the tokens that are counted, most frequent first; ``counts.parquet``, the pairs that occur,
-as an upper triangle with its diagonal, sorted; and the tokenizer's files under ``tokenizer/``.  Counts are of ordered
-pairs of distinct positions.  How counts become scores is decided when they are read: see
-`pipelines.statistics.cooccurrence_table.load_table`.
+Writes ``vocabulary.parquet``, the counted tokens, most frequent first; ``counts.parquet``, the pairs that occur, as a sorted
+upper triangle with its diagonal; and the tokenizer's files under ``tokenizer/``.  Counts are of ordered pairs of distinct
+positions.  They become scores when they are read: see `pipelines.statistics.cooccurrence_table.load_table`.
 
-Two maps: the first encodes text and keeps the ids (reading them back takes a hundredth of the time of encoding again),
-the second counts pairs, in far larger pieces, as the counts of a piece take as much room as a few megabytes of text.
+There are two maps.  The first encodes text and stores the ids, since reading them back takes a hundredth of the time of
+encoding again.  The second counts pairs in far larger pieces, since the counts of a piece are as large as a few megabytes
+of text.
 
-Source: Xing et al. 2020, section 3.3; the window is ours: one sentence.
+Source: Xing et al. 2020, section 3.3; deviation: the default window is one sentence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipelines.statistics import pair_files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import PLACES, check_pairs
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder
 
@@ -38,31 +38,32 @@ __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
 
 VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 ROWS = 1 << 20
-"""Rows of a row group of ``counts.parquet``."""
+"""Rows per row group of ``counts.parquet``."""
 
 PIECE = 32_000_000
-"""Characters whose pairs are counted at once, about; it decides how many files the second map leaves."""
+"""Approximate number of characters whose pairs are counted at once.  It determines how many files the second map writes."""
 
 WIDEST = 10_000
 
 
 class Config(executor.Config):
-    """Which tokens are counted, and what counts as together."""
+    """Which tokens to count, and what counts as together."""
 
     top: int = Field(
-        5000, ge=1, le=65_000, description="How many tokens, the most frequent; special ones are never among them."
+        5000, ge=1, le=65_000, description="Number of tokens to count, the most frequent ones; never special tokens."
     )
     window: str = Field(
-        "sentence", description="What is together: a whole sentence, or this many places to either side in it."
+        "sentence",
+        description="What counts as together: `sentence`, or a number of tokens to either side in a sentence.",
     )
     cross_sentences: bool = Field(
-        False, description="Windows go on in the next sentence of the same block (a paragraph, a line)."
+        False, description="Let windows cross sentences within a block (a paragraph, or a line)."
     )
-    presence: bool = Field(False, description="Count a pair once a sentence, however often its tokens are there.")
+    presence: bool = Field(False, description="Count a pair at most once per sentence.")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+        "both", description="For examples with two texts: which to count.  In translation data the source is text."
     )
-    shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
+    shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
     @field_validator("window")
     @classmethod
@@ -70,15 +71,15 @@ class Config(executor.Config):
         if value == "sentence":
             return value
         if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= WIDEST:
-            raise ValueError(f"a window is `sentence` or a number from 1 to {WIDEST}")
+            raise ValueError(f"expected `sentence` or a number from 1 to {WIDEST}")
         return str(int(value))
 
     @model_validator(mode="after")
     def _check_together(self) -> Config:
         if self.window == "sentence" and self.cross_sentences:
-            raise ValueError("--cross-sentences needs a --window of so many places")
+            raise ValueError("--cross-sentences needs a --window given as a number")
         if self.window != "sentence" and self.presence:
-            raise ValueError("--presence counts a pair once a sentence: it goes with --window sentence alone")
+            raise ValueError("--presence needs --window sentence, since it counts a pair once per sentence")
         return self
 
 
@@ -97,12 +98,16 @@ def vocabulary_schema() -> Any:
 
 
 def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Count pairs; the tokenizer is a reference, or a Hugging Face folder with a ``tokenizer.json``.
+    """Count pairs of tokens.
 
-    With ``--shard i/n`` a share is done and None comes back: of encoding, or, once all is encoded, of counting.
+    With ``--shard i/n`` does only a share and returns None: a share of encoding or, once all shards are encoded, of
+    counting.
+
+    Args:
+        tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
 
     Raises:
-        InputError: no such artifact; a damaged tokenizer; no training text.
+        InputError: an artifact does not exist, the tokenizer is damaged, or there is no training text.
     """
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
@@ -117,7 +122,7 @@ def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options:
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     config: Config = run.config
     corpus: Artifact = run.inputs["corpus"]
     if not corpus.counts.get("splits", {}).get("train"):
@@ -147,7 +152,7 @@ def build(run: Run) -> None:
     if len(counting.ids) < config.top:
         run.warn(f"only {len(counting.ids):,} tokens occur, fewer than --top {config.top:,}")
     if not pairs:
-        run.warn("no two of the tokens ever stand together")
+        run.warn("no two of the counted tokens occur together")
 
 
 def _write_vocabulary(counting: _Counting, run: Run) -> None:
@@ -161,12 +166,12 @@ def _write_vocabulary(counting: _Counting, run: Run) -> None:
 
 
 class _Counting:
-    """The two maps, and the vocabulary that is known between them.
+    """The two maps, and the vocabulary, which is chosen between them.
 
     Attributes:
-        files: the tokenizer's.
-        frequencies: how often each id occurs, int64.
-        ids: the tokens that are counted, most frequent first.
+        files: the tokenizer's files.
+        frequencies: how often each id occurs, int64; None before `run`.
+        ids: ids of the counted tokens, most frequent first; None before `run`.
     """
 
     def __init__(self, inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> None:
@@ -184,7 +189,7 @@ class _Counting:
         """The partial files of the second map.
 
         Raises:
-            ShareDone: only a share was asked for.
+            ShareDone: ``--shard`` asked for a share, which is done.
         """
         from pipelines.statistics.pair_counting import most_frequent
 
@@ -192,27 +197,29 @@ class _Counting:
         self.frequencies = self._frequencies(encoded)
         self.ids = most_frequent(self.frequencies, self._config.top, exclude=self._excluded())
         if not len(self.ids):
-            raise InputError(f"{self._corpus.reference} has no training text that gives tokens with this tokenizer")
+            raise InputError(f"{self._corpus.reference} has no training text that this tokenizer turns into tokens")
         window = None if self._config.window == "sentence" else int(self._config.window)
         settings = {"ids": self.ids.tolist(), "window": window, "presence": self._config.presence}
         pieces, folder = self._pieces(encoded), self._folder / "pairs"
         return map_shards(pair_files.count, pieces, settings, folder, self._config, self._progress)
 
     def _encode(self) -> list[Path]:
-        """The partial files of the first map; a share of it ends here, unless all others are done."""
+        """The partial files of the first map.  With ``--shard`` raises ShareDone unless all shards are encoded now."""
         shards = shards_of(self._corpus, self._config.shard_size)
         settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
-        settings["block"] = PLACES.get(self._config.column)
+        settings["block"] = BLOCK_OF_COLUMN.get(self._config.column)
         folder = self._folder / "ids"
         try:
             return map_shards(pair_files.encode, shards, settings, folder, self._config, self._progress)
         except ShareDone:
-            there = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
-            missing = sum(shard.name not in there for shard in shards)
+            done = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
+            missing = sum(shard.name not in done for shard in shards)
             if missing:
-                log.info("%d shards are not encoded yet; after that the same shares count pairs", missing)
+                log.info(
+                    "%d shards are not encoded yet; once they are, run the same shares again to count pairs", missing
+                )
                 raise
-            return [there[shard.name] for shard in shards]
+            return [done[shard.name] for shard in shards]
 
     def _frequencies(self, encoded: Sequence[Path]) -> Any:
         import numpy as np
@@ -221,12 +228,12 @@ class _Counting:
         return pair_files.sum_of_frequencies([merged], np.zeros(self.vocabulary_size, np.int64))
 
     def _excluded(self) -> set[int]:
-        """Ids that are no text."""
+        """Ids of special tokens."""
         added = self.tokenizer.get_added_tokens_decoder().items()
         return {id_ for id_ in self._special.values() if id_ is not None} | {id_ for id_, t in added if t.special}
 
     def _pieces(self, encoded: Sequence[Path]) -> list[pair_files.Piece]:
-        """Neighbouring files in pieces of about `PIECE`; who counts them does not matter, or shares would be lost."""
+        """Consecutive files in pieces of about `PIECE` characters; independent of ``--shard``, so that all shares agree."""
         number = min(len(encoded), max(1, round(self._corpus.counts.get("characters", 0) / PIECE)))
         bounds = [len(encoded) * piece // number for piece in range(number + 1)]
         return [pair_files.Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Stage ``build-corpus``: text of many kinds into one table of blocks with documents, sentences and splits.
+"""Stage ``build-corpus``: turns text of many formats into a table of blocks with documents, sentences and splits.
 
 Reads plain text, JSON lines, CSV, TSV, Parquet, CoNLL-U, standard input, ``builtin:python-docs``.
-Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_writer`).
+Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_files`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
-from pipelines.text.corpus_writer import CorpusWriter, read_blocks
+from pipelines.text.corpus_files import read_blocks
+from pipelines.text.corpus_writer import CorpusWriter
 from pipelines.text.readers import check_encoding, decode, format_of, open_lines, open_text
 from pipelines.text.records import Fields, json_documents, parquet_documents, table_documents
 from pipelines.text.sentences import check_spec, model_files, splitter
@@ -29,39 +30,40 @@ __all__ = ["STAGE", "Config", "read_blocks", "run"]
 
 
 class Config(stage.Config):
-    """How text is read and divided."""
+    """How text is read and split."""
 
     format: Literal["text", "jsonl", "csv", "tsv", "parquet", "conllu"] | None = Field(
-        None, description="what the files are; by default their extension says"
+        None, description="format of the files; by default decided by their extension"
     )
-    encoding: str = Field("utf-8", description="encoding of text files; anything that does not fit it is an error")
+    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     documents: Literal["file", "paragraph", "line"] = Field(
-        "file", description="what a document is in plain text: the file, each paragraph, or each line"
+        "file", description="what counts as a document in plain text: the file, each paragraph or each line"
     )
     text_field: str = Field("text", min_length=1, description="field or column with the text, in files of records")
     id_field: str | None = Field(
-        None, description="field or column with the document's id; by default `id` where there is one"
+        None, description="field or column with the document's id; by default `id` if it exists"
     )
-    quoting: bool | None = Field(None, description="whether tables use quotes; by default .csv does, .tsv does not")
+    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
     sentences: str = Field(
         "rules",
-        description="where sentences end: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, "
-        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U has its own",
+        description="sentence splitter: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, "
+        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
     )
     valid: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="fraction of the documents (of fewer than 20: of stretches of 200 sentences) for validation, from 0 to 1",
+        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, fraction of "
+        "groups of 200 sentences",
     )
     test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
-    license: str | None = Field(None, description="licence of the text; it travels down to the model")
-    source: str | None = Field(None, description="where the text comes from; it travels down to the model")
+    license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
+    source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         if self.valid + self.test >= 1:
-            raise ValueError("valid and test together must leave something to train on (below 1)")
+            raise ValueError("valid and test must add up to less than 1, to leave text for training")
         return self
 
 
@@ -70,21 +72,19 @@ def run(
 ) -> Result:
     """Build a corpus from files, globs, folders, ``-`` (``stdin``) or ``builtin:python-docs``.
 
-    Document ids are paths inside a folder that was given, else names of files, else the records' own, else digests.
-    Same sources and settings give the same bytes.
+    A document's id is its path in the given folder or its file name for files, and the record's own id, or else a digest,
+    for records.  The same sources and settings give the same bytes.
 
     Raises:
-        InputError: a source cannot be read as what it claims to be, or holds no text; file, line and byte are named.
-        MachineError: a model for sentences is not installed, or there is no space.
+        InputError: a source is not in its format, or holds no text; the message names file, line and byte.
+        MachineError: the model for sentences is not installed, or the disk is full.
     """
     check_encoding(config.encoding)
     check_spec(config.sentences)
     with expand(sources, any_kind=config.format is not None, stdin=stdin) as found:
         inputs: dict[str, stage.Input] = {}
         if found.paths:
-            shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
-            provenance = [{"source": shown, "license": config.license}]
-            inputs["text"] = _digested(found.paths, found.names, found.digests, provenance)
+            inputs["text"] = found.files(config.source, config.license)
         if found.builtin:
             from pipelines.text.builtin_docs import python_docs_files
 
@@ -93,17 +93,12 @@ def run(
         if model is not None:
             inputs["parser"] = model
         if found.skipped:
-            log.info("%d files passed over: hidden, of other kinds, or there already under another name", found.skipped)
+            log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 
-def _digested(paths: list[Path], names: list[str], known: dict[Path, str], provenance: list[dict]) -> Files:
-    digests = tuple(known.get(path) or stage.file_digest(path) for path in paths)
-    return Files(tuple(paths), tuple(names), digests, provenance)
-
-
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     config: Config = run.config
     notes = Notes()
     text: Files | None = run.inputs.get("text")
@@ -127,7 +122,7 @@ def build(run: Run) -> None:
 
 
 def _documents(path: Path, name: str, config: Config, notes: Notes) -> Iterator[Document]:
-    """All documents of one file, whatever it is."""
+    """All documents of one file of any format."""
     kind = format_of(name, config.format)
     keep_lines = config.sentences == "line"
     fields = Fields(config.text_field, config.id_field, keep_lines)

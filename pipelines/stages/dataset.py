@@ -1,87 +1,92 @@
-"""Stage ``build-dataset``: labelled examples of a task as a corpus, so that every statistic and every mask takes them too.
+"""Stage ``build-dataset``: turns the labelled examples of a task into a corpus, so that every later stage accepts them.
 
-One example is one document.  Its first block is the text, the second one, where the task has pairs, is the pair; pair and
-label stand in ``documents.parquet`` as well.  Line ends inside a text become spaces.  Parallel text comes in two files, of
-which line n of one is the translation of line n of the other.
+An example is a document.  Its first block is the text; its second block, if the task has pairs, is the second text.  Pair
+and label are also columns of ``documents.parquet``.  Line ends inside a text become spaces.  Parallel text comes in two
+files, where line n of one is the translation of line n of the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
-from pipelines.text.corpus_writer import SPLITS, CorpusWriter, split_of
-from pipelines.text.readers import Expansion, check_encoding, format_of, looks_like, open_lines
-from pipelines.text.records import check_expansion, parse_json, plain_rows, quoted_rows, record_id, short_list
+from pipelines.text.corpus_files import SPLITS
+from pipelines.text.corpus_writer import CorpusWriter, split_of
+from pipelines.text.examples import Layout, Record, read_examples, read_parallel
+from pipelines.text.readers import check_encoding
+from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
 
 __all__ = ["STAGE", "Config", "run"]
 
 MOST_LABELS = 100
-"""More different labels are numbers to predict, not classes: they are counted, not listed."""
+"""With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
 
-_SHOWN = 5
 _PAIR = "_pair"
-"""After the name of a split: the role of the files with the other side of its text."""
+"""Suffix of a split's name: the role of the input with the other side of parallel text."""
 
 
 class Config(stage.Config):
-    """Where the examples of a task keep their parts."""
+    """Where to find the parts of a task's examples."""
 
     format: Literal["csv", "tsv", "jsonl", "parquet", "label-text"] | None = Field(
         None,
-        description="what the files are, by default what their extension says; label-text has a label, a space and the "
+        description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
         "text on each line",
     )
-    encoding: str = Field("utf-8", description="encoding of text files; anything that does not fit it is an error")
+    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
         "text", min_length=1, description="column or field with the text: its name, or its number from 1"
     )
-    pair_column: str | None = Field(None, description="column with the second text of each example, likewise")
-    label_column: str | None = Field(None, description="column with the label; by default `label` where there is one")
+    pair_column: str | None = Field(None, description="column or field with the second text: name, or number from 1")
+    label_column: str | None = Field(
+        None, description="column or field with the label; by default `label` if it exists"
+    )
     id_column: str | None = Field(
-        None, description="column with the example's id; by default its line or row is its id"
+        None, description="column or field with the example's id; by default the id is the number of the line or row"
     )
     header: bool = Field(True, description="whether the first row of a table names its columns")
-    quoting: bool | None = Field(None, description="whether tables use quotes; by default .csv does, .tsv does not")
+    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
     ragged: Literal["refuse", "drop", "keep"] = Field(
-        "refuse", description="what to do with rows of another length; keep those that have the columns asked for"
+        "refuse",
+        description="what to do with rows whose length differs; keep takes those that have all columns asked for",
     )
     sentences: str | None = Field(
         None,
-        description="where sentences end: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, stanza:LANG or "
-        "stanza:FOLDER:LANG:PACKAGE; by default rules, and line for parallel files",
+        description="sentence splitter: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, stanza:LANG or "
+        "stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
     )
     valid_fraction: float | None = Field(
-        None, ge=0, lt=1, description="part of the training examples for validation; 0.05 where no file has them"
+        None,
+        ge=0,
+        lt=1,
+        description="fraction of the training examples for validation; by default 0.05 without a validation file",
     )
-    test_fraction: float = Field(0.0, ge=0, lt=1, description="part of the training examples for testing, from 0 to 1")
-    license: str | None = Field(None, description="licence of the text; it travels down to the model")
-    source: str | None = Field(None, description="where the text comes from; it travels down to the model")
+    test_fraction: float = Field(
+        0.0, ge=0, lt=1, description="fraction of the training examples for testing, from 0 to 1"
+    )
+    license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
+    source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         if (self.valid_fraction or 0) + self.test_fraction >= 1:
-            raise ValueError("the fractions together must leave something to train on (below 1)")
+            raise ValueError("the fractions must add up to less than 1, to leave examples for training")
         return self
 
 
@@ -97,14 +102,14 @@ def run(
     """Build a corpus of examples.
 
     Args:
-        files: the files of each split, train, valid and test, as `pipelines.text.sources.expand` takes them.
-        pairs: for parallel text the files with the other side, in the same order; all are read as plain text, line by
-            line.
+        files: for each split (train, valid, test) its files, as arguments of `pipelines.text.sources.expand`.
+        pairs: for parallel text the files with the other side, in the same order.  All files are then read as plain text,
+            line by line.
 
     Raises:
-        InputError: a file cannot be read as what it claims to be, or lacks a column; file and line are named.  Or parallel
-            files have different numbers of lines.
-        MachineError: a model for sentences is not installed, or there is no space.
+        InputError: a file is not in its format or lacks a column (the message names file and line), or parallel files
+            have different numbers of lines.
+        MachineError: the model for sentences is not installed, or the disk is full.
     """
     files = {split: list(files.get(split) or ()) for split in SPLITS}
     pairs = {split: list(given) for split in SPLITS if (given := (pairs or {}).get(split))}
@@ -120,16 +125,14 @@ def run(
                 continue
             found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin))
             if found.builtin:
-                raise InputError("the builtin text has no labels", hint="guide build-corpus builtin:python-docs")
-            shown = config.source or ", ".join(found.names[:3]) + (" ..." if len(found.names) > 3 else "")
-            digests = tuple(found.digests.get(path) or stage.file_digest(path) for path in found.paths)
-            about = [{"source": shown, "license": config.license}]
-            inputs[role] = Files(tuple(found.paths), tuple(found.names), digests, about)
+                raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
+            inputs[role] = found.files(config.source, config.license)
         for split in pairs:
             own, other = (len(inputs[role].names) for role in (split, f"{split}{_PAIR}"))  # type: ignore[attr-defined]
             if own != other:
                 raise InputError(
-                    f"--{split} has {own} files and --{split}-pair has {other}", hint="one for each, in order"
+                    f"--{split} has {own} files and --{split}-pair has {other}",
+                    hint="give the same number of files, in the same order",
                 )
         if (model := model_files(_sentences(config))) is not None:
             inputs["parser"] = model
@@ -137,34 +140,32 @@ def run(
 
 
 def is_parallel(made: Artifact) -> bool:
-    """Whether a dataset is a text and its translation, line by line."""
+    """Whether a dataset was built from parallel files."""
     return any(role.endswith(_PAIR) for role in made.manifest["inputs"])
 
 
 def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequence[str]], config: Config) -> None:
-    """Raises InputError when a split lacks one of its sides, or a setting is about tables."""
+    """Raise InputError if a split of parallel text lacks one side, or a setting applies only to tables."""
     if not pairs:
         return
     for split, found in files.items():
         if bool(found) != (split in pairs):
             sides = (f"--{split}", f"--{split}-pair")
             lacks, has = sides[::-1] if found else sides
-            raise InputError(f"{has} has no {lacks}", hint="parallel text has two files for every split")
+            raise InputError(f"{has} needs {lacks}", hint="parallel text has two files for every split")
     for name in ("format", "pair_column", "label_column", "id_column"):
         if getattr(config, name) is not None:
             flag = name.replace("_", "-")
-            raise InputError(
-                f"--{flag} is about tables, and parallel files are plain text", hint="leave one of them out"
-            )
+            raise InputError(f"--{flag} is for tables, but parallel files are plain text", hint=f"leave out --{flag}")
 
 
 def _sentences(config: Config) -> str:
-    assert config.sentences is not None, "`run` has decided it"
+    assert config.sentences is not None, "set by _resolved"
     return config.sentences
 
 
 def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
-    """The configuration with the fraction for validation and the ends of sentences decided."""
+    """The configuration with the defaults of ``valid_fraction`` and ``sentences`` filled in."""
     if not given:
         raise InputError(
             "no files were given", hint="guide build-dataset FILE, or --train FILE --valid FILE --test FILE"
@@ -172,21 +173,23 @@ def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
     for split, fraction in (("valid", config.valid_fraction), ("test", config.test_fraction)):
         if fraction and split in given:
             raise InputError(
-                f"--{split} has a file, and --{split}-fraction takes from --train", hint="give one of them"
+                f"--{split} and --{split}-fraction exclude each other",
+                hint="give a file, or a fraction of the training examples",
             )
         if fraction and "train" not in given:
-            raise InputError(f"--{split}-fraction takes from training examples, and there are none")
-    decided: dict[str, Any] = {}
+            raise InputError(f"--{split}-fraction splits off training examples, but there are none")
+    defaults: dict[str, Any] = {}
     if config.valid_fraction is None:
-        decided["valid_fraction"] = 0.05 if "train" in given and "valid" not in given else 0.0
+        defaults["valid_fraction"] = 0.05 if "train" in given and "valid" not in given else 0.0
     if config.sentences is None:
-        decided["sentences"] = "line" if parallel else "rules"
-    return config.model_copy(update=decided)
+        defaults["sentences"] = "line" if parallel else "rules"
+    return config.model_copy(update=defaults)
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     config: Config = run.config
+    layout = Layout(**{field.name: getattr(config, field.name) for field in fields(Layout)})
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
@@ -196,14 +199,15 @@ def build(run: Run) -> None:
             for split, files in given.items():
                 others = run.inputs.get(f"{split}{_PAIR}")
                 for number, (path, name) in enumerate(zip(files.paths, files.names, strict=True)):
-                    before = [split] if len(given) > 1 else []
-                    before += [name] if len(files.paths) > 1 else []
+                    prefix = [split] if len(given) > 1 else []
+                    prefix += [name] if len(files.paths) > 1 else []
                     if others is None:
-                        records = _records(path, name, split, config, notes)
+                        records = read_examples(path, name, split, layout, notes)
                     else:
-                        records = _parallel((path, name), (others.paths[number], others.names[number]), config, notes)
+                        other = others.paths[number], others.names[number]
+                        records = read_parallel((path, name), other, config.encoding, notes)
                     for record in records:
-                        document = _document(record, name, split, "/".join(before), config, notes)
+                        document = _document(record, name, split, "/".join(prefix), config, notes)
                         if document is not None and document.example is not None:
                             writer.add(document)
                             if document.example.label is not None:
@@ -219,7 +223,7 @@ def build(run: Run) -> None:
 
 
 def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """What to say of labels that nothing can be learned about; numbers to predict need no example of each."""
+    """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict."""
     known = labels["train"]
     if not known or any(_is_fraction(label) for label in known):
         return
@@ -238,23 +242,12 @@ def _is_fraction(label: str) -> bool:
     return math.isfinite(value) and not value.is_integer()
 
 
-# from records to documents
+def _document(record: Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:
+    """A record as a document of one or two blocks; None if it has no text.
 
-
-@dataclass(frozen=True)
-class _Record:
-    """One example as a file has it; ``number`` is its line, or its row."""
-
-    number: int
-    place: str
-    text: str | None
-    pair: str | None = None
-    label: str | None = None
-    id: str | None = None
-
-
-def _document(record: _Record, name: str, split: str, before: str, config: Config, notes: Notes) -> Document | None:
-    """A record as a document of one block, or two; None where it has no text."""
+    Args:
+        prefix: put before the record's id, to make ids unique among files and splits.
+    """
     block = _block(record.text or "", record, name, config, notes)
     if block is None:
         notes.drop("null text" if record.text is None else "empty text", record.place)
@@ -263,230 +256,29 @@ def _document(record: _Record, name: str, split: str, before: str, config: Confi
     if config.pair_column is not None or record.pair is not None:
         second = _block(record.pair or "", record, name, config, notes)
         if second is None:
-            notes.warn("an example with an empty pair", record.place)
+            notes.warn("an example has an empty pair", record.place)
         pair = second.text if second else ""
         blocks += [second] if second else []
     label = (record.label or "").strip() or None
     if label is None and record.label is not None:
-        notes.warn("an example with an empty label", record.place)
+        notes.warn("an example has an empty label", record.place)
     if split == "train":
-        # by its text, so that the same example never is in two splits
+        # keyed by the text, so that equal examples get the same split
         split = split_of(digest([block.text, pair]), config.valid_fraction or 0.0, config.test_fraction)
     own = record.id if record.id is not None else str(record.number)
-    id_ = f"{before}/{own}" if before else own
+    id_ = f"{prefix}/{own}" if prefix else own
     return Document(id_, name, record.place, blocks, Example(split, pair, label))
 
 
-def _block(text: str, record: _Record, name: str, config: Config, notes: Notes) -> Block | None:
+def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -> Block | None:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = ((record.number, line) for _, line in bounded_lines([text]) if line)
     found = list(
         itertools.islice(paragraphs(lines, source=name, notes=notes, keep_lines=config.sentences == "line"), 2)
     )
     if len(found) > 1:
-        notes.warn(f"the end of a text over {BLOCK_LIMIT:,} characters was left out", record.place)
+        notes.warn(f"a text over {BLOCK_LIMIT:,} characters was cut off", record.place)
     return Block(found[0].text, record.number, found[0].sentences) if found else None
 
-
-# from files to records
-
-
-def _records(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    kind = format_of(name, config.format)
-    if kind not in _READERS:
-        raise InputError(f"{name!r}: examples are not read from {kind} files", hint=f"--format {', '.join(_READERS)}")
-    yield from _READERS[kind](path, name, split, config, notes)
-
-
-def _parallel(text: tuple[Path, str], pair: tuple[Path, str], config: Config, notes: Notes) -> Iterator[_Record]:
-    """The examples of two parallel files, each a path and its name; a pair without its second side is dropped.
-
-    Raises:
-        InputError: the files have different numbers of lines.
-    """
-    lines = [open_lines(path, name, config.encoding, notes, any_end=False) for path, name in (text, pair)]
-    counts = [0, 0]
-    for own, other in itertools.zip_longest(*lines):
-        for side, found in enumerate((own, other)):
-            counts[side] += found is not None
-        if own is None or other is None:
-            continue  # counted to the end, to say how far they are apart
-        place = f"{text[1]!r}, line {own[0]}"
-        if own[1].strip() and not other[1].strip():
-            notes.drop("empty pair", place)
-        else:
-            yield _Record(own[0], place, own[1], pair=other[1])
-    if counts[0] != counts[1]:
-        raise InputError(
-            f"{text[1]!r} has {counts[0]:,} lines and {pair[1]!r} has {counts[1]:,}: they are not parallel",
-            hint="line n of one must be the translation of line n of the other",
-        )
-
-
-def _label_first(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    for number, line in open_lines(path, name, config.encoding, notes):
-        if line.strip():
-            label, _, text = line.strip().partition(" ")
-            yield _Record(number, f"{name!r}, line {number}", text, label=label)
-
-
-def _table(path: Path, name: str, split: str, config: Config, notes: Notes, *, delimiter: str) -> Iterator[_Record]:
-    lines = open_lines(path, name, config.encoding, notes)
-    quoting = config.quoting if config.quoting is not None else delimiter == ","
-    rows = quoted_rows(lines, name, delimiter) if quoting else plain_rows(lines, delimiter)
-    first = next(rows, None)
-    if first is None:
-        return
-    width = len(first[1])
-    columns = _columns(first[1] if config.header else None, width, f"{name!r}, line {first[0]}", split, config, notes)
-    if not config.header:
-        rows = itertools.chain([first], rows)
-    for number, row in rows:
-        place = f"{name!r}, line {number}"
-        if len(row) != width:
-            if config.ragged == "refuse":
-                _refuse_ragged(name, width, itertools.chain([(number, row)], rows), config.header, quoting)
-            if config.ragged == "drop" or len(row) <= max(columns.values()):
-                notes.drop("a row of another length", place)
-                continue
-        yield _Record(number, place, **{role: row[column] for role, column in columns.items()})
-
-
-def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]], header: bool, quoting: bool) -> None:
-    wrong = [(number, len(row)) for number, row in rows if len(row) != width]
-    shown = ", ".join(f"line {number} ({size})" for number, size in wrong[:_SHOWN])
-    more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-    raise InputError(
-        f"{name!r}: {'the header' if header else 'the first row'} has {width} fields, other rows do not: {shown}{more}",
-        hint=("are quotes, or --no-quoting, right?" if quoting else "does it use quotes? --quoting")
-        + "\n--ragged drop, or keep, goes on without them, or with what they have",
-    )
-
-
-def _columns(
-    names: Sequence[str] | None, width: int, place: str, split: str, config: Config, notes: Notes
-) -> dict[str, int]:
-    """The column of each part of an example; those of a test file need no label."""
-    found = {}
-    for role, wanted in _wanted(config).items():
-        same = [column for column, known in enumerate(names or ()) if known == wanted]
-        if len(same) > 1:
-            raise InputError(
-                f"{place}: {len(same)} columns are called {wanted!r}", hint="say which by its number, from 1"
-            )
-        if same:
-            found[role] = same[0]
-        elif wanted.isdecimal() and 1 <= int(wanted) <= width:
-            found[role] = int(wanted) - 1
-        elif role == "label" and config.label_column is None:
-            continue
-        elif role == "label" and split == "test":
-            notes.warn("a test file without labels", place)
-        else:
-            there = f"it has {short_list(names)}" if names is not None else f"its rows have {width}"
-            what = (
-                "no header, so that columns are numbers from 1" if names is None and not wanted.isdecimal() else there
-            )
-            raise InputError(
-                f"{place}: no column {wanted!r}; {what}",
-                hint=f"name it with --{role}-column; is the delimiter right (comma in .csv, tab in .tsv)?",
-            )
-    return found
-
-
-def _wanted(config: Config) -> dict[str, str]:
-    wanted = {
-        "text": config.text_column,
-        "pair": config.pair_column,
-        "label": config.label_column or "label",
-        "id": config.id_column,
-    }
-    return {role: name for role, name in wanted.items() if name is not None}
-
-
-def _json_lines(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    wanted = _wanted(config)
-    for number, line in open_lines(path, name, config.encoding, notes):
-        if not line.strip(" \t\n\r"):
-            continue
-        place = f"{name!r}, line {number}"
-        record = parse_json(line, place)
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: an object is expected, found {type(record).__name__}")
-        values = {}
-        for role, key in wanted.items():
-            if key in record:
-                values[role] = _plain(record[key], role, key, place)
-            elif role == "label" and (config.label_column is None or split == "test"):
-                values[role] = None
-            else:
-                raise InputError(
-                    f"{place}: no field {key!r}; it has {short_list(record)}", hint=f"name it with --{role}-column"
-                )
-        yield _Record(number, place, **values)
-
-
-def _plain(value: Any, role: str, key: str, place: str) -> str | None:
-    """A value as text: labels and ids may be numbers, which are written as JSON writes them."""
-    if value is None:
-        return None
-    if role == "id" and isinstance(value, str | int) and not isinstance(value, bool):
-        value = record_id(value)
-    if role == "label" and isinstance(value, bool | int | float):
-        value = json.dumps(value)
-    if not isinstance(value, str):
-        raise InputError(
-            f"{place}: {key!r} is no {'label' if role == 'label' else 'string'} but {type(value).__name__}"
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place}: half a surrogate pair in {key!r}, character {error.start}") from error
-    return value
-
-
-def _parquet(path: Path, name: str, split: str, config: Config, notes: Notes) -> Iterator[_Record]:
-    import pyarrow as pa
-
-    number = 0
-    with path.open("rb") as raw:
-        head = raw.read(16)
-        if looks_like(head) != "Parquet":
-            raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'plain text'}")
-        size = path.stat().st_size
-        try:
-            names = open_parquet(raw).schema_arrow.names
-            columns = _columns(names, len(names), repr(name), split, config, notes)
-            text = names[columns["text"]]
-            raw.seek(0)
-            # as a dictionary, so that a bomb of one string many times is not unpacked
-            file = open_parquet(raw, page_checksum_verification=True, read_dictionary=[text])
-            check_expansion(file.metadata, name, size)
-            expansion = Expansion(name)
-            wanted = list(dict.fromkeys(names[column] for column in columns.values()))
-            for batch in file.iter_batches(batch_size=1024, columns=wanted):
-                for row in range(batch.num_rows):
-                    number += 1
-                    place = f"{name!r}, row {number}"
-                    values = {
-                        role: _plain(batch.column(names[column])[row].as_py(), role, names[column], place)
-                        for role, column in columns.items()
-                    }
-                    expansion.add(len(values["text"] or ""), size)
-                    yield _Record(number, place, **values)
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
-
-
-_READERS: Mapping[str, Any] = {
-    "csv": functools.partial(_table, delimiter=","),
-    "tsv": functools.partial(_table, delimiter="\t"),
-    "jsonl": _json_lines,
-    "parquet": _parquet,
-    "label-text": _label_first,
-}
 
 STAGE = Stage("build-dataset", "corpus", 1, Config, build)

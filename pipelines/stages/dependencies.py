@@ -1,7 +1,7 @@
-"""Stage ``build-deps``: the words of each sentence of a corpus, with their heads and relations.
+"""Stage ``build-deps``: parses each sentence of a corpus into words with heads and relations.
 
-Reads a corpus and a parser: a spaCy model, Stanza's models, or trees that exist.  Writes ``deps.parquet``, one row per
-sentence of every split, in the order of the text.  A sentence that has no tree keeps its row, with the reason.
+Reads a corpus and a parser: a spaCy model, Stanza models, or existing trees in CoNLL-U files.  Writes ``deps.parquet``, one
+row per sentence of every split, in the order of the text.  A sentence without a tree has a row too, with the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import DOCUMENTS
+from pipelines.text.corpus_files import DOCUMENTS
 from pipelines.text.parsers import READERS
 from pipelines.text.sources import expand
 from pipelines.text.treebank import Treebank
@@ -46,43 +46,41 @@ __all__ = ["STAGE", "TABLE", "Config", "dependency_schema", "run"]
 
 TABLE = "deps.parquet"
 WINDOW = 1 << 16
-"""Characters, at least, that a parser gets at once.  Its batches may decide the last bits of its sums, and so they depend
-on the corpus alone: not on the shards, of which each takes the windows that begin in it."""
+"""Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
+only on the corpus, not on shards; a shard takes the windows that begin in it."""
 
 _GROUP = 20_000
 _COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
 
 
 class Config(executor.Config):
-    """Which parser reads the sentences."""
+    """The parser and its limits."""
 
     parser: str = Field(
-        description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES (a file, a folder, a "
-        "pattern) with trees that exist"
+        description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES with existing trees "
+        "(a file, a folder or a pattern)"
     )
-    shard_size: int = knob(250_000, "Characters of a shard, about.", ge=1)
-    max_words: int = Field(512, ge=1, le=100_000, description="longest sentence that is parsed, in words")
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where parsers compute; auto takes a GPU where there is one.")
+    shard_size: int = knob(250_000, "Approximate number of characters per shard.", ge=1)
+    max_words: int = Field(512, ge=1, le=100_000, description="longest sentence to parse, in words")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device for the parser; auto uses a GPU if there is one.")
 
     @field_validator("parser")
     @classmethod
     def _check_parser(cls, value: str) -> str:
         kind, _, rest = value.partition(":")
         if kind not in (*READERS, "conllu") or not rest:
-            raise ValueError(
-                "a parser is spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE or conllu:FILES"
-            )
+            raise ValueError("expected spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE or conllu:FILES")
         return value
 
     def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result: of a folder its files do, wherever it is."""
+        """The settings that affect the result.  The path of a model is left out, since the digest of its files is an input."""
         kind, _, rest = self.parser.partition(":")
         inside = rest.split(":")[1:] if kind == "stanza" else []
         return super().recipe() | {"parser": ":".join([kind, *inside])}
 
 
 def dependency_schema() -> Any:
-    """Columns of ``deps.parquet``; the lists of a row have one length, the number of words."""
+    """Columns of ``deps.parquet``; all lists of a row have one entry per word."""
     import pyarrow as pa
 
     place = "code points in the document, its blocks joined by one newline"
@@ -103,11 +101,11 @@ def dependency_schema() -> Any:
 
 
 def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Parse every sentence of a corpus; None where only a share was worked on.
+    """Parse every sentence of a corpus.  With ``--shard`` parses only a share and returns None.
 
     Raises:
-        InputError: no such corpus; a parser that cannot be opened or cannot parse; or no sentence got a tree.
-        MachineError: the parser, its model or a GPU is not there; the message has the install line.
+        InputError: the corpus does not exist, the parser cannot be opened or does not parse, or no sentence has a tree.
+        MachineError: the parser, its model or a GPU is missing; the message says how to install it.
     """
     kind, _, rest = config.parser.partition(":")
     with contextlib.ExitStack() as stack:
@@ -123,18 +121,18 @@ def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     paths = _map(run.inputs, run.config, run.partial, run.progress)
-    tally = _Tally()
+    summary = _Summary()
     facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
     schema = dependency_schema().with_metadata(facts)
     with run.out.parquet(TABLE, schema) as writer:
         for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
-            tally.add(table)
+            summary.add(table)
             writer.write_table(table.cast(schema))
-    tally.check()
-    run.out.counts |= tally.counts() | facts
-    run.warn(*tally.warnings(facts["scheme"]))
+    summary.check()
+    run.out.counts |= summary.counts() | facts
+    run.warn(*summary.warnings(facts["scheme"]))
 
 
 STAGE = Stage("build-deps", "deps", 2, Config, build)
@@ -151,16 +149,16 @@ def _map(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Prog
     return map_shards(parse_shard, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
 
 
-# work on a shard
+# parsing a shard
 
 
-_ALONE = threading.Lock()
-"""Parsers are for one thread at a time, and workers of a cluster may have several."""
+_PARSER_LOCK = threading.Lock()
+"""Parsers are not thread-safe, and a cluster's workers may have several threads."""
 
 
 def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Parse the sentences of the windows that begin in a shard."""
-    with _ALONE:
+    with _PARSER_LOCK:
         reader, facts = _opened(**{key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
         schema = dependency_schema().with_metadata(facts)
         with parquet_file(path, schema) as writer:
@@ -171,7 +169,7 @@ def parse_shard(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 
 Sentence = tuple[int, int, int, str]
-"""Row of its document, running number in it, code points before it in the document, text."""
+"""Row of the document, number of the sentence in it, code points before the sentence in it, text."""
 
 _Reader = Callable[[Shard, Sequence[Sentence]], list[Tree]]
 
@@ -180,39 +178,42 @@ _Reader = Callable[[Shard, Sequence[Sentence]], list[Tree]]
 def _opened(
     parser: str, max_words: int, device: str, paths: tuple[str, ...] = (), names: tuple[str, ...] = ()
 ) -> tuple[_Reader, dict[str, str]]:
-    """A parser, its scheme of labels and its language, "" for unknown; a process opens it once for all its shards."""
+    """A parser with its label scheme and language ("" for unknown); a process opens it once for all its shards."""
     kind, _, rest = parser.partition(":")
     if kind == "conllu":
         treebank = Treebank([Path(path) for path in paths], names, max_words)
-        return functools.partial(_found, treebank), {"scheme": treebank.scheme, "language": ""}
+        return functools.partial(_look_up, treebank), {"scheme": treebank.scheme, "language": ""}
     model: Any = READERS[kind].open(rest, device, max_words)
     facts = {"scheme": model.scheme, "language": model.language}
     return (lambda _, sentences: model([text for *_, text in sentences])), facts
 
 
-def _found(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
+def _look_up(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
     ids = _document_ids(shard, {document for document, *_ in sentences})
     return [treebank.find(ids[document], number, text) for document, number, _, text in sentences]
 
 
 def _document_ids(shard: Shard, wanted: set[int]) -> dict[int, str]:
-    """The ids of some documents of the corpus, by their row."""
+    """The ids of some documents of the corpus, by row."""
     found: dict[int, str] = {}
     with open_checked(Path(shard.path).with_name(DOCUMENTS)) as file:
         first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            here = [row for row in wanted if first <= row < first + rows]
-            if here:
+            in_group = [row for row in wanted if first <= row < first + rows]
+            if in_group:
                 ids = file.read_row_group(group, columns=["id"]).column("id")
-                found |= {row: ids[row - first].as_py() for row in here}
+                found |= {row: ids[row - first].as_py() for row in in_group}
             first += rows
     return found
 
 
 def _windows(shard: Shard) -> Iterator[Any]:
-    """The blocks of a shard, some at once.  Windows are cut from the start of each row group of the corpus, so that they
-    are the same whatever the shards are; one that begins in a shard is its own to the end."""
+    """The windows of a shard: tables of blocks of at least `WINDOW` characters.
+
+    Windows are cut from the start of each row group of the corpus, so they do not depend on the shards.  A window belongs
+    to the shard in which it begins, even if it ends in the next one.
+    """
     import pyarrow.compute as pc
 
     for group, start, stop in shard.pieces:
@@ -228,15 +229,15 @@ def _windows(shard: Shard) -> Iterator[Any]:
 
 def _sentences(window: Any) -> Iterator[Sentence]:
     for document, start, number, text, spans in zip(*(window.column(n).to_pylist() for n in _COLUMNS), strict=True):
-        for place, span in enumerate(spans):
-            yield document, number + place, start + span["start"], text[span["start"] : span["end"]]
+        for offset, span in enumerate(spans):
+            yield document, number + offset, start + span["start"], text[span["start"] : span["end"]]
 
 
 def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) -> Any:
     import numpy as np
     import pyarrow as pa
 
-    before = np.array([row[2] for row in sentences], "int64")
+    starts = np.array([row[2] for row in sentences], "int64")
     lengths = np.array([len(tree) for tree in trees], "int64")
     columns = {
         "document": [row[0] for row in sentences],
@@ -249,14 +250,14 @@ def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) ->
             arrays.append(pa.array(columns[field.name], field.type))
             continue
         values = list(itertools.chain.from_iterable(getattr(tree, field.name) for tree in trees))
-        if field.name in ("start", "end"):  # of the sentence, until here
-            values = np.array(values, "int64") + np.repeat(before, lengths)
+        if field.name in ("start", "end"):  # from offsets in the sentence to offsets in the document
+            values = np.array(values, "int64") + np.repeat(starts, lengths)
         offsets = np.append(0, lengths.cumsum()).astype("int32")
         arrays.append(pa.ListArray.from_arrays(offsets, pa.array(values, field.type.value_type), type=field.type))
     return pa.table(arrays, schema=schema)
 
 
-# the table from the partial files
+# the artifact
 
 
 def _facts_of(path: Path) -> dict[str, str]:
@@ -265,8 +266,8 @@ def _facts_of(path: Path) -> dict[str, str]:
     return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language")}
 
 
-class _Tally:
-    """What became of the sentences."""
+class _Summary:
+    """Counts sentences by status, words and relations of the table."""
 
     def __init__(self) -> None:
         self._status: Counter[str] = Counter()
@@ -289,28 +290,28 @@ class _Tally:
             self._relations[entry["values"]] += entry["counts"]
 
     @property
-    def _missed(self) -> dict[str, int]:
+    def _unparsed(self) -> dict[str, int]:
         return {reason: count for reason, count in sorted(self._status.items()) if reason != "ok"}
 
     def counts(self) -> dict[str, Any]:
         """``parsed`` are the sentences that have words."""
         parsed = self._status["ok"]
         return {
-            "sentences": parsed + sum(self._missed.values()),
+            "sentences": parsed + sum(self._unparsed.values()),
             "parsed": parsed,
             "words": self._words,
-            "without": self._missed,
+            "without": self._unparsed,
         }
 
     def check(self) -> None:
-        """Raises InputError when there are sentences and none has a tree."""
-        if self._status["ok"] == 0 and self._missed:
-            reason = max(self._missed, key=self._missed.__getitem__)
+        """Raise InputError if there are sentences but none has a tree."""
+        if self._status["ok"] == 0 and self._unparsed:
+            reason = max(self._unparsed, key=self._unparsed.__getitem__)
             raise InputError(
-                f"not one of {sum(self._missed.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
+                f"none of {sum(self._unparsed.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
                 hint={
-                    "not found": "are the trees those of this corpus? It can be built from them: guide build-corpus x.conllu",
-                    "too long": "a larger --max-words, or a corpus with other --sentences",
+                    "not found": "give the trees of this corpus, or build the corpus from them: guide build-corpus x.conllu",
+                    "too long": "raise --max-words, or build the corpus with other --sentences",
                 }.get(reason),
             )
 
@@ -318,15 +319,15 @@ class _Tally:
         from guidance.patterns.features import relation_id
 
         lines = [
-            f"{count:,} sentences without words: {reason}, first {self._first[reason]}"
-            for reason, count in self._missed.items()
+            f"{count:,} sentences have no tree: {reason}, first {self._first[reason]}"
+            for reason, count in self._unparsed.items()
         ]
         unknown = {label: count for label, count in self._relations.items() if relation_id(label) < 0}
         if unknown:
             most = ", ".join(repr(label) for label in sorted(unknown, key=lambda label: (-unknown[label], label))[:5])
             lines.append(
-                f"{sum(unknown.values()):,} of {self._words:,} words have a relation that no pattern knows: {most}"
+                f"{sum(unknown.values()):,} of {self._words:,} words have a relation that patterns do not know: {most}"
             )
         if scheme == "other":
-            lines.append("the parser's labels are neither Universal Dependencies' nor spaCy's English ones")
+            lines.append("the parser's labels are not those of Universal Dependencies or of spaCy's English models")
         return lines

@@ -1,6 +1,6 @@
-"""Stage ``build-idf``: in how many documents, or sentences, of the training text each word is, and how rare that makes it.
+"""Stage ``build-idf``: counts in how many documents or sentences of the training text each word occurs, and its idf.
 
-Writes ``idf.parquet``, one row for each word that occurs, sorted by it.  ``counts`` has N as ``documents``.
+Writes ``idf.parquet``, one row per word, sorted by word.  ``counts["documents"]`` is N, the number of units.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from pipelines.engine.stage import Options, Result, Run, Stage, knob
 from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import PLACES, check_pairs, training_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
 
 __all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
 
 TABLE = "idf.parquet"
 
 ROWS = 1 << 16
-"""Rows of a row group, in the table and in partial files."""
+"""Rows per row group, in the table and in partial files."""
 
 FEW = 100
-"""Of fewer documents a warning is due: almost every word has one of a handful of values."""
+"""With fewer documents a warning is given, since idf then has only a handful of different values."""
 
 
 class Config(executor.Config):
-    """What is counted, and the formula."""
+    """What to count, and the formula."""
 
     unit: Literal["document", "sentence"] = Field(
-        "document", description="What counts a word once: for text of few long documents take the sentence."
+        "document", description="Unit that counts a word once.  For a few long documents use sentence."
     )
     formula: Literal["smooth", "plain", "textbook", "max"] = Field(
         "smooth", description="ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
     )
-    min_df: int = Field(1, ge=1, description="Leave out what is in fewer units; N stays.")
+    min_df: int = Field(1, ge=1, description="Leave out words that occur in fewer units; N does not change.")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="Of examples with two texts, which one is counted: of translations the source is the text."
+        "both", description="For examples with two texts: which to count.  In translation data the source is text."
     )
-    shard_size: int = knob(4_000_000, "Characters of a shard, about.", ge=1)
+    shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
 
 def idf_schema() -> Any:
@@ -76,10 +76,10 @@ def idf_schema() -> Any:
 def run(
     corpus: str, tokenizer: str | None, config: Config, *, store: Store, **options: Unpack[Options]
 ) -> Result | None:
-    """Count the words of a corpus, or the tokens of a tokenizer; with ``--shard`` a share of them, which gives None.
+    """Count the words of a corpus, or the tokens of a tokenizer.  With ``--shard`` counts only a share and returns None.
 
     Raises:
-        InputError: no such artifact, or no training text.
+        InputError: an artifact does not exist, or there is no training text.
     """
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
@@ -95,7 +95,7 @@ def run(
 
 
 def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
-    settings: dict[str, Any] = {"unit": config.unit, "block": PLACES.get(config.column)}
+    settings: dict[str, Any] = {"unit": config.unit, "block": BLOCK_OF_COLUMN.get(config.column)}
     if "tokenizer" in inputs:
         from pipelines.text.tokens import tokenizer_folder
 
@@ -104,7 +104,7 @@ def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Pr
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     config: Config = run.config
     paths = _count(run.inputs, config, run.partial, run.progress)
     with run.progress.task("Merge"):
@@ -142,16 +142,16 @@ def _publish(merged: Path, run: Run) -> None:
         "of": "tokens" if "tokenizer" in run.inputs else "words",
     }
     if config.unit == "document" and units < FEW:
-        run.warn(f"only {units} documents, so that idf has few values: perhaps --unit sentence")
+        run.warn(f"only {units} documents, so idf has few different values; consider --unit sentence")
     if not tokens:
         run.warn("nothing was counted: the training text has no words, or --min-df is too large")
 
 
-# one shard, and many
+# counting a shard, and merging
 
 
 def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """Document frequencies of a shard, as a partial file: tokens in order, N in the metadata."""
+    """Count document frequencies of a shard into a partial file, sorted by token, with N in the metadata."""
     import pyarrow as pa
 
     from guidance.statistics.idf import document_frequencies
@@ -171,13 +171,13 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 
 class _Blocks:
-    """The training blocks of a shard, in tables: those of whole documents, where these are the units.
+    """The training blocks of a shard, as tables; tables of whole documents if documents are the units.
 
     Args:
-        block: which one of each document, where it is not all.
+        block: take only the block of this number in each document; None takes all.
 
     Attributes:
-        units: how many units there were, once all have been given; also those without any word.
+        units: number of units so far, including those without words; complete after the iteration.
     """
 
     def __init__(self, shard: Shard, unit: str, block: int | None) -> None:
@@ -202,7 +202,7 @@ class _Blocks:
 
 
 def _words(blocks: _Blocks) -> Iterator[tuple[object, list[str]]]:
-    """The words of each unit, or of a part of it, and a number of the unit."""
+    """(Number of the unit, its words); a unit may come in several parts."""
     from guidance.statistics.idf import counted_words
 
     number = 0
@@ -221,7 +221,7 @@ def _words(blocks: _Blocks) -> Iterator[tuple[object, list[str]]]:
 
 
 def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
-    """The ids of each unit, or of a part of it, and what names the unit."""
+    """(Key of the unit, its token ids); a unit may come in several parts."""
     import numpy as np
 
     from pipelines.text.tokens import tokens_of
@@ -236,15 +236,15 @@ def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
 
 
 def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
-    """Add partial files, which are sorted: memory is that of some row groups."""
+    """Merge sorted partial files; memory is bounded by a few row groups."""
     schema = _partial_schema(sum(map(_units, paths)))
     with parquet_file(path, schema) as file:
-        for table in evenly(_added([row_groups(path) for path in paths]), ROWS):
+        for table in evenly(_summed([row_groups(path) for path in paths]), ROWS):
             file.write_table(table.cast(schema))
 
 
-def _added(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
-    """Tables with rising tokens, each once, from several streams of them."""
+def _summed(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
+    """Merge several streams of tables sorted by token; each token comes once, with the sum of its counts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -257,13 +257,13 @@ def _added(streams: Sequence[Iterator[Any]]) -> Iterator[Any]:
         ]
         if not heads:
             return
-        # all that are smaller than what has not been read yet
+        # only tokens up to here are complete: later tables of a stream have larger ones
         bound = min(table["token"][-1].as_py() for table, _ in heads)
         counts = [pc.sum(pc.less_equal(table["token"], bound)).as_py() for table, _ in heads]
         ready = pa.concat_tables(table.slice(0, count) for (table, _), count in zip(heads, counts, strict=True))
         heads = [(table.slice(count), stream) for (table, stream), count in zip(heads, counts, strict=True)]
-        added = ready.group_by("token").aggregate([("df", "sum")]).sort_by("token")
-        yield pa.table([added["token"], added["df_sum"]], names=["token", "df"])
+        summed = ready.group_by("token").aggregate([("df", "sum")]).sort_by("token")
+        yield pa.table([summed["token"], summed["df_sum"]], names=["token", "df"])
 
 
 def _units(path: Path) -> int:

@@ -1,7 +1,7 @@
-"""Stage ``build-masks``: what is known about words, for every token of some sequences.
+"""Stage ``build-masks``: writes role columns: for every token of some sequences, what is known about its word.
 
-Reads sequences, the corpus that they are of, and where given ``idf`` and ``deps`` of the same corpus.  Writes one file for
-each split of the sequences, row by row in their order, with list columns as long as ``id`` (`mask_schema`).
+Reads sequences, their corpus and, if given, ``idf`` and ``deps`` of the same corpus.  Writes one file per split, with the
+rows of the sequences in the same order and list columns as long as their ``id`` (`mask_schema`).
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import SPLITS
+from pipelines.text.corpus_files import SPLITS
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]
 
 GROUP_TOKENS = 1 << 18
-"""Tokens of a row group of the result, about: it ends with the first sequence that reaches them."""
+"""Tokens per row group of the result: a group ends with the first sequence that reaches this number."""
 
 _CODES = b"codes"
 _TREE = ("head", "relation", "pos", "negation")
-_TOLD: Mapping[str, Callable[[Any], Any]] = {
+_HAS_VALUE: Mapping[str, Callable[[Any], Any]] = {
     "idf": lambda idf: idf > 0,
     **dict.fromkeys(("head", "relation", "pos"), lambda number: number >= 0),
 }
-"""Of which tokens a column says anything."""
+"""For columns that may lack values: which values say something about their token."""
 
 _SOURCES = {
     "idf": ("idf", "no --idf was given: guide build-idf"),
     **dict.fromkeys(_TREE, ("deps", "no --deps was given: guide build-deps")),
-    "stop_word": ("stop_words", "no --deps of a parser was given for whose language spaCy has stop words"),
+    "stop_word": ("stop_words", "no --deps was given, or spaCy has no stop words for the parser's language"),
 }
-"""Columns that need more than text: the setting that gives them, and why they are missing without it."""
+"""Columns that need more than text: the setting that provides them, and why they are missing without it."""
 
 
 class Config(executor.Config):
-    """What is joined to the sequences, and where."""
+    """The tables to join with the sequences."""
 
-    idf: str = knob("", "How rare words are: what `guide build-idf` has made of the same corpus; rare words need it.")
-    deps: str = knob("", "Trees: what `guide build-deps` has made of the same corpus; syntactic roles need it.")
+    idf: str = knob("", "How rare words are: an artifact of `guide build-idf` for the same corpus; rare words need it.")
+    deps: str = knob("", "Trees: an artifact of `guide build-deps` for the same corpus; syntactic roles need it.")
     stop_words: str = internal("Digest of the language's stop words.")
 
 
 def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Join sequences with what is known about their words; None where ``--shard`` asked for a share only.
+    """Join sequences with what is known about their words.  With ``--shard`` does only a share and returns None.
 
     Raises:
-        ArtifactMismatch: ``idf`` or ``deps`` are of another corpus.
-        ArtifactMissing: the corpus of the sequences is no longer there.
+        ArtifactMismatch: ``idf`` or ``deps`` belong to another corpus, or ``idf`` counts tokens.
+        ArtifactMissing: the corpus of the sequences is not in the store.
     """
     with contextlib.ExitStack() as stack:
         verify = not config.shard
@@ -85,10 +85,10 @@ def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Optio
 
 
 def origin(artifact: Artifact, role: str, store: Store, *, verify: bool = True) -> Artifact:
-    """An input of an artifact, as it was when the artifact was made.
+    """An input of an artifact, with the same content as when the artifact was built.
 
     Raises:
-        ArtifactMissing: it is gone, or has another content by now.
+        ArtifactMissing: the input is gone, or has been rebuilt with other content.
     """
     known = artifact.manifest.get("inputs", {}).get(role, {})
     reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
@@ -97,12 +97,12 @@ def origin(artifact: Artifact, role: str, store: Store, *, verify: bool = True) 
     except ArtifactMissing as error:
         raise ArtifactMissing(
             f"the {role} of {artifact.reference}, {reference}, is not in {store.root}",
-            hint="build it again from the same text: it gets the same id",
+            hint="build it again from the same text; it gets the same id",
         ) from error
     if found.content != known.get("content"):
         raise ArtifactMissing(
-            f"{found.reference} has been built again with another content since {artifact.reference} was made of it",
-            hint=f"build {artifact.kind} again",
+            f"{found.reference} was rebuilt with other content after {artifact.reference} was built from it",
+            hint=f"build the {artifact.kind} again",
         )
     return found
 
@@ -121,39 +121,41 @@ def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
 def _check_words(table: Artifact) -> None:
     if "tokenizer" in table.manifest.get("inputs", {}):
         raise ArtifactMismatch(
-            f"{table.reference} says how rare tokens are; rare are words",
+            f"{table.reference} counts tokens, but masks need the idf of words",
             hint="guide build-idf CORPUS, without a tokenizer",
         )
 
 
 def stop_words(deps: Artifact) -> list[str] | None:
-    """spaCy's stop words for the language of the parser; None where it has none or the parser told no language."""
+    """spaCy's stop words for the parser's language; None if it has none or the language is unknown."""
     try:
         language = require("spacy", "spacy").util.get_lang_class(str(deps.counts.get("language") or "xx"))
-    except ImportError:  # a language that this spaCy does not have
+    except ImportError:  # spaCy does not have this language
         return None
     return sorted(language.Defaults.stop_words) or None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:
-    """Columns of a file of masks: lists of one length, one entry for each token of a sequence.  What the numbers of a
-    column stand for is in the metadata of its field, as ``codes``, a list in JSON."""
+    """Schema of a file of masks: list columns with one entry per token of a sequence.
+
+    For columns of codes, the field's metadata has ``codes``: a JSON list of what the numbers stand for.
+    """
     import pyarrow as pa
 
     from guidance.patterns.features import CODES, FEATURES
-    from guidance.statistics.roles import NOTHING
+    from guidance.statistics.roles import COLUMNS
 
     fields = [
-        list_column(name, pa.from_numpy_dtype(kind), FEATURES[name].summary)
-        for name, (_, kind) in NOTHING.items()
+        list_column(name, pa.from_numpy_dtype(kind.dtype), FEATURES[name].summary)
+        for name, kind in COLUMNS.items()
         if name in columns
     ]
-    told = [{_CODES: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
-    return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, told, strict=True)])
+    codes = [{_CODES: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
+    return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, codes, strict=True)])
 
 
 def check_codes(masks: Artifact) -> None:
-    """Raises ArtifactMismatch where numbers of relations or parts of speech stand for others than they do now."""
+    """Raise ArtifactMismatch if the file's codes of relations or parts of speech differ from this version's."""
     from guidance.patterns.features import CODES
 
     for name in (name for name in masks.files if name.endswith(".parquet")):
@@ -162,12 +164,12 @@ def check_codes(masks: Artifact) -> None:
         for field in (schema.field(column) for column in CODES if column in schema.names):
             if (codes := (field.metadata or {}).get(_CODES)) and json.loads(codes) != list(CODES[field.name]):
                 raise ArtifactMismatch(
-                    f"{masks.reference}: its column {field.name} was written by a guide that numbers them in another way",
-                    hint="guide build-masks again, with --force",
+                    f"{masks.reference}: column {field.name} was written by a version of guide with other codes",
+                    hint="build it again: guide build-masks --force",
                 )
 
 
-# the stage
+# building
 
 
 def _settings(inputs: Mapping[str, Artifact], words: list[str] | None) -> dict[str, Any]:
@@ -178,7 +180,11 @@ def _settings(inputs: Mapping[str, Artifact], words: list[str] | None) -> dict[s
 def _partials(
     inputs: Mapping[str, Artifact], config: Config, words: list[str] | None, folder: Path, progress: Progress
 ) -> dict[str, list[Path]]:
-    """The partial files of every split."""
+    """The partial files of every split.
+
+    Raises:
+        ShareDone: ``--shard`` asked for a share, which is done.
+    """
     data, found, is_share = inputs["sequences"], {}, False
     for split in SPLITS:
         name = f"{split}.parquet"
@@ -194,7 +200,7 @@ def _partials(
 
 
 def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
-    """The rows of a file of sequences in shards of about ``size`` characters, four for each token."""
+    """The rows of a file of sequences in shards of about ``size`` characters, assuming four characters per token."""
     with data.open(name) as file:
         metadata = open_parquet(file).metadata
     shards = []
@@ -208,7 +214,7 @@ def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
 
 
 def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """One partial file: the columns, and the counts in the metadata of its schema."""
+    """Write the partial file of a shard: the columns, with counts in the metadata of the schema."""
     tables = RoleTables(**settings)
     rows = shard.read(["document", "sentence", "start", "end"]).combine_chunks()
     pieces = pieces_of(rows)
@@ -216,7 +222,9 @@ def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     schema = mask_schema(list(roles.columns))
     counts = {"sequences": rows.num_rows, "tokens": len(pieces.document), **roles.counts}
     counts |= {
-        f"with_{name}": int(told(roles.columns[name]).sum()) for name, told in _TOLD.items() if name in roles.columns
+        f"with_{name}": int(has_value(roles.columns[name]).sum())
+        for name, has_value in _HAS_VALUE.items()
+        if name in roles.columns
     }
     with parquet_file(path, schema.with_metadata({"counts": json.dumps(counts)})) as writer:
         writer.write_table(_table(roles.columns, pieces.bounds, schema))
@@ -232,7 +240,7 @@ def _table(columns: Mapping[str, Any], bounds: Any, schema: Any) -> Any:
 
 
 def build(run: Run, stop_words: list[str] | None = None) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     partials = _partials(run.inputs, run.config, stop_words, run.partial, run.progress)
     if not partials:
         raise InputError(f"{run.inputs['sequences'].reference} has no sequences")
@@ -248,7 +256,7 @@ def build(run: Run, stop_words: list[str] | None = None) -> None:
 
 
 def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> list[str]:
-    """Partial files to one, and their counts to one; gives the columns."""
+    """Merge partial files into one and add up their counts; returns the names of the columns."""
     with open(paths[0], "rb") as raw:
         schema = mask_schema(open_parquet(raw).schema_arrow.names)
     with run.out.parquet(name, schema) as writer:
@@ -258,10 +266,10 @@ def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> 
 
 
 def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
-    """The rows of partial files in groups that depend on the sequences alone."""
+    """The rows of partial files in groups that depend only on the sequences, not on the shards."""
     import pyarrow as pa
 
-    held, size = [], 0
+    pending, size = [], 0
     for path in paths:
         with open(path, "rb") as raw:
             file = open_parquet(raw)
@@ -271,12 +279,12 @@ def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
                 for row, tokens in enumerate(batch.column(0).value_lengths().to_pylist(), start=1):
                     size += tokens
                     if size >= GROUP_TOKENS:
-                        held.append(table.slice(start, row - start))
-                        yield pa.concat_tables(held).combine_chunks()
-                        held, size, start = [], 0, row
-                held.append(table.slice(start))
+                        pending.append(table.slice(start, row - start))
+                        yield pa.concat_tables(pending).combine_chunks()
+                        pending, size, start = [], 0, row
+                pending.append(table.slice(start))
     if size:
-        yield pa.concat_tables(held).combine_chunks()
+        yield pa.concat_tables(pending).combine_chunks()
 
 
 def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[str, str]) -> None:
@@ -287,10 +295,17 @@ def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[st
             run.warn(
                 f"{split}: {counts['cut_arcs']:,} of {counts['arcs']:,} arcs lead out of a sequence and were dropped"
             )
-        if silent := [name for name in _TOLD if counts.get(f"with_{name}") == 0]:
-            run.warn(f"{split}: of no token is the {' or the '.join(silent)} known")
+        if empty := [name for name in _HAS_VALUE if counts.get(f"with_{name}") == 0]:
+            run.warn(f"{split}: no token has {_listed(empty)}")
         if counts.get("silent_words"):
-            run.warn(f"{split}: of {counts['silent_words']:,} words the tokenizer has left nothing")
+            run.warn(f"{split}: the tokenizer dropped {counts['silent_words']:,} words entirely")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Columns for a message, such as "a head, relation or pos value"."""
+    article = "an" if names[0][0] in "aeiou" else "a"
+    listed = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"{article} {listed} value"
 
 
 STAGE = Stage("build-masks", "masks", 3, Config, build)

@@ -1,8 +1,8 @@
-"""Stage ``build-sequences``: text as token ids, whole sentences packed to a length, each token with its place in the text.
+"""Stage ``build-sequences``: packs whole sentences of a corpus into sequences of token ids.
 
-Writes ``train.parquet``, ``valid.parquet``, ``test.parquet`` (those that have text) with one row per sequence, and the
-tokenizer's files under ``tokenizer/``, so that later stages need the sequences alone.  With ``--packing pairs`` a row is an
-example of two texts; see `pipelines.text.pair_sequences`.
+Each token keeps its position in the text.  Writes ``train.parquet``, ``valid.parquet`` and ``test.parquet`` (for splits
+with text), one row per sequence, and the tokenizer's files under ``tokenizer/``, so that later stages need only the
+sequences.  With ``--packing pairs`` a row is an example with two texts; see `pipelines.text.pair_sequences`.
 
 Source: Liu et al. 2019 (RoBERTa), section 4.2, FULL-SENTENCES: sequences may cross documents, with one separator between.
 """
@@ -21,7 +21,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import SPLITS, read_blocks
+from pipelines.text.corpus_files import SPLITS, read_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, batches_of
 from pipelines.text.packing import Packed, Packer, Tokens
 from pipelines.text.sequence_files import SequenceFile, sequence_schema, warn
@@ -33,11 +33,11 @@ __all__ = ["STAGE", "Config", "run"]
 class Config(stage.Config):
     """How text becomes sequences."""
 
-    max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, special ones among them")
+    max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, including special ones")
     packing: Literal["full-sentences", "document", "pairs"] = Field(
         "full-sentences",
-        description="whether a sequence may go on in the next document, or stops at its end; or, for translation, "
-        "whether it is the first text of an example, with the second one as its target",
+        description="full-sentences: a sequence may continue in the next document; document: it ends with its document; "
+        "pairs, for translation: it is the first text of an example, and the second text is its target",
     )
 
 
@@ -50,18 +50,17 @@ def run(
     store: Store,
     **options: Unpack[Options],
 ) -> Result:
-    """Pack the corpus with a tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
-
-    Of a folder only ``tokenizer.json`` and the texts of the special tokens are read.
+    """Pack a corpus into sequences.
 
     Args:
-        target_tokenizer: for the second text of each pair, likewise; by default the same one.
+        tokenizer: a reference, or a Hugging Face folder, of which only ``tokenizer.json`` and the special tokens are read.
+        target_tokenizer: likewise, for the second text of each pair; by default ``tokenizer``.
 
     Raises:
-        InputError: no such artifact; or the tokenizer is damaged, or has no tokens to begin and end a sequence.
+        InputError: an artifact does not exist; or the tokenizer is damaged or has no tokens to begin and end a sequence.
     """
     if target_tokenizer and config.packing != "pairs":
-        raise InputError("--target-tokenizer is for texts with a pair", hint="--packing pairs")
+        raise InputError("--target-tokenizer needs --packing pairs", hint="add --packing pairs")
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {"corpus": stack.enter_context(store.load(corpus, kind="corpus"))}
         for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
@@ -71,7 +70,7 @@ def run(
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     if run.config.packing == "pairs":
         from pipelines.text import pair_sequences
 
@@ -100,7 +99,7 @@ def build(run: Run) -> None:
         for writer in writers.values():
             writer.flush()
     if not writers:
-        raise InputError(f"{corpus.reference} gives no tokens at all with this tokenizer")
+        raise InputError(f"{corpus.reference} has no text that this tokenizer turns into tokens")
     for name, data in plain_tokenizer(files, tokenizer).items():
         run.out.write(f"tokenizer/{name}", data)
     run.out.counts |= {
@@ -109,7 +108,7 @@ def build(run: Run) -> None:
         "special_tokens": special,
         "splits": {split: writers[split].counts() for split in SPLITS if split in writers},
     }
-    warn(run, encoder.disarmed)
+    warn(run, encoder.replaced)
 
 
 def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
@@ -118,7 +117,7 @@ def _batches(corpus: Artifact) -> Iterator[dict[str, Any]]:
 
 
 def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Each batch with its encodings; the next one is encoded, outside the interpreter's lock, while this one is used."""
+    """Each batch with its encodings.  The next batch is encoded in a thread meanwhile; the tokenizer releases the GIL."""
 
     def encode() -> tuple[dict[str, Any], list[Any]] | None:
         blocks = next(batches, None)
@@ -152,7 +151,7 @@ class _SplitWriter:
             self._file.write(packed)
 
     def counts(self) -> dict[str, int]:
-        """``tokens`` are all of them, special ones too; ``unknown_tokens`` and ``cut_sentences`` are text."""
+        """Those of `SequenceFile`, and the number of ``cut_sentences``."""
         return {**self._file.counts, "cut_sentences": self._packer.cut}
 
 

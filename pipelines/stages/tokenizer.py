@@ -1,7 +1,7 @@
-"""Stage ``build-tokenizer``: a tokenizer trained on the training text of a corpus, as a Hugging Face folder.
+"""Stage ``build-tokenizer``: trains a tokenizer on the training text of a corpus, as a Hugging Face folder.
 
-Training WordPiece and Unigram does not give the same bytes each time (the library's hash maps have no fixed order); later
-stages therefore build on the digest of the files, not on the recipe.  The other three are reproducible.
+WordPiece and Unigram training is not reproducible to the byte, because the library's hash maps have no fixed order.  Later
+stages therefore depend on the digest of the files, not on the recipe.  The other three kinds are reproducible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import PLACES, check_pairs, read_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, read_blocks
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
 
@@ -27,28 +27,31 @@ BYTES = 256
 
 
 class Config(stage.Config):
-    """What kind of tokenizer, and how large."""
+    """The kind and size of the tokenizer."""
 
     kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word"] = Field(
         "byte-bpe", description="byte-level BPE (RoBERTa), BPE, WordPiece (BERT), Unigram, or whole words"
     )
     vocab_size: int = Field(
-        8000, description="entries of the vocabulary, special tokens among them; at most 10,000,000", le=10_000_000
+        8000, description="entries of the vocabulary, including special tokens; at most 10,000,000", le=10_000_000
     )
     min_frequency: int = Field(2, ge=1, description="how often a pair or word must occur to get an entry (not Unigram)")
-    lowercase: bool = Field(False, description="make letters small before anything else")
-    model_max_length: int = Field(512, ge=8, description="longest input, in tokens, noted for later users")
+    lowercase: bool = Field(False, description="lowercase the text before anything else")
+    model_max_length: int = Field(512, ge=8, description="longest input, in tokens, recorded in the tokenizer")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="of examples with two texts, which one to learn from"
+        "both", description="for examples with two texts: which text to train on"
     )
 
 
 def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Train a tokenizer on the training split of the corpus that the reference ``corpus`` names.
+    """Train a tokenizer on the training split of a corpus.
+
+    Args:
+        corpus: reference of the corpus.
 
     Raises:
         InputError: the vocabulary is too small for the special tokens (and the 256 bytes of ``byte-bpe``), or the text
-            has fewer than two distinct letters.
+            has fewer than two distinct characters.
     """
     check_size(config)
     with store.load(corpus, kind="corpus") as artifact:
@@ -56,30 +59,31 @@ def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]
 
 
 def special_tokens(kind: str) -> dict[str, str]:
-    """Role and text of the special tokens, in the order of their ids from 0."""
+    """The special tokens by role, in the order of their ids from 0."""
     return BERT_TOKENS if kind in ("wordpiece", "word") else ROBERTA_TOKENS
 
 
 def check_size(config: Config) -> None:
-    """Raises InputError when the vocabulary has no room for a single entry of its own."""
+    """Raise InputError if special tokens and bytes fill the whole vocabulary."""
     least = len(special_tokens(config.kind)) + (BYTES if config.kind == "byte-bpe" else 0)
     if config.vocab_size <= least:
         what = "5 special tokens and 256 bytes" if config.kind == "byte-bpe" else "5 special tokens"
         raise InputError(
-            f"a vocabulary of {config.vocab_size} has no room beside {what}", hint=f"--vocab-size {least + 1} or more"
+            f"a vocabulary of {config.vocab_size} has no entries left after {what}",
+            hint=f"--vocab-size {least + 1} or more",
         )
 
 
 def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]]:
-    """The texts of the training blocks, in batches; of examples the first text (``text``), the second (``pair``) or both."""
-    place = PLACES.get(column)
+    """The texts of the training blocks, in batches; of examples with two texts the one that ``column`` names, or both."""
+    number = BLOCK_OF_COLUMN.get(column)
     for batch in read_blocks(corpus, ["block", "split", "text"]):
         rows = zip(*(batch.column(name).to_pylist() for name in ("block", "split", "text")), strict=True)
-        yield [text for block, split, text in rows if split == "train" and place in (None, block)]
+        yield [text for block, split, text in rows if split == "train" and number in (None, block)]
 
 
 def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+    """Build the artifact; see `run`."""
     config: Config = run.config
     corpus: Artifact = run.inputs["corpus"]
     blocks = int(corpus.counts.get("blocks", 0)) or None
@@ -93,7 +97,7 @@ def build(run: Run) -> None:
                 bar.advance(len(batch))
 
     letters: set[str] = set()
-    # checked before training, which takes any text and gives an empty vocabulary
+    # checked here, because training accepts any text and would give an empty vocabulary
     for batch in training_texts(corpus, config.column):
         for text in batch:
             letters.update(letter for letter in set(text) if not letter.isspace())
@@ -102,24 +106,24 @@ def build(run: Run) -> None:
     if not letters:
         raise InputError(f"{corpus.reference} has no training text", hint="lower --valid and --test of build-corpus")
     if len(letters) < 2:
-        raise InputError(f"{corpus.reference} has one distinct letter only: nothing to train a tokenizer on")
+        raise InputError(f"{corpus.reference} has only one distinct character: too little to train a tokenizer on")
     tokenizer = train(texts(), config)
     size = tokenizer.get_vocab_size()
     run.out.counts |= {"vocab_size": size, "special": len(special_tokens(config.kind))}
     if size < config.vocab_size:
-        run.warn(f"the text gave {size:,} entries, not {config.vocab_size:,}")
+        run.warn(f"the vocabulary has {size:,} entries, not {config.vocab_size:,}: the text has no more")
     for file, data in folder_files(tokenizer, config).items():
         run.out.write(file, data)
 
 
 def train(batches: Iterator[list[str]], config: Config) -> Any:
-    """A ``tokenizers.Tokenizer`` with normaliser, splitter, decoder and templates for one text and for pairs."""
+    """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     kind, special = config.kind, special_tokens(config.kind)
     tokens = list(special.values())
     common: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": tokens, "show_progress": False}
-    # punctuation apart from letters: no merge can then spell a special token such as <s>
+    # split punctuation from letters, so that no merge can spell a special token such as <s>
     spaced = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
     trainer: Any
     if kind == "byte-bpe":
@@ -172,16 +176,16 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
             special_tokens=[(token, tokens.index(token)) for token in ("<s>", "</s>")],
         )
         if kind == "byte-bpe":
-            # also leaves the space in front of a word out of its offsets
+            # trim_offsets leaves the space before a word out of its offsets
             post = processors.Sequence([processors.ByteLevel(trim_offsets=True), post])
     tokenizer.post_processor = post
     return tokenizer
 
 
 def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:
-    """The files that ``AutoTokenizer.from_pretrained`` opens, by name."""
+    """The files for ``AutoTokenizer.from_pretrained``, by name."""
     special = dict(special_tokens(config.kind))
-    # both pairs of names, since models ask for either
+    # name both bos/eos and cls/sep, since models use either
     begin, end = special.get("bos") or special["cls"], special.get("eos") or special["sep"]
     roles = special | {"cls": begin, "sep": end}
     names = {f"{role}_token": token for role, token in sorted(roles.items())}

@@ -1,1 +1,1 @@
-"""What statistics count over a whole corpus, and how others read it."""
+"""Counting over a whole corpus, and reading the tables that come of it."""

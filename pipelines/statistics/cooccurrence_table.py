@@ -1,4 +1,4 @@
-"""What others read of an artifact of co-occurrence: its pairs, its vocabulary and its scores."""
+"""Reads a ``cooccur`` artifact: its pairs, its vocabulary and the scores computed from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Counts", "check_tokenizer", "load_table", "read_vocabulary"]
 
 
 class Counts:
-    """The pairs of an artifact, in parts, as often as one likes: arrays i, j and count."""
+    """The pairs of an artifact, in parts of arrays i, j and count; can be iterated repeatedly."""
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
@@ -38,9 +38,9 @@ def load_table(
     """The scores of an artifact, for ``install(..., tables={"cooccurrence": load_table(artifact)})``.
 
     Args:
-        tokenizer: an artifact that has the tokenizer with which the table will be used: a tokenizer, sequences, a model.
+        tokenizer: artifact that contains the tokenizer to be used with the table: a tokenizer, sequences or a model.
         totals: what equation 9 divides by: the pairs of a token, or its occurrences in the text.
-        half: scores in float16, half as large.
+        half: whether scores are float16 instead of float32.
 
     Raises:
         ArtifactMismatch: the table is not of kind ``cooccur``, or was counted with another tokenizer.
@@ -65,19 +65,19 @@ def load_table(
 
 
 def read_vocabulary(artifact: Artifact) -> Any:
-    """The table of the tokens that were counted."""
+    """The table ``vocabulary.parquet``: the counted tokens."""
     with artifact.open(VOCABULARY) as raw:
         return open_parquet(raw).read()
 
 
 def check_tokenizer(artifact: Artifact, other: Artifact) -> None:
-    """Raises ArtifactMismatch when two artifacts do not have the same ``tokenizer.json``."""
+    """Raise ArtifactMismatch unless both artifacts have the same ``tokenizer.json``."""
     ours, theirs = (_tokenizer_digest(one) for one in (artifact, other))
     if ours != theirs:
         what = "another tokenizer" if theirs else "no tokenizer"
         raise ArtifactMismatch(
             f"{artifact.reference} was counted with one tokenizer, {other.reference} has {what}",
-            hint="guide build-cooccur CORPUS TOKENIZER, with the tokenizer of the sequences",
+            hint="count with the tokenizer of the sequences: guide build-cooccur CORPUS TOKENIZER",
         )
 
 

@@ -1,4 +1,4 @@
-"""Scores of heads from a file, for plans that choose heads by them."""
+"""Reads scores of heads from a file, for plans that choose heads by score."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pipelines.text.readers import read_small
 
 
 def read_scores(path: Path) -> dict[tuple[int, int], float]:
-    """A score for each (layer, head): JSON, CSV or Parquet with columns layer, head and score; JSON may also be one list
-    of numbers for each layer.
+    """The score of each (layer, head), from a file with the columns layer, head and score.
+
+    The file is JSON, CSV or Parquet.  JSON may also be a list of scores for each layer.
 
     Raises:
-        InputError: it cannot be read, or is not such a table.
+        InputError: the file cannot be read, or is not such a table.
     """
     wanted = "columns layer, head and score"
     try:
@@ -32,14 +33,14 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
             table = [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
         scores: dict[tuple[int, int], float] = {}
         for row in table:
-            place = (int(row["layer"]), int(row["head"]))
-            if place in scores:
-                raise ValueError(f"layer {place[0]}, head {place[1]} is there twice")
-            scores[place] = float(row["score"])
+            layer, head = int(row["layer"]), int(row["head"])
+            if (layer, head) in scores:
+                raise ValueError(f"layer {layer}, head {head} occurs twice")
+            scores[layer, head] = float(row["score"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise InputError(
             f"{path}: not a table of scores ({error})", hint=f"JSON, CSV or Parquet with {wanted}"
         ) from error
     if not scores:
-        raise InputError(f"{path}: there are no scores in it", hint=f"JSON, CSV or Parquet with {wanted}")
+        raise InputError(f"{path}: no scores found", hint=f"JSON, CSV or Parquet with {wanted}")
     return scores

@@ -1,11 +1,11 @@
-"""Pairs of tokens in units of text, counted row by row by compiled code.
+"""Counts pairs of tokens in units of text (sentences or blocks), row by row, with compiled code.
 
-For each token of the vocabulary all its occurrences are visited, and every token beside them adds one to a row of counts
-that stays in the processor's nearest cache.  So each pair is met twice, from either side, and still this is faster than
-a table of all pairs, most of whose additions would wait for main memory; and no such table is ever held.
+For each token of the vocabulary, the code visits all its occurrences and counts the tokens around them in one row, which
+fits the processor's L1 cache.  Each pair is visited twice, once from either side.  This is still faster than adding to a
+table of all pairs, where most additions wait for main memory, and needs no such table.
 
-The compiled code is kept in the user's cache folder, never beside the sources; where that cannot be written, it is
-compiled in every process.
+Compiled code is cached in the user's cache folder, never beside the sources.  If that folder is not writable, every process
+compiles again.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ import numpy as np
 __all__ = ["MOST_ROWS", "cache_folder", "count_pairs", "most_frequent"]
 
 MOST_ROWS = 65_000
-"""Rows are 16-bit numbers; the one after the last stands for all tokens that are not counted."""
+"""Rows are uint16; the number after the last row stands for all tokens that are not counted."""
 
 CAPACITY = 1 << 18
-"""Pairs that are given at once."""
+"""Pairs per part that `count_pairs` gives, about."""
 
 OCCURRENCES = 1 << 21
-"""Occurrences that are looked up at once, at 12 bytes."""
+"""Occurrences in memory at once, 12 bytes each."""
 
 
 def most_frequent(counts_V: Any, number: int, exclude: Iterable[int] = ()) -> Any:
-    """The ids of the ``number`` tokens that occur most often, most frequent first; of equal ones the smaller id first.
+    """The ids of the ``number`` most frequent tokens, most frequent first; ties are ordered by id.
 
-    Fewer where fewer occur.
+    Fewer if fewer tokens occur at all.
 
     Args:
         counts_V: how often each token id occurs.
-        exclude: ids that are no words, as special tokens.
+        exclude: ids to leave out, such as special tokens.
     """
     counts = np.array(counts_V, np.int64)
     counts[list(exclude)] = 0
@@ -50,18 +50,18 @@ def most_frequent(counts_V: Any, number: int, exclude: Iterable[int] = ()) -> An
 def count_pairs(
     rows: Any, offsets: Any, size: int, *, window: int | None = None, presence: bool = False
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """How often two tokens stand together, as parts of an upper triangle with its diagonal: i, j and count, sorted.
+    """How often two tokens occur together: parts (i, j, count) of the upper triangle with its diagonal, sorted.
+
+    Counts ordered pairs of distinct positions: for a unit with token counts c that is c cᵀ - diag(c).  So a token that
+    occurs twice in a unit forms two pairs with itself; with ``presence``, where c is 0 or 1, none.
 
     Args:
-        rows: uint16 (tokens,), the row of each token of the text; ``size`` for tokens that are not counted, which keep
-            their place.
-        offsets: int64 (units + 1,), where each unit of text begins; no pair crosses from one to the next.
+        rows: uint16 (tokens,), the row of each token of the text; ``size`` for tokens that are not counted, which still
+            take up a position.
+        offsets: int64 (units + 1,), where each unit of text begins; pairs do not cross units.
         size: number of rows.
-        window: places to either side that count as together; None for the whole unit.
-        presence: each pair once a unit, however often its tokens are there; only without a window.
-
-    Counts are of ordered pairs of distinct places: with c the counts of a unit, c cᵀ - diag(c).  So a token that stands
-    twice in a unit makes two pairs with itself; with ``presence``, where c is 0 or 1, none.
+        window: number of positions to either side that count as together; None for the whole unit.
+        presence: count each pair at most once per unit; only without a window.
     """
     if size > MOST_ROWS:
         raise ValueError(f"no more than {MOST_ROWS} rows can be counted")
@@ -72,22 +72,25 @@ def count_pairs(
     if len(rows) >= 2**32:
         raise ValueError("count fewer tokens at once")
     reach = len(rows) if window is None else min(window, len(rows))
-    bounds, itself = code.frequencies(rows, weights, size)
+    bounds, self_pairs = code.frequencies(rows, weights, size)
     counts = np.zeros(size + 1, np.int64)
     i, j = np.empty((2, CAPACITY + size), np.int32)
     found = np.empty(CAPACITY + size, np.int64)
     row = 0
     while row < size:
         last = max(row + 1, int(np.searchsorted(bounds, bounds[row] + OCCURRENCES, side="right")) - 1)
-        places = (bounds - bounds[row], *code.occurrences(rows, offsets, weights, bounds, row, last, reach))
+        occurrences = (bounds - bounds[row], *code.occurrences(rows, offsets, weights, bounds, row, last, reach))
         while row < last:
-            row, length = code.fill(rows, weights, *places, itself, row, last, counts, i, j, found)
+            row, length = code.fill(rows, weights, *occurrences, self_pairs, row, last, counts, i, j, found)
             if length:
                 yield i[:length].copy(), j[:length].copy(), found[:length].copy()
 
 
 def cache_folder() -> Path | None:
-    """Where compiled code is kept: a folder of the user's own, as what lies there is run; None where there is none."""
+    """The folder for compiled code, or None if there is no safe one.
+
+    Only the user may write to it, since code from there is executed.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         folder = Path(base).expanduser() / "attention-guide" / "compiled"
@@ -114,11 +117,11 @@ def _compiled() -> SimpleNamespace:
         config.CACHE_DIR = before
 
 
-# plain loops, in the part of Python that numba compiles
+# plain loops in the subset of Python that numba compiles
 
 
 def _distinct(rows, offsets, size, presence):
-    """Each unit as its distinct tokens, in order of appearance, and how often each is there."""
+    """Each unit as its distinct tokens in order of appearance, where units begin, and how often each token occurs."""
     kept = np.empty(len(rows), np.uint16)
     weights = np.empty(len(rows), np.int32)
     bounds = np.zeros(len(offsets), np.int64)
@@ -143,15 +146,15 @@ def _distinct(rows, offsets, size, presence):
 
 
 def _frequencies(rows, weights, size):
-    """Where the occurrences of each row begin, in a list of all; and what each row counts of places with themselves."""
+    """Where the occurrences of each row begin in a list of all; and how often each row counts a position with itself."""
     bounds = np.zeros(size + 1, np.int64)
-    itself = np.zeros(size, np.int64)
+    self_pairs = np.zeros(size, np.int64)
     for position in range(len(rows)):
         row = rows[position]
         if row < size:
             bounds[row + 1] += 1
-            itself[row] += weights[position] if len(weights) else 1
-    return bounds.cumsum(), itself
+            self_pairs[row] += weights[position] if len(weights) else 1
+    return bounds.cumsum(), self_pairs
 
 
 def _occurrences(rows, offsets, weights, bounds, first_row, last_row, reach):
@@ -174,12 +177,12 @@ def _occurrences(rows, offsets, weights, bounds, first_row, last_row, reach):
     return begins, ends, own
 
 
-def _fill(rows, weights, bounds, begins, ends, own, itself, row, last, counts, i, j, found):
-    """Count row after row until the output may be full; gives the next row and the length of what was found."""
-    size = len(itself)
+def _fill(rows, weights, bounds, begins, ends, own, self_pairs, row, last, counts, i, j, found):
+    """Count row after row until the output may be full; returns the next row and the number of pairs found."""
+    size = len(self_pairs)
     length = 0
     while row < last and length + size - row <= len(j):
-        # unsigned positions: with others every look-up would be tested for one from the end
+        # unsigned, because numba checks signed indices for negative values
         for place in range(bounds[row], bounds[row + 1]):
             if len(weights):
                 for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
@@ -187,7 +190,7 @@ def _fill(rows, weights, bounds, begins, ends, own, itself, row, last, counts, i
             else:
                 for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
                     counts[rows[position]] += 1
-        counts[row] -= itself[row]
+        counts[row] -= self_pairs[row]
         for other in range(row, size):
             if counts[other]:
                 i[length] = row

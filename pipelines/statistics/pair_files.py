@@ -1,4 +1,4 @@
-"""What workers of ``build-cooccur`` do, from file to file: text to ids, ids to pairs, and the sums of both."""
+"""The map and merge functions of ``build-cooccur``: text to ids, ids to pairs, and merging partial files of either."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 from pipelines.engine.shards import Shard, parquet_file, row_groups
 from pipelines.storage.columns import column
 from pipelines.storage.files import DigestWriter, open_parquet
-from pipelines.text.corpus_writer import training_blocks
+from pipelines.text.corpus_files import training_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS
 from pipelines.text.tokens import tokens_of
 
@@ -29,15 +29,18 @@ __all__ = [
 ]
 
 BAND = 1 << 23
-"""Cells of the table that are merged at once, at 8 bytes."""
+"""Cells of the table in memory at once while merging, 8 bytes each."""
 
 
 # the first map: text to ids
 
 
 def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
-    """The training text of a shard as ids: one row a batch, with the ids in their order, the length of each unit that a
-    window may not leave, and how often each id is there."""
+    """Write the training text of a shard as ids, one row per batch.
+
+    A row has the ids in order, the length of each unit (a sentence, or a block with ``cross``), which windows do not cross,
+    and how often each id occurs.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -47,7 +50,7 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
             blocks = training_blocks(blocks, settings["block"])
             for tokens in tokens_of(settings["tokenizer"], [blocks]):
                 units = (tokens.document.astype(np.int64) << 32) + tokens.sentence
-                if settings["cross"]:  # its block, whose first sentence is the last one that is not behind it
+                if settings["cross"]:  # the unit is the block: the last one that does not begin after the sentence
                     firsts = (blocks["document"].to_numpy() << 32) + blocks["first_sentence"].to_numpy()
                     units = firsts.searchsorted(units, side="right")
                 bounds = np.flatnonzero(np.diff(units, prepend=-1, append=-1))
@@ -68,7 +71,7 @@ def encoded_schema() -> Any:
 
 
 def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
-    """Add up how often each id is there."""
+    """Merge partial files: sum how often each id occurs."""
     import numpy as np
     import pyarrow as pa
 
@@ -81,11 +84,11 @@ def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: 
 
 
 def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
-    """How often each id is there, added to ``counts``, which has a place for each."""
+    """``counts``, one number per id, to which the counts of partial files are added in place."""
     for path in paths:
         for table in row_groups(path, ["id", "count"]):
             ids, found = (table[name].combine_chunks().flatten().to_numpy() for name in ("id", "count"))
-            counts[ids] += found  # one row, so each id is there once
+            counts[ids] += found  # a row has each id only once
     return counts
 
 
@@ -107,32 +110,32 @@ def count_schema() -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some files of the first map whose pairs are counted together."""
+    """Some partial files of the first map whose pairs are counted together."""
 
     paths: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The same for the same files: their names hold their digests."""
+        """A name that depends only on the files, since their names contain their digests."""
         names = "\n".join(Path(path).name for path in self.paths)
         return "pairs-" + hashlib.sha256(names.encode()).hexdigest()[:32]
 
 
 def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
-    """The pairs of a piece of text, as a partial file like ``counts.parquet``."""
+    """Count the pairs of a piece; the partial file has the columns of ``counts.parquet``."""
     import pyarrow as pa
 
     from pipelines.statistics.pair_counting import count_pairs
 
-    ids, how = settings["ids"], {"window": settings["window"], "presence": settings["presence"]}
+    ids, options = settings["ids"], {"window": settings["window"], "presence": settings["presence"]}
     with _count_file(path) as file:
-        # the rows have no name here, so that they can go once there is something smaller
-        for arrays in count_pairs(*_rows_of(piece, ids), len(ids), **how):
+        # no variable holds the rows, so that count_pairs can free them once it has replaced them by something smaller
+        for arrays in count_pairs(*_rows_of(piece, ids), len(ids), **options):
             file.write_table(pa.table(list(arrays), schema=count_schema()))
 
 
 def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
-    """The row of each token of a piece, one above the last for those that are not counted; and where units begin."""
+    """The row of each token of a piece, ``len(ids)`` for tokens that are not counted; and where units begin."""
     import numpy as np
 
     row_of = np.full(max(ids) + 2, len(ids), np.uint16)
@@ -147,7 +150,7 @@ def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
 
 
 def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
-    """Add up partial files, some rows at a time: memory is that of a band of the table and a batch of each file."""
+    """Merge partial files, a band of rows at a time: memory is bounded by a band and a batch of each file."""
     import numpy as np
     import pyarrow as pa
 
@@ -168,31 +171,32 @@ def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) 
 
 
 class _Bands:
-    """Sorted pairs that are taken in order, up to a row."""
+    """A stream of sorted pairs, taken band by band."""
 
     def __init__(self, batches: Iterator[tuple[Any, Any, Any]]) -> None:
         self._batches = batches
-        self._held: tuple[Any, Any, Any] | None = next(batches, None)
+        self._pending: tuple[Any, Any, Any] | None = next(batches, None)
 
     def below(self, row: int) -> Iterator[tuple[Any, Any, Any]]:
-        while self._held is not None:
-            here = int(self._held[0].searchsorted(row))
-            yield cast("tuple[Any, Any, Any]", tuple(column[:here] for column in self._held))
-            if here < len(self._held[0]):
-                self._held = cast("tuple[Any, Any, Any]", tuple(column[here:] for column in self._held))
+        """The next pairs, as long as i is below ``row``."""
+        while self._pending is not None:
+            stop = int(self._pending[0].searchsorted(row))
+            yield cast("tuple[Any, Any, Any]", tuple(column[:stop] for column in self._pending))
+            if stop < len(self._pending[0]):
+                self._pending = cast("tuple[Any, Any, Any]", tuple(column[stop:] for column in self._pending))
                 return
-            self._held = next(self._batches, None)
+            self._pending = next(self._batches, None)
 
 
 def arrays_of(batch: Any) -> tuple[Any, Any, Any]:
-    """Rows, columns and counts of some pairs."""
+    """The arrays i, j and count of a batch of pairs."""
     i, j, number = (batch.column(name).to_numpy() for name in ("i", "j", "count"))
     return i, j, number
 
 
 @contextlib.contextmanager
 def _count_file(path: Path) -> Iterator[Any]:
-    """A partial file of counts: differences of sorted numbers take half the time and room of dictionaries."""
+    """A writer for a partial file of counts; delta encoding of sorted numbers takes half the time and space of dictionaries."""
     import pyarrow.parquet as pq
 
     differences = dict.fromkeys(count_schema().names, "DELTA_BINARY_PACKED")

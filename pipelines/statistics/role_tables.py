@@ -1,6 +1,6 @@
-"""What is known about the words of any stretch of a corpus: its text, its trees and how rare its words are, read in part.
+"""Looks up the words of any stretch of a corpus: their text, trees and idf.
 
-Nothing is held but where everything is in the files (`pipelines.engine.shards.footer`).
+Reads only the row groups that it needs; memory holds only their index (`pipelines.engine.shards.footer`) and the idf table.
 """
 
 from __future__ import annotations
@@ -12,28 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import NumericalError
-from pipelines.engine.shards import footer, open_checked, remembered
+from pipelines.engine.shards import open_checked, remembered
 from pipelines.stages.dependencies import TABLE as DEPS
 from pipelines.stages.idf import TABLE as IDF
+from pipelines.statistics.text_ranges import FAR, TextRange, rows_in
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.text.blocks import BLOCK_LIMIT
-from pipelines.text.corpus_writer import BLOCKS
+from pipelines.text.corpus_files import BLOCKS
 
 if TYPE_CHECKING:
     from guidance.statistics.roles import Pieces, Rarity, Roles, Words
 
 __all__ = ["RoleTables", "pieces_of"]
 
-_FAR = 1 << 62
-
 
 class RoleTables:
-    """Corpus, idf and trees, from which it gives the words of any stretch of text; nothing is held but an index.
+    """Looks up words in a corpus and in the ``idf`` and ``deps`` artifacts built from it.
 
     Args:
         corpus: folder of the corpus.
         idf, deps: folders of these artifacts, or None.
-        stop_words: the language's, or None.
+        stop_words: stop words of the language, or None.
     """
 
     def __init__(
@@ -43,22 +42,22 @@ class RoleTables:
         self._stop_words = frozenset(stop_words) if stop_words is not None else None
 
     def roles(self, pieces: Pieces) -> Roles:
-        """The columns for some sequences; see `guidance.statistics.roles.role_columns`."""
+        """The role columns of some sequences; see `guidance.statistics.roles.role_columns`."""
         from guidance.statistics.roles import role_columns
 
         return role_columns(pieces, self.words(pieces))
 
     def of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Roles:
-        """The columns for examples of a task, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
+        """The role columns of a task's examples, encoded as ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``.
 
         Args:
-            documents: their rows in the corpus that ``build-dataset`` made, rising.
-            encodings: what a tokenizer of Hugging Face gives for text and pair (``BatchEncoding.encodings``, or
-                ``tokenizers.Tokenizer.encode_batch``): the first block of the document, and its second one if there is a
-                pair.  They may be cut short by the tokenizer's own truncation.
+            documents: for each example its row in the corpus from ``build-dataset``, in increasing order.
+            encodings: for each example what a Hugging Face tokenizer returns (``BatchEncoding.encodings``, or
+                ``tokenizers.Tokenizer.encode_batch``) for the document's first block and, for a pair, its second block.
+                The tokenizer may truncate them while it encodes.
 
         Returns:
-            Columns over all tokens of all encodings, one after the other.
+            Columns over the tokens of all encodings, concatenated.
         """
         return self.roles(self._pieces_of_examples(documents, encodings))
 
@@ -68,10 +67,10 @@ class RoleTables:
         from guidance.statistics.roles import Pieces
 
         if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
-            raise ValueError("the documents of examples must rise")
-        wanted = _Range(np.array(documents, np.int64), (0, _FAR), (0, _FAR)) if len(documents) else _Range.empty()
+            raise ValueError("the documents of examples must be in increasing order")
+        wanted = TextRange(np.array(documents, np.int64), (0, FAR), (0, FAR)) if len(documents) else TextRange.empty()
         blocks: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
-        for table in _rows(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
+        for table in rows_in(self.corpus / BLOCKS, (*_BLOCK_COLUMNS, "block"), wanted, "start", wanted.places, 0):
             for row in table.drop_columns(["text"]).to_pylist():
                 starts = [span["start"] for span in row["sentences"]]
                 blocks[row["document"], row["block"]] = (row["start"], row["first_sentence"], starts)
@@ -81,7 +80,7 @@ class RoleTables:
             for part, is_special, (start, end) in zip(*known, strict=True):
                 if is_special and part is not None:
                     raise ValueError(
-                        "this encoding has lost what is text and what is pair: let the tokenizer cut it short"
+                        "a truncated encoding no longer tells text from pair: let the tokenizer truncate while it encodes"
                     )
                 if part is None:
                     rows.append((-1, -1, -1, -1))
@@ -92,71 +91,71 @@ class RoleTables:
             bounds.append(len(rows))
         return Pieces(np.array(bounds, np.int64), *np.array(rows, np.int64).reshape(-1, 4).T)
 
-    def letters(self, pieces: Pieces) -> list[str]:
+    def texts(self, pieces: Pieces) -> list[str]:
         """The text of each piece; "" for special tokens."""
         import numpy as np
 
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
             return [""] * len(pieces.document)
-        wanted = _Range.of(pieces, ordinary)
+        wanted = TextRange.of(pieces, ordinary)
         found: dict[int, list[tuple[int, str]]] = {}
-        for table in _rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
+        for table in rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
             for row in _block_rows([table]):
                 found.setdefault(row["document"], []).append((row["start"], row["text"]))
-        letters = []
+        texts = []
         for document, start, end in zip(
             pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True
         ):
             rows = found.get(document, [])
-            place = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
-            letters.append(rows[place][1][start - rows[place][0] : end - rows[place][0]] if place >= 0 else "")
-        return letters
+            last = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
+            texts.append(rows[last][1][start - rows[last][0] : end - rows[last][0]] if last >= 0 else "")
+        return texts
 
     def words(self, pieces: Pieces) -> Words:
-        """All words of the documents and sentences that pieces are of, and perhaps more, in the order of the text."""
+        """The words of the sentences that the pieces belong to, and perhaps more, in the order of the text."""
         import numpy as np
 
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
-            return self._join([], None, _Range.empty())
-        wanted = _Range.of(pieces, ordinary)
-        blocks = list(_rows(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
+            return self._join([], None, TextRange.empty())
+        wanted = TextRange.of(pieces, ordinary)
+        blocks = list(rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
         trees = None
         if self.deps:
-            trees = list(_rows(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
+            trees = list(rows_in(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
         return self._join(blocks, trees, wanted)
 
-    def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: _Range) -> Words:
+    def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: TextRange) -> Words:
         import numpy as np
 
-        from guidance.statistics.roles import NOTHING, Words, parts_of_speech, relations
+        from guidance.statistics.roles import COLUMNS, Words, parts_of_speech, relations
 
         parts = [] if trees is None else [_parsed(table) for table in trees]
-        done = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
-        split = _split(blocks, None if trees is None else done, wanted)
+        parsed = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
+        split = _split(blocks, None if trees is None else parsed, wanted)
         keys = ("document", "start", "end", "head")
         columns = {key: np.concatenate([*(part[key] for part in parts), split[key]]) for key in keys}
-        before = np.cumsum([0, *(len(part["document"]) for part in parts)])
-        for part, first in zip(parts, before, strict=False):
-            place = slice(first, first + len(part["document"]))
-            columns["head"][place] += np.where(part["head"] >= 0, first, 0)
+        firsts = np.cumsum([0, *(len(part["document"]) for part in parts)])
+        for part, first in zip(parts, firsts, strict=False):
+            rows = slice(first, first + len(part["document"]))
+            columns["head"][rows] += np.where(part["head"] >= 0, first, 0)
         forms = [form for part in (*parts, split) for form in part["form"]]
         order = np.lexsort((columns["end"], columns["start"], columns["document"]))
-        place_of = np.empty(len(order), np.int64)
-        place_of[order] = np.arange(len(order))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
         head = columns["head"]
-        head = np.where(head >= 0, place_of[head], -1)[order] if len(head) else head
+        head = np.where(head >= 0, rank[head], -1)[order] if len(head) else head
         features: dict[str, Any] = {}
         if trees is not None:
             count = len(split["document"])
-            both = (zip(part["lemma"], part["form"], strict=True) for part in parts)
-            lemmas = [lemma or form for one in both for lemma, form in one]  # some parsers give no lemmas
+            pairs = (pair for part in parts for pair in zip(part["lemma"], part["form"], strict=True))
+            lemmas = [lemma or form for lemma, form in pairs]  # some parsers give no lemmas
             numbers, negation = relations([label for part in parts for label in part["relation"]], lemmas)
             tags = parts_of_speech([tag for part in parts for tag in part["upos"]])
             for name, values in (("relation", numbers), ("pos", tags), ("negation", negation)):
-                nothing, kind = NOTHING[name]
-                features[name] = np.concatenate([values, np.full(count, nothing, kind)])[order]
+                fill, kind = COLUMNS[name]
+                features[name] = np.concatenate([values, np.full(count, fill, kind)])[order]
         if self._stop_words is not None:
             stops = self._stop_words
             features["stop_word"] = np.fromiter((form in stops for form in forms), bool, len(forms))[order]
@@ -167,91 +166,12 @@ class RoleTables:
         return Words(document, start, end, head if trees is not None else None, features)
 
 
-class _Range:
-    """What pieces touch: their documents, and how far it goes in the first and in the last of them."""
-
-    def __init__(self, documents: Any, places: tuple[int, int], sentences: tuple[int, int]) -> None:
-        self.documents, self.places, self.sentences = documents, places, sentences
-
-    @classmethod
-    def of(cls, pieces: Pieces, ordinary: Any) -> _Range:
-        import numpy as np
-
-        documents = np.unique(pieces.document[ordinary])
-        first = ordinary[pieces.document[ordinary] == documents[0]]
-        last = ordinary[pieces.document[ordinary] == documents[-1]]
-        return cls(
-            documents,
-            (int(pieces.start[first].min()), int(pieces.end[last].max())),
-            (int(pieces.sentence[first].min()), int(pieces.sentence[last].max())),
-        )
-
-    @classmethod
-    def empty(cls) -> _Range:
-        import numpy as np
-
-        return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
-
-    def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
-        """Which rows lie in it, at least in part, by their documents, their places there and their lengths."""
-        import numpy as np
-
-        first, last = self.documents[0], self.documents[-1]
-        after = (document > first) | (place + length >= bounds[0])
-        before = (document < last) | (place <= bounds[1])
-        return np.isin(document, self.documents) & after & before
-
-
 _BLOCK_COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
 _TREE_COLUMNS = ("document", "sentence", "start", "end", "form", "lemma", "upos", "head", "relation")
 
 
-def _rows(
-    path: Path, columns: Sequence[str], wanted: _Range, place: str, bounds: tuple[int, int], reach: int
-) -> Iterator[Any]:
-    """The rows of a table in the order of the text that lie in a range, one ``pyarrow.Table`` for each row group.
-
-    Args:
-        place: the column that says where in its document a row begins.
-        reach: how far a row can reach beyond its place.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not len(wanted.documents):
-        return
-    low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])
-    with open_checked(path) as file:
-        for number, (first, last) in enumerate(_extents(str(path), place)):
-            if first <= high and last >= low:
-                table = file.read_row_group(number, columns=list(columns))
-                numbers, places = (table.column(name).to_numpy() for name in ("document", place))
-                lengths = pc.utf8_length(table["text"]).to_numpy() if "text" in columns else 0
-                inside = wanted.holds(numbers, places, bounds, lengths)
-                if inside.any():
-                    yield table.filter(pa.array(inside)).combine_chunks()
-
-
-@remembered
-def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """For each row group where it begins and ends, as (document, place); within a document where there is but one."""
-    metadata = footer(path)
-    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    found = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        documents, places = (group.column(names.index(name)).statistics for name in ("document", place))
-        if documents is None or places is None or not documents.has_min_max or not places.has_min_max:
-            found.append(((0, 0), (_FAR, _FAR)))
-        elif documents.min == documents.max:
-            found.append(((documents.min, places.min), (documents.max, places.max)))
-        else:
-            found.append(((documents.min, 0), (documents.max, _FAR)))
-    return found
-
-
 def _parsed(table: Any) -> dict[str, Any]:
-    """The words of some sentences with trees; ``sentences`` has the (document, sentence) of those that have words.
+    """The words of some parsed sentences as flat columns; ``sentences`` has the (document, sentence) of those with words.
 
     Raises:
         ArtifactDamaged: lists of different lengths, or a head outside its sentence.
@@ -289,8 +209,12 @@ def _block_rows(blocks: list[Any]) -> Iterator[dict[str, Any]]:
             yield {"document": document, "start": start, "text": text}
 
 
-def _split(blocks: list[Any], parsed: Any, wanted: _Range) -> dict[str, Any]:
-    """The words of text without trees: of all blocks, or only of the sentences that are not among the parsed ones."""
+def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
+    """The words of text without trees, split by `word_spans`.
+
+    Args:
+        parsed: (document, sentence) of sentences to leave out, since they have trees; None to take all blocks.
+    """
     import numpy as np
 
     from guidance.statistics.words import word_spans
@@ -339,7 +263,7 @@ def _rarity(path: str) -> Rarity:
     """The table of an ``idf`` artifact.
 
     Raises:
-        NumericalError: a value that is no number from 0.
+        NumericalError: a value is negative or not finite.
     """
     import numpy as np
 
@@ -349,12 +273,16 @@ def _rarity(path: str) -> Rarity:
         table = file.read(["token", "idf"])
         values, tokens = table.column("idf").to_numpy(), table.column("token").to_pylist()
     if not np.isfinite(values).all() or (values < 0).any():
-        raise NumericalError(f"{path}: an idf that is no number from 0")
+        raise NumericalError(f"{path}: an idf value is negative or not finite")
     return Rarity(zip(tokens, values.tolist(), strict=True))
 
 
 def pieces_of(rows: Any) -> Pieces:
-    """The tokens of a table of sequences."""
+    """The tokens of a table of sequences.
+
+    Raises:
+        ArtifactDamaged: the columns of a sequence have different lengths.
+    """
     import numpy as np
 
     from guidance.statistics.roles import Pieces

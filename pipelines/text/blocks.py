@@ -1,5 +1,8 @@
-"""Text as blocks of documents.  A block is a paragraph, never longer than `BLOCK_LIMIT`, so that memory is bounded by the
-block, and no parser meets a text over its limit, even where one file is one document of a gigabyte."""
+"""Text as documents made of blocks.
+
+A block is a paragraph, or a piece of one longer than `BLOCK_LIMIT`.  The limit bounds memory and keeps texts below the
+limits of parsers, even for a single document of a gigabyte.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 BLOCK_LIMIT = 100_000
-"""Characters (code points) in the longest block; spaCy refuses 1,000,000 and Stanza slows down long before."""
+"""Code points in the longest block.  spaCy refuses texts of 1,000,000 and Stanza slows down well below that."""
 
 _SENTENCE_END = re.compile(r"[.!?。!?…।።؟۔][\"'”’»)\]]*(?=\s)")
 _WHITE = re.compile(r"\s")
@@ -25,9 +28,9 @@ class Block:
     """A paragraph, or a piece of a very long one.
 
     Attributes:
-        text: NFC, without white space at its ends, never empty.
-        line: where its paragraph begins in the file, from 1.  Pieces of one paragraph share it.
-        sentences: start and end of each sentence in ``text``, or None when they are still to be found.
+        text: NFC, stripped of white space at both ends, never empty.
+        line: line of the file where the paragraph begins, from 1.  All pieces of a paragraph have the same line.
+        sentences: start and end of each sentence in ``text``; None if the text is not split into sentences yet.
     """
 
     text: str
@@ -37,12 +40,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Example:
-    """What an example of a task has besides its text.
+    """The parts of a task's example besides its text.
 
     Attributes:
         split: train, valid or test.
-        pair: its second text, which is its second block too; "" where it is empty, None where the task has none.
-        label: as the file has it.
+        pair: the second text, which is also the second block; "" if it is empty, None if the task has no pairs.
+        label: as written in the file.
     """
 
     split: str
@@ -52,13 +55,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Document:
-    """A document while it is read; ``blocks`` can be walked once.
+    """A document that is being read; ``blocks`` can be iterated once.
 
     Attributes:
-        id: what the user calls it; None gives it a digest of its text.
-        source: the file it comes from, by the name that the user knows.
+        id: the user's id; with None the id becomes a digest of the text.
+        source: name of the file it comes from, as the user gave it.
         place: where it begins, for messages.
-        example: it is one of a task, which is kept whatever was there before.
+        example: set for an example of a task.  Examples are kept even if their text is a duplicate.
     """
 
     id: str | None
@@ -70,7 +73,7 @@ class Document:
 
 @dataclass
 class Notes:
-    """What deserves a word at the end of a run: each kind with its number and the place of the first."""
+    """Drops and warnings to report at the end of a run: for each kind its count and the place of the first."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     warned: Counter[str] = field(default_factory=Counter)
@@ -81,22 +84,25 @@ class Notes:
         self.first.setdefault(kind, place)
 
     def drop(self, reason: str, place: str) -> None:
-        """Count a record that does not get into the corpus."""
+        """Count a record that is left out of the corpus."""
         self.dropped[reason] += 1
         self.first.setdefault(reason, place)
 
     def lines(self) -> list[str]:
-        """One sentence for each kind of warning and each reason."""
+        """One sentence for each reason to drop and each kind of warning."""
         dropped = (f"{n:,} dropped as {why}, first {self.first[why]}" for why, n in sorted(self.dropped.items()))
-        return [
-            *dropped,
-            *(f"{kind}: {n:,} times, first {self.first[kind]}" for kind, n in sorted(self.warned.items())),
-        ]
+        warned = (
+            f"{kind}: {f'{n:,} times, first ' if n > 1 else ''}{self.first[kind]}"
+            for kind, n in sorted(self.warned.items())
+        )
+        return [*dropped, *warned]
 
 
 def cut_position(text: str, limit: int = BLOCK_LIMIT) -> int:
-    """Where to cut a text that is longer than ``limit``: after a sentence, else at white space, else before a base
-    character.  Depends on the first ``limit + 1`` characters only, so that it does not matter how a file is chunked."""
+    """Where to cut a text longer than ``limit``: after a sentence, else at white space, else before a base character.
+
+    Depends only on the first ``limit + 1`` characters, so the result does not depend on how a file is read in chunks.
+    """
     near = text[max(0, limit - _LOOK_BACK) : limit + 1]
     offset = max(0, limit - _LOOK_BACK)
     ends = [match.end() for match in _SENTENCE_END.finditer(near)]
@@ -120,10 +126,10 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def bounded_lines(chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text that arrives in chunks; a line over `BLOCK_LIMIT` comes in pieces of one number.
+    """Numbered lines of a text that arrives in chunks; the pieces of a line over `BLOCK_LIMIT` have the same number.
 
-    Lines end at ``\\n`` only: the reader has translated the others, and U+2028 or form feeds end no line.  The text is
-    NFC and has no white space at its ends.
+    Lines end at ``\\n`` only: the reader has already translated other line ends, and U+2028 and form feeds do not end a
+    line.  Each line is NFC and stripped of white space at both ends.
     """
     number, pending = 1, ""
     for chunk in chunks:
@@ -144,54 +150,54 @@ def bounded_lines(chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
 def paragraphs(
     lines: Iterable[tuple[int, str]], *, source: str, notes: Notes, keep_lines: bool = False
 ) -> Iterator[Block]:
-    """Blocks from lines: a blank line ends a paragraph, and its wrapped lines are joined by one space.
+    """Blocks from lines: a blank line ends a paragraph, and the lines of a paragraph are joined by one space.
 
-    With ``keep_lines`` every line becomes a sentence of its block.
+    With ``keep_lines`` each line is one sentence of its block.
     """
-    held: list[str] = []
+    pending: list[str] = []
     start, size = 0, 0
 
     def block() -> Block:
         spans: list[Span] = []
         position = 0
-        for line in held:
+        for line in pending:
             spans.append((position, position + len(line)))
             position += len(line) + 1
-        return Block(" ".join(held), start, spans if keep_lines else None)
+        return Block(" ".join(pending), start, spans if keep_lines else None)
 
     for number, text in lines:
         if not text:
-            if held:
+            if pending:
                 yield block()
-            held, size = [], 0
+            pending, size = [], 0
             continue
-        if not held:
+        if not pending:
             start, size = number, -1
-        # NFC can lengthen a piece that was cut to measure
+        # NFC can lengthen a piece, so cut it again
         for piece in (p.strip() for p in _pieces(text)):
-            if held and size + 1 + len(piece) > BLOCK_LIMIT:
+            if pending and size + 1 + len(piece) > BLOCK_LIMIT:
                 notes.warn(f"a paragraph over {BLOCK_LIMIT:,} characters was cut", f"{source!r}, line {start}")
                 whole = block()
                 rest = ""
-                if not keep_lines and len(held) > 1:
+                if not keep_lines and len(pending) > 1:
                     position = cut_position(whole.text + " ", len(whole.text))
                     whole, rest = Block(whole.text[:position].rstrip(), start), whole.text[position:].strip()
                 yield whole
-                held, size = ([rest], len(rest)) if rest else ([], -1)
-                if held and size + 1 + len(piece) > BLOCK_LIMIT:
+                pending, size = ([rest], len(rest)) if rest else ([], -1)
+                if pending and size + 1 + len(piece) > BLOCK_LIMIT:
                     yield block()
-                    held, size = [], -1
+                    pending, size = [], -1
             if piece:
-                held.append(piece)
+                pending.append(piece)
                 size += len(piece) + 1
-    if held:
+    if pending:
         yield block()
 
 
 def text_documents(
     chunks: Iterable[str], *, source: str, layout: str, notes: Notes, keep_lines: bool = False
 ) -> Iterator[Document]:
-    """The documents of a plain text: the ``file``, each ``paragraph``, or each ``line``."""
+    """The documents of a plain text.  ``layout`` says what a document is: the ``file``, a ``paragraph`` or a ``line``."""
     lines = bounded_lines(chunks)
     if layout == "file":
         yield Document(
@@ -211,7 +217,7 @@ def text_documents(
 
 
 def record_blocks(text: str, *, source: str, line: int, notes: Notes, keep_lines: bool = False) -> Iterator[Block]:
-    """The blocks of a text that is one field of a record; all of them stand at the record's line."""
+    """The blocks of a text from a field of a record; all of them have the record's line number."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for block in paragraphs(bounded_lines([text]), source=source, notes=notes, keep_lines=keep_lines):
         yield Block(block.text, line, block.sentences)

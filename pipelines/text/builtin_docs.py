@@ -1,5 +1,5 @@
-"""English that every CPython carries: the language reference in ``pydoc_data.topics`` and the standard library's
-docstrings, about 330,000 words.  Sources are parsed, never imported."""
+"""English text that comes with CPython: the language reference in ``pydoc_data.topics`` and the docstrings of the standard
+library, about 330,000 words.  Source files are parsed, never imported."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MIN_WORDS = 5
 
 
 def python_docs_files() -> Files:
-    """The source files that the text is taken from, with their digests.
+    """The source files from which the text is taken, with their digests.
 
     Raises:
-        MachineError: this Python has no source of its standard library.
+        MachineError: this Python comes without the source of its standard library.
     """
     library = Path(sysconfig.get_path("stdlib"))
     found = sorted(
@@ -33,18 +33,18 @@ def python_docs_files() -> Files:
         if not _SKIPPED.intersection(path.relative_to(library).parts)
     )
     if _TOPICS not in found:
-        raise MachineError(f"{BUILTIN}: this Python has no {library / _TOPICS}", hint="give a text file instead")
+        raise MachineError(f"{BUILTIN}: this Python lacks {library / _TOPICS}", hint="give a text file instead")
     version = ".".join(platform.python_version_tuple()[:2])
     provenance = [{"source": f"CPython {version} documentation and docstrings", "license": "PSF-2.0"}]
     return Files.of((library / name for name in found), found, provenance)
 
 
 def python_docs_documents(files: Files, notes: Notes, *, keep_lines: bool = False) -> Iterator[Document]:
-    """One document for each topic of the reference, then one for each module with docstrings.
+    """A document for each topic of the reference, then one for each module with docstrings.
 
     Args:
         files: from `python_docs_files`.
-        keep_lines: every line is a sentence.
+        keep_lines: take each line as a sentence.
     """
     by_name = dict(zip(files.names, files.paths, strict=True))
     topics = ast.parse(by_name.pop(_TOPICS).read_bytes())
@@ -62,8 +62,7 @@ def python_docs_documents(files: Files, notes: Notes, *, keep_lines: bool = Fals
 
 
 def _docstrings(path: Path) -> Iterator[str]:
-    """Docstrings of a module, its classes and functions, in the order of the source; labels of a few words are left
-    out."""
+    """Docstrings of a module, its classes and functions, except those under `_MIN_WORDS` words."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
-"""Sentences with trees from CoNLL-U, read strictly: what a treebank's own validator refuses is refused with its line.
+"""Sentences and dependency trees from CoNLL-U files, read strictly: an error names the line.
 
-A multi-word token (``3-4``) is surface only and an empty node (``3.1``) is neither surface nor word, so that each word
-is counted once.
+A multi-word token (``3-4``) belongs to the surface text only.  An empty node (``3.1``) is neither surface text nor a word.
+So each word counts once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Sentence:
     Attributes:
         text: surface text, NFC.
         line: line of its first word, from 1.
-        forms: its words, multi-word tokens taken apart.
-        heads: head of each word, counted from 1; 0 is the root.  None when the file has no trees.
-        relations: label of the arc to the head, of each word.
-        lemmas: of each word, "" for none.
-        tags: universal part of speech of each word, "" for none.
-        tokens: the surface in order: each token as written, and how many of the words it stands for.
-        starts_document: its id, or "" where ``# newdoc`` has none; None when it starts none.
-        starts_paragraph: ``# newpar`` stands before it.
+        forms: the words, with multi-word tokens split.
+        heads: for each word the number of its head, from 1; 0 for the root.  None if the sentence has no tree.
+        relations: for each word the label of the arc to its head.
+        lemmas: for each word its lemma, or "".
+        tags: for each word its universal part of speech, or "".
+        tokens: the surface tokens in order: the form, and the number of words it covers.
+        starts_document: id of the document that begins here, "" if ``# newdoc`` gives none; None if no document begins.
+        starts_paragraph: whether ``# newpar`` precedes the sentence.
     """
 
     text: str
@@ -57,7 +57,7 @@ def read_sentences(lines: Iterable[tuple[int, str]], name: str, notes: Notes) ->
     """All sentences of a file.
 
     Raises:
-        InputError: columns, ids or trees that are wrong; the message has the line.
+        InputError: wrong columns, ids or trees; the message names the line.
     """
     comments: list[str] = []
     rows: list[tuple[int, list[str]]] = []
@@ -81,7 +81,7 @@ def _cells(line: str, place: str) -> list[str]:
         hint = "columns are separated by one tab, not by spaces" if len(cells) == 1 else None
         raise InputError(f"{place}: {len(cells)} columns, CoNLL-U has {COLUMNS}", hint=hint)
     if "" in cells:
-        raise InputError(f"{place}: column {cells.index('') + 1} is empty", hint="`_` stands for nothing")
+        raise InputError(f"{place}: column {cells.index('') + 1} is empty", hint="write `_` for a missing value")
     return cells
 
 
@@ -94,7 +94,7 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
         place = f"{name!r}, line {number}"
         if _WORD.fullmatch(cells[0]):
             if int(cells[0]) != len(words) + 1:
-                raise InputError(f"{place}: word {cells[0]} where {len(words) + 1} is expected")
+                raise InputError(f"{place}: expected word number {len(words) + 1}, found {cells[0]}")
             words.append((number, cells))
             if len(words) > covered:
                 surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
@@ -102,18 +102,20 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
         elif match := _RANGE.fullmatch(cells[0]):
             first, last = int(match[1]), int(match[2])
             if first != len(words) + 1 or last <= first or first <= covered:
-                raise InputError(f"{place}: multi-word token {cells[0]} does not stand before its words")
+                raise InputError(f"{place}: multi-word token {cells[0]} must come right before its words")
             covered = last
             surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
             tokens.append((cells[1], last - first + 1))
         elif match := _EMPTY.fullmatch(cells[0]):
             if int(match[1]) != len(words):
-                raise InputError(f"{place}: empty node {cells[0]} does not stand after word {match[1]}")
+                raise InputError(f"{place}: empty node {cells[0]} must come right after word {match[1]}")
         else:
-            raise InputError(f"{place}: {cells[0][:20]!r} is no word number")
+            raise InputError(f"{place}: {cells[0][:20]!r} is not a word number")
     first_line = rows[0][0]
     if not words or covered > len(words):
-        raise InputError(f"{name!r}, line {rows[-1][0]}: the words of the sentence do not end where its tokens do")
+        raise InputError(
+            f"{name!r}, line {rows[-1][0]}: a multi-word token covers words that the sentence does not have"
+        )
     heads = _heads(words, name)
     rebuilt = "".join(surface).rstrip(" ")
     given = next((match[1] for comment in comments if (match := _TEXT.match(comment))), None)
@@ -122,7 +124,7 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
         if "".join(given.split()) == "".join(rebuilt.split()):
             text = given
         else:
-            notes.warn("`# text` does not match the words, which were used", f"{name!r}, line {first_line}")
+            notes.warn("`# text` does not match the words; the words were used", f"{name!r}, line {first_line}")
     new = {match[1]: match[2] or "" for comment in comments if (match := _NEW.match(comment))}
     return Sentence(
         unicodedata.normalize("NFC", text).strip(),
@@ -143,14 +145,14 @@ def _glued(misc: str) -> bool:
 
 
 def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
-    """Heads, checked to make one tree; None when no word has one."""
+    """The heads, checked to form one tree; None if no word has a head."""
     if all(cells[6] == "_" for _, cells in words):
         return None
     heads = []
     for position, (number, cells) in enumerate(words, start=1):
         place = f"{name!r}, line {number}"
         if not re.fullmatch(r"[0-9]{1,9}", cells[6]):
-            raise InputError(f"{place}: head {cells[6][:20]!r} is no number")
+            raise InputError(f"{place}: head {cells[6][:20]!r} is not a number")
         head = int(cells[6])
         if head > len(words):
             raise InputError(f"{place}: head {head} in a sentence of {len(words)} words")
@@ -168,7 +170,7 @@ def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
         while not reaches_root[at]:
             path.append(at)
             if len(path) > len(words):
-                raise InputError(f"{name!r}, line {words[at - 1][0]}: the heads go round in a circle")
+                raise InputError(f"{name!r}, line {words[at - 1][0]}: the heads form a cycle")
             at = heads[at - 1]
         for step in path:
             reaches_root[step] = True
@@ -176,49 +178,52 @@ def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
 
 
 def document_id(first: Sentence, name: str, number: int) -> str:
-    """What the document is called that begins with this sentence, the number-th of its file."""
+    """The id of the document that begins with this sentence; ``number`` counts the documents of the file from 1."""
     return name if first.starts_document is None else first.starts_document or f"{name}:{number}"
 
 
 def conllu_documents(lines: Iterable[tuple[int, str]], name: str, notes: Notes) -> Iterator[Document]:
-    """Documents by ``# newdoc``, else the file is one; blocks by ``# newpar``, else of `BLOCK_SENTENCES` sentences."""
+    """The documents of a file: split at ``# newdoc``, or one for the whole file.
+
+    Blocks are split at ``# newpar`` and have at most `BLOCK_SENTENCES` sentences.
+    """
     sentences = read_sentences(lines, name, notes)
     pending = next(sentences, None)
     count = 0
 
     def blocks() -> Iterator[Block]:
         nonlocal pending
-        held: list[Sentence] = []
+        waiting: list[Sentence] = []
         size = 0
         first = True
         while pending is not None and (first or pending.starts_document is None):
-            full = len(held) >= BLOCK_SENTENCES or size + len(pending.text) + 1 > BLOCK_LIMIT
-            if held and (full or pending.starts_paragraph):
-                yield _block(held)
-                held, size = [], 0
+            full = len(waiting) >= BLOCK_SENTENCES or size + len(pending.text) + 1 > BLOCK_LIMIT
+            if waiting and (full or pending.starts_paragraph):
+                yield _block(waiting)
+                waiting, size = [], 0
             if len(pending.text) > BLOCK_LIMIT:
                 notes.warn(f"a sentence over {BLOCK_LIMIT:,} characters was cut", f"{name!r}, line {pending.line}")
                 yield from _pieces(pending)
             elif pending.text:
-                held.append(pending)
+                waiting.append(pending)
                 size += len(pending.text) + 1
             first = False
             pending = next(sentences, None)
-        if held:
-            yield _block(held)
+        if waiting:
+            yield _block(waiting)
 
     while pending is not None:
         count += 1
         yield Document(document_id(pending, name, count), name, f"{name!r}, line {pending.line}", blocks())
 
 
-def _block(held: list[Sentence]) -> Block:
+def _block(waiting: list[Sentence]) -> Block:
     spans = []
     position = 0
-    for sentence in held:
+    for sentence in waiting:
         spans.append((position, position + len(sentence.text)))
         position += len(sentence.text) + 1
-    return Block(" ".join(sentence.text for sentence in held), held[0].line, spans)
+    return Block(" ".join(sentence.text for sentence in waiting), waiting[0].line, spans)
 
 
 def _pieces(sentence: Sentence) -> Iterator[Block]:

@@ -1,7 +1,7 @@
 """Writes the two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``, with memory bounded by a batch.
 
-Documents are drafted as they come; what needs the whole (how many documents there are, so how to split them, and which
-long ones were duplicates) is settled in a second pass over the draft.
+Documents go to a draft file as they arrive.  A second pass over the draft decides what depends on the whole corpus: the
+splits, which depend on the number of documents, and the removal of long duplicates.
 """
 
 from __future__ import annotations
@@ -12,24 +12,20 @@ import re
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.storage.artifacts import Artifact, Builder
-from pipelines.storage.columns import column, list_column
+from pipelines.storage.artifacts import Builder
 from pipelines.storage.files import open_parquet
-from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.text.blocks import Block, Document, Notes
+from pipelines.text.corpus_files import BLOCKS, DOCUMENTS, SPLITS, block_schema, document_schema
 from pipelines.text.sentences import Splitter
 
-BLOCKS, DOCUMENTS, DRAFT = "blocks.parquet", "documents.parquet", "draft.parquet"
+DRAFT = "draft.parquet"
 FEW_DOCUMENTS = 20
 GROUP_SENTENCES = 200
-SPLITS = ("train", "valid", "test")
-PLACES = {"text": 0, "pair": 1}
-"""The block of each text of a task's example."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
 _BUFFER = 8 << 20
@@ -38,59 +34,22 @@ _BATCH_BLOCKS = 20_000
 _COUNTED = ("documents", "blocks", "sentences", "words", "characters")
 
 
-def block_schema() -> Any:
-    """Columns of ``blocks.parquet``; the units stand in the metadata of each field."""
-    import pyarrow as pa
-
-    span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
-    return pa.schema(
-        [
-            column("document", pa.int64(), "row in documents.parquet"),
-            column("block", pa.int32(), "running number in the document"),
-            column("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
-            column("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
-            column("first_sentence", pa.int32(), "running number in the document of its first sentence"),
-            column("text", pa.string(), "NFC"),
-            list_column("sentences", span, "code points in text, end exclusive"),
-        ]
-    )
-
-
-def document_schema() -> Any:
-    """Columns of ``documents.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("document", pa.int64(), "row number"),
-            column("id", pa.string(), "unique; a digest of the text where the source has none"),
-            column("source", pa.string(), "name of the file"),
-            column("blocks", pa.int32(), "count"),
-            column("sentences", pa.int64(), "count"),
-            column("characters", pa.int64(), "code points, without the newlines between blocks"),
-            column("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
-            pa.field("pair", pa.string(), metadata={"unit": "second text of a task's example"}),
-            pa.field("label", pa.string(), metadata={"unit": "label of a task's example"}),
-        ]
-    )
-
-
 def fraction_of(key: str) -> float:
-    """A number in [0, 1) that depends on the key alone: the same document falls on the same side in every corpus."""
+    """A number in [0, 1) that depends only on the key, so a document gets the same split in every corpus."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def split_of(key: str, valid: float, test: float) -> str:
-    """The split of a document id (or of a group of sentences) for these fractions."""
+    """The split for a key: a document id, or the key of a group of sentences."""
     fraction = fraction_of(key)
     return "valid" if fraction < valid else "test" if fraction < valid + test else "train"
 
 
 class CorpusWriter:
-    """Takes documents one by one; `finish` makes the tables.
+    """Takes documents one by one; `finish` writes the tables.
 
     Attributes:
-        documents: how many were drafted so far, large duplicates among them.
+        documents: number of documents drafted so far, including large duplicates.
     """
 
     def __init__(self, out: Builder, split_sentences: Splitter, notes: Notes) -> None:
@@ -98,10 +57,10 @@ class CorpusWriter:
         self.documents = 0
         self._duplicates: set[int] = set()
         self._rows: list[tuple[int, int, int, Block]] = []
-        self._held = 0
+        self._pending_characters = 0
         self._sentences: tuple[int, int] = (-1, 0)
         self._has_splits = False
-        # a private database that spills to a temporary file: ids and digests of any number of documents
+        # a private database that spills to a temporary file, so the number of ids and digests is not bounded by memory
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.execute("PRAGMA journal_mode=OFF")
         self._seen.execute("PRAGMA cache_size=-65536")
@@ -115,17 +74,17 @@ class CorpusWriter:
         self._draft = self._writing.__enter__()
 
     def close(self) -> None:
-        """Let go of the draft, whatever happened."""
+        """Close the draft and the database, also after an error."""
         self._seen.close()
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.__exit__(*sys.exc_info())
 
     def add(self, document: Document) -> None:
-        """Draft a document, unless it is empty or the same text was there before, which examples of a task may be.
+        """Draft a document, unless it is empty or its text is a duplicate.  Examples of a task may be duplicates.
 
         Raises:
-            InputError: its id was there before.
+            InputError: another document has the same id.
         """
         if document.id is not None:
             self._claim(document.id, document.place)
@@ -147,7 +106,7 @@ class CorpusWriter:
         if example:
             self._has_splits = True
             if not self._is_new(sha256.digest()):
-                self._notes.warn("an example whose text was there before, and was kept", document.place)
+                self._notes.warn("an example repeats the text of an earlier one; it was kept", document.place)
         elif small and not self._is_new(sha256.digest()):
             self._notes.drop("duplicate", document.place)
             return
@@ -160,7 +119,7 @@ class CorpusWriter:
             self._append(number, start, block)
             start += len(block.text) + 1
         if not visible:
-            self._notes.warn("a document of invisible characters only", document.place)
+            self._notes.warn("a document has only invisible characters", document.place)
         if not example and not small and not self._is_new(sha256.digest()):
             self._notes.drop("duplicate", document.place)
             self._duplicates.add(self.documents)
@@ -169,9 +128,9 @@ class CorpusWriter:
             id_ = sha256.hexdigest()[:16]
             if self.documents not in self._duplicates:
                 self._claim(id_, document.place)
-        told = (example.split, example.pair, example.label) if example else (None, None, None)
-        pair, label = (value if value is None else value.encode() for value in told[1:])
-        row = (self.documents, id_.encode(), document.source, told[0], pair, label)
+        split, *texts = (example.split, example.pair, example.label) if example else (None, None, None)
+        pair, label = (value if value is None else value.encode() for value in texts)
+        row = (self.documents, id_.encode(), document.source, split, pair, label)
         self._seen.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
         self.documents += 1
 
@@ -180,27 +139,27 @@ class CorpusWriter:
             self._seen.execute("INSERT INTO ids VALUES (?, ?)", (id_.encode(), place))
         except sqlite3.IntegrityError:
             before = self._seen.execute("SELECT place FROM ids WHERE id = ?", (id_.encode(),)).fetchone()[0]
-            raise InputError(f"{place}: the id {id_[:60]!r} was there before, at {before}") from None
+            raise InputError(f"{place}: duplicate id {id_[:60]!r}, first used at {before}") from None
 
     def _is_new(self, digest: bytes) -> bool:
         return self._seen.execute("INSERT OR IGNORE INTO digests VALUES (?)", (digest,)).rowcount == 1
 
     def _check_characters(self, block: Block, source: str) -> bool:
-        """Note characters that surprise; True when the block has one that can be seen."""
+        """Warn of control characters and byte-order marks; True if the block has a visible character."""
         text = block.text
         if text.isascii() and text.isprintable():
             return True
         place = f"{source!r}, line {block.line}"
         if _CONTROL.search(text):
-            self._notes.warn("control characters, which were kept", place)
+            self._notes.warn("control characters were kept", place)
         if "\ufeff" in text:
-            self._notes.warn("a byte-order mark inside the text, which was kept", place)
+            self._notes.warn("a byte-order mark inside the text was kept", place)
         return any(letter.isprintable() and not letter.isspace() for letter in text)
 
     def _append(self, number: int, start: int, block: Block) -> None:
         self._rows.append((self.documents, number, start, block))
-        self._held += len(block.text)
-        if self._held >= _BATCH_CHARACTERS or len(self._rows) >= _BATCH_BLOCKS:
+        self._pending_characters += len(block.text)
+        if self._pending_characters >= _BATCH_CHARACTERS or len(self._rows) >= _BATCH_BLOCKS:
             self._flush()
 
     def _flush(self) -> None:
@@ -208,9 +167,9 @@ class CorpusWriter:
 
         if not self._rows:
             return
-        rows, self._rows, self._held = self._rows, [], 0
-        unknown = [row[3].text for row in rows if row[3].sentences is None]
-        found = iter(self._split_sentences(unknown) if unknown else [])
+        rows, self._rows, self._pending_characters = self._rows, [], 0
+        unsplit = [row[3].text for row in rows if row[3].sentences is None]
+        found = iter(self._split_sentences(unsplit) if unsplit else [])
         first, starts, ends, offsets = [], [], [], [0]
         document, running = self._sentences
         for row in rows:
@@ -251,7 +210,7 @@ class CorpusWriter:
         """Decide the splits, write the tables and return the counts.
 
         Raises:
-            InputError: not one document has come through.
+            InputError: no document is left.
         """
 
         self._flush()
@@ -260,7 +219,7 @@ class CorpusWriter:
         kept = self.documents - len(self._duplicates)
         if not kept:
             dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(self._notes.dropped.items()))
-            raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="is there text in the files?")
+            raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="check that the files have text")
         draft = open_parquet(self._out.path / DRAFT)
         groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS and not self._has_splits else None
         counts = self._write_tables(draft, groups, valid, test)
@@ -268,11 +227,11 @@ class CorpusWriter:
         self._out.remove(DRAFT)
         for split, fraction in (("valid", valid), ("test", test)):
             if fraction and not counts["splits"].get(split):
-                self._notes.warn(f"no text fell into {split}", "in the whole corpus")
+                self._notes.warn(f"no text fell into {split}", "the corpus is too small")
         return counts
 
     def _assign_groups(self, draft: Any, valid: float, test: float) -> dict[tuple[int, int], str]:
-        """The split of each group of `GROUP_SENTENCES` sentences, for a corpus of few documents."""
+        """The split of each group of `GROUP_SENTENCES` sentences, for a corpus under `FEW_DOCUMENTS` documents."""
         ids = {number: id_.decode() for number, id_ in self._seen.execute("SELECT number, id FROM documents")}
         keys: dict[tuple[int, int], str] = {}
         for batch in draft.iter_batches(columns=["document", "first_sentence"]):
@@ -336,9 +295,9 @@ class CorpusWriter:
         return total | {"documents": number_of_documents, "splits": found}
 
     def _kept_documents(self) -> Iterator[tuple[Any, ...]]:
-        for number, id_, source, split, *told in self._seen.execute("SELECT * FROM documents ORDER BY number"):
+        for number, id_, source, split, *texts in self._seen.execute("SELECT * FROM documents ORDER BY number"):
             if number not in self._duplicates:
-                yield number, id_.decode(), source, split, *(t if t is None else t.decode() for t in told)
+                yield number, id_.decode(), source, split, *(t if t is None else t.decode() for t in texts)
 
 
 def _draft_schema() -> Any:
@@ -351,7 +310,7 @@ def _draft_schema() -> Any:
 
 
 def _rows_of_blocks(table: Any) -> Iterator[tuple[int, int, int, int, int]]:
-    """Of each block the number of its document in the draft, its first sentence, words, characters and sentences."""
+    """For each block: document number in the draft, first sentence, and the counts of words, characters and sentences."""
     columns = (table.column(name).to_pylist() for name in ("document", "first_sentence", "words", "characters"))
     sentences = table.column("sentences").combine_chunks().value_lengths().to_pylist()
     return zip(*columns, sentences, strict=True)
@@ -359,11 +318,11 @@ def _rows_of_blocks(table: Any) -> Iterator[tuple[int, int, int, int, int]]:
 
 @dataclass
 class _Row:
-    """A row of ``documents.parquet`` that is being added up.
+    """A row of ``documents.parquet`` whose counts are being summed.
 
     Attributes:
-        draft_number: the number of the document before duplicates went.
-        whole: the split of all of it, where it has one.
+        draft_number: number of the document in the draft, before duplicates were removed.
+        whole: split of the whole document; "" if its groups of sentences are split separately.
     """
 
     draft_number: int
@@ -383,7 +342,7 @@ class _Row:
         return next(iter(self.splits)) if len(self.splits) == 1 else "mixed"
 
     def add(self, split: str, sentences: int, characters: int) -> None:
-        """Count one more block."""
+        """Add the counts of one block."""
         self.splits.add(split)
         self.blocks += 1
         self.sentences += sentences
@@ -396,56 +355,3 @@ def _document_table(rows: list[_Row]) -> Any:
     schema = document_schema()
     plain = [{name: getattr(row, name) for name in schema.names} for row in rows]
     return pa.Table.from_pylist(plain, schema=schema)
-
-
-def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) -> Iterator[Any]:
-    """Record batches of ``blocks.parquet``, in order.
-
-    Raises:
-        ArtifactMismatch: a column is missing, stands twice or has another type.
-    """
-    import pyarrow as pa
-
-    columns = list(columns)
-    with corpus.open(BLOCKS) as raw:
-        try:
-            file = open_parquet(raw)
-            found = file.schema_arrow
-            for name in columns:
-                wanted = block_schema().field(name)
-                types = [str(field.type) for field in found if field.name == name]
-                if types != [str(wanted.type)]:
-                    raise ArtifactMismatch(
-                        f"{corpus.path / BLOCKS}: column {name!r} is {types or 'missing'}, expected {wanted.type}"
-                    )
-            for record_batch in file.iter_batches(batch_size=batch, columns=columns):
-                if any(values.null_count for values in record_batch.columns):
-                    raise ArtifactMismatch(f"{corpus.path / BLOCKS}: nulls where none may be")
-                yield record_batch
-        except pa.ArrowException as error:
-            raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
-
-
-def training_blocks(blocks: Any, place: int | None = None) -> Any:
-    """The rows of a table of blocks that are of the training split, and of one text of each example; see `PLACES`."""
-    import pyarrow.compute as pc
-
-    chosen = pc.equal(blocks["split"].cast("string"), "train")
-    return blocks.filter(chosen if place is None else pc.and_(chosen, pc.equal(blocks["block"], place)))
-
-
-def check_pairs(corpus: Artifact) -> None:
-    """Raises ArtifactMismatch unless every document of a corpus is an example of a task with pairs."""
-    import pyarrow as pa
-
-    with corpus.open(DOCUMENTS) as raw:
-        try:
-            batches = open_parquet(raw).iter_batches(columns=["pair"])
-            if not any(batch.column(0).null_count for batch in batches):
-                return
-        except (pa.ArrowException, KeyError) as error:
-            raise ArtifactMismatch(f"{corpus.path / DOCUMENTS}: unreadable ({str(error)[:160]!r})") from error
-    raise ArtifactMismatch(
-        f"{corpus.reference} has documents without a second text",
-        hint="guide build-dataset --train-pair, or --pair-column",
-    )

@@ -1,4 +1,4 @@
-"""From blocks of text to token ids, each with its place in the text."""
+"""From blocks of text to token ids, each with its position in the text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.text.corpus_writer import SPLITS
+from pipelines.text.corpus_files import SPLITS
 from pipelines.text.packing import Tokens
 
 _BATCH_CHARACTERS = 1 << 20
 
 BLOCK_COLUMNS = ("document", "split", "start", "first_sentence", "text", "sentences")
-"""What `Encoder` needs of the blocks."""
+"""The columns of blocks that `Encoder` needs."""
 
 
 def batches_of(part: Any) -> Iterator[dict[str, Any]]:
-    """A record batch of blocks in batches of about `_BATCH_CHARACTERS`, see `block_columns`."""
+    """A record batch of blocks, cut into batches of about `_BATCH_CHARACTERS`; see `block_columns`."""
     import pyarrow.compute as pc
 
     sums = [0, *itertools.accumulate(pc.utf8_length(part.column("text")).to_pylist())]
@@ -31,7 +31,7 @@ def batches_of(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def block_columns(part: Any) -> dict[str, Any]:
-    """A record batch of blocks as columns: lists for text, numpy for numbers."""
+    """A record batch of blocks as columns by name: lists for text, numpy arrays for numbers."""
     spans = part.column("sentences")
     return {
         "text": part.column("text").to_pylist(),
@@ -45,10 +45,10 @@ def block_columns(part: Any) -> dict[str, Any]:
 
 
 class Encoder:
-    """Blocks and their encodings to `Tokens`.
+    """Turns blocks and their encodings into `Tokens`.
 
     Attributes:
-        disarmed: tokens of text that a careless vocabulary would have made special.
+        replaced: number of text tokens that had the id of a special token and became the unknown token.
     """
 
     def __init__(self, tokenizer: Any, special: Mapping[str, int | None]) -> None:
@@ -60,7 +60,7 @@ class Encoder:
         self._forbidden = np.array(sorted(forbidden), np.int32)
         self._bare = np.array([i for i in map(tokenizer.token_to_id, ("▁", "Ġ")) if i is not None], np.int32)
         self._unknown = unknown
-        self.disarmed = 0
+        self.replaced = 0
 
     def __call__(self, blocks: Mapping[str, Any], encodings: list[Any]) -> tuple[Tokens, Any]:
         """All tokens of a batch, and the split of each as its number in `SPLITS`."""
@@ -73,18 +73,18 @@ class Encoder:
         pairs = itertools.chain.from_iterable(encoding.offsets for encoding in encodings)
         offsets = np.fromiter(itertools.chain.from_iterable(pairs), np.int64, 2 * total).reshape(total, 2)
         start, end = offsets[:, 0], offsets[:, 1]
-        # a bare word-start that the tokenizer put before a block stands for no letter, but claims the first one
+        # the word-start mark that the tokenizer adds before a block covers no character, but its offsets claim the first
         firsts = (np.cumsum(counts) - counts)[counts > 0]
         bare = firsts[np.isin(ids[firsts], self._bare)]
         end[bare] = start[bare]
-        self._disarm(ids)
-        # one search for the whole batch: shift every block behind the one before it
+        self._replace_special(ids)
+        # shift each block behind the one before it, so that one search serves the whole batch
         lengths = np.fromiter(map(len, blocks["text"]), np.int64, len(counts)) + 1
         shifts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         sentence_counts = blocks["sentence_counts"]
         boundaries = blocks["sentence_starts"] + np.repeat(shifts, sentence_counts)
         first_boundary = np.concatenate([[0], np.cumsum(sentence_counts)[:-1]])
-        # the last letter decides: a piece may own the space in front of its sentence
+        # the last character decides: a token may include the space before its sentence
         last_letter = np.maximum(end - 1, start) + np.repeat(shifts, counts)
         found = np.searchsorted(boundaries, last_letter, side="right") - 1
         within = np.maximum(found - np.repeat(first_boundary, counts), 0)
@@ -101,8 +101,13 @@ class Encoder:
         splits = np.fromiter((number[split] for split in blocks["split"]), np.int8, len(counts))
         return tokens, np.repeat(splits, counts)
 
-    def _disarm(self, ids: Any) -> None:
-        """Text never gives a special token, not even where the vocabulary lists one as an ordinary piece."""
+    def _replace_special(self, ids: Any) -> None:
+        """Replace special tokens by the unknown token, in place: text never becomes a special token, even if the
+        vocabulary lists one as an ordinary token.
+
+        Raises:
+            InputError: the tokenizer has no unknown token.
+        """
         import numpy as np
 
         wrong = np.isin(ids, self._forbidden)
@@ -110,7 +115,8 @@ class Encoder:
         if count:
             if self._unknown is None:
                 raise InputError(
-                    "the text spells a special token, and this tokenizer has no unknown token to put there"
+                    "the text spells a special token, but the tokenizer has no unknown token to replace it",
+                    hint="use a tokenizer with an unknown token",
                 )
             ids[wrong] = self._unknown
-            self.disarmed += count
+            self.replaced += count

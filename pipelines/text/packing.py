@@ -1,19 +1,19 @@
-"""Whole sentences packed into sequences of bounded length, with numpy over the tokens and a plain loop over sentences."""
+"""Packs whole sentences into sequences of bounded length: numpy over tokens, a plain loop over sentences."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-NONE = -1
-"""Document, sentence and offsets of a special token."""
+NOT_TEXT = -1
+"""Document, sentence and offsets of a special token, which is not part of the text."""
 
 
 class Tokens(NamedTuple):
-    """Columns of one length T, in reading order.
+    """Columns of T tokens, in reading order.
 
     Attributes:
-        id: int32_T, piece of the vocabulary.
+        id: int32_T, token id.
         document: int32_T.
         sentence: int32_T, running number in the document.
         start, end: int64_T, code points in the document, end exclusive.
@@ -30,7 +30,13 @@ class Tokens(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Finished sequences: `Tokens` with special ones among them, ``special`` bool_T, and where each sequence ends."""
+    """Finished sequences, concatenated.
+
+    Attributes:
+        tokens: all tokens, special ones included.
+        special: bool_T, whether a token is special.
+        offsets: int32, 0 and then the end of each sequence.
+    """
 
     tokens: Tokens
     special: Any
@@ -39,14 +45,14 @@ class Packed(NamedTuple):
 
 @dataclass
 class Packer:
-    """Packs the sentences of one split; feed it with `add`, then `flush`.
+    """Packs the sentences of one split: call `add` for each batch, then `flush`.
 
     Attributes:
-        length: longest sequence, its two special tokens among them.
-        begin, separator: ids of the first and the last token of every sequence; the separator also stands between two
+        length: maximum number of tokens in a sequence, including its first and last special token.
+        begin, separator: ids of the first and the last token of each sequence.  The separator also stands between two
             documents.
-        cross_documents: whether a sequence may go on in the next document.
-        cut: sentences so far that were longer than a sequence and were cut in pieces.
+        cross_documents: whether a sequence may continue in the next document.
+        cut: number of sentences so far that were longer than a sequence and were cut into pieces.
     """
 
     length: int
@@ -54,24 +60,24 @@ class Packer:
     separator: int
     cross_documents: bool
     cut: int = 0
-    _held: Tokens | None = None
+    _pending: Tokens | None = None
 
     def add(self, tokens: Tokens) -> Packed | None:
-        """Take more tokens; gives the sequences that are full, if there are any.
+        """Take more tokens and return the sequences that are now full, if any.
 
-        A sentence must not be divided between two calls.
+        Each call must end at the end of a sentence.
         """
         import numpy as np
 
-        if self._held is not None:
-            tokens = Tokens(*(np.concatenate(pair) for pair in zip(self._held, tokens, strict=True)))
-            self._held = None
+        if self._pending is not None:
+            tokens = Tokens(*(np.concatenate(pair) for pair in zip(self._pending, tokens, strict=True)))
+            self._pending = None
         return self._pack(tokens, last=False)
 
     def flush(self) -> Packed | None:
-        """The last sequence, full or not."""
-        held, self._held = self._held, None
-        return self._pack(held, last=True) if held is not None else None
+        """The last sequences, the very last one perhaps not full."""
+        pending, self._pending = self._pending, None
+        return self._pack(pending, last=True) if pending is not None else None
 
     def _pack(self, tokens: Tokens, *, last: bool) -> Packed | None:
         import numpy as np
@@ -79,29 +85,29 @@ class Packer:
         total = len(tokens.id)
         if not total:
             return None
-        room = self.length - 2
+        capacity = self.length - 2
         changes = (np.diff(tokens.document) != 0) | (np.diff(tokens.sentence) != 0)
         firsts = np.concatenate([[0], np.flatnonzero(changes) + 1])
         lengths = np.diff(firsts, append=total)
         documents = tokens.document[firsts]
-        long = np.flatnonzero(lengths > room)
+        long = np.flatnonzero(lengths > capacity)
         if len(long):
-            lengths, documents = _cut_long(lengths, documents, room)
-        sizes, owners = lengths.tolist(), documents.tolist()
-        # for each unit the position of its first token among all sequences laid end to end
+            lengths, documents = _cut_long(lengths, documents, capacity)
+        sizes, documents_of_units = lengths.tolist(), documents.tolist()
+        # for each unit the position of its first token in the concatenation of all sequences
         places, ends = [], []
-        used, done, owner, open_unit = 0, 0, owners[0], 0
-        for unit, (size, document) in enumerate(zip(sizes, owners, strict=True)):
+        used, done, previous, open_unit = 0, 0, documents_of_units[0], 0
+        for unit, (size, document) in enumerate(zip(sizes, documents_of_units, strict=True)):
             gap = 0
-            if used and document != owner:
-                gap = 1 if self.cross_documents else room
-            if used + gap + size > room:
+            if used and document != previous:
+                gap = 1 if self.cross_documents else capacity
+            if used + gap + size > capacity:
                 done += used + 2
                 ends.append(done)
                 used, gap, open_unit = 0, 0, unit
             places.append(done + 1 + used + gap)
             used += gap + size
-            owner = document
+            previous = document
         if last:
             done += used + 2
             ends.append(done)
@@ -110,8 +116,8 @@ class Packer:
             complete = open_unit
         kept = int(lengths[:complete].sum())
         if not last:
-            self._held = tokens.slice(kept)
-        # the first piece of a long sentence fills a sequence, so what waits is never long and is not counted twice
+            self._pending = tokens.slice(kept)
+        # the first piece of a long sentence fills a sequence, so pending sentences are short and are not counted again
         self.cut += len(long)
         if not complete:
             return None
@@ -123,7 +129,7 @@ class Packer:
 
 
 def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed:
-    """A sequence for each run of ``lengths`` tokens, with the first and the last token that every sequence has."""
+    """One sequence for each run of ``lengths`` tokens, between a begin and a separator token."""
     import numpy as np
 
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -132,7 +138,11 @@ def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed
 
 
 def _lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
-    """Tokens at their places among all sequences laid end to end, which are separators and begins elsewhere."""
+    """The concatenated sequences: tokens at ``places``, a begin token at the start of each sequence, separators elsewhere.
+
+    Args:
+        ends: the end of each sequence, exclusive.
+    """
     import numpy as np
 
     size = int(ends[-1])
@@ -143,18 +153,18 @@ def _lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int)
     ids[places] = tokens.id
     columns = [ids]
     for column in tokens[1:]:
-        wide = np.full(size, NONE, column.dtype)
+        wide = np.full(size, NOT_TEXT, column.dtype)
         wide[places] = column
         columns.append(wide)
     return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
 
 
-def _cut_long(lengths: Any, documents: Any, room: int) -> tuple[Any, Any]:
-    """Lengths and documents of units no longer than ``room``: long ones in pieces, the last one short."""
+def _cut_long(lengths: Any, documents: Any, capacity: int) -> tuple[Any, Any]:
+    """Lengths and documents of units, where units over ``capacity`` are cut into full pieces and a last, shorter one."""
     import numpy as np
 
-    pieces = -(-lengths // room)
-    cut = np.full(int(pieces.sum()), room)
+    pieces = -(-lengths // capacity)
+    cut = np.full(int(pieces.sum()), capacity)
     lasts = np.cumsum(pieces) - 1
-    cut[lasts] = lengths - (pieces - 1) * room
+    cut[lasts] = lengths - (pieces - 1) * capacity
     return cut, np.repeat(documents, pieces)

@@ -1,9 +1,10 @@
-"""Sequences for translation: ``build-sequences --packing pairs``, a row for each example with two texts.
+"""Sequences for translation, ``build-sequences --packing pairs``: one row for each example with two texts.
 
-The first text is the source, between the begin and the separator token as every sequence is.  The second one is the target:
-its ids, then the separator of its tokenizer; what the decoder reads first is put before it in training.  A pair of which a
-side has no token is dropped.  One of which a side is too long is dropped from the training text, where half a sentence
-would be no translation, and is cut short in the others, so that nothing that a model is judged by goes missing.
+The first text is the source, between a begin and a separator token like every sequence.  The second is the target: its ids,
+then the separator of its tokenizer.  Training prepends the decoder's start token.
+
+A pair with an empty side is dropped.  A pair with a side that is too long is dropped from the training split, since half a
+sentence is not a translation.  In the other splits it is cut, so that evaluation misses no example.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow as pa
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
-from pipelines.text.corpus_writer import SPLITS, check_pairs, read_blocks
+from pipelines.text.corpus_files import SPLITS, check_pairs, read_blocks
 from pipelines.text.encoding import Encoder, block_columns
 from pipelines.text.packing import Tokens, one_each
 from pipelines.text.sequence_files import SequenceFile, pair_schema, warn
@@ -30,7 +31,7 @@ _BATCH_BLOCKS = 1024
 
 
 def build(run: Run) -> None:
-    """Write the pairs of a corpus; see `pipelines.stages.sequences.run`."""
+    """Write the pairs of a corpus as sequences; see `pipelines.stages.sequences.run`."""
     corpus: Artifact = run.inputs["corpus"]
     check_pairs(corpus)
     source = _Side.of(run, "tokenizer")
@@ -47,7 +48,7 @@ def build(run: Run) -> None:
             bar.advance(int((table["block"].to_numpy() == 0).sum()))
     if not files:
         raise InputError(
-            f"{corpus.reference} has no pair of at most {run.config.max_length} tokens", hint="--max-length"
+            f"{corpus.reference} has no pair of at most {run.config.max_length} tokens", hint="raise --max-length"
         )
     for side in {id(side): side for side in (source, target)}.values():
         for name, data in plain_tokenizer(side.files, side.tokenizer).items():
@@ -60,12 +61,12 @@ def build(run: Run) -> None:
         "target_special_tokens": target.special,
         "splits": {split: {**files[split].counts, **counts[split]} for split in SPLITS if split in files},
     }
-    warn(run, source.encoder.disarmed + (target.encoder.disarmed if target is not source else 0))
+    warn(run, source.encoder.replaced + (target.encoder.replaced if target is not source else 0))
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A tokenizer with what belongs to it; ``role`` is that of its input."""
+    """One side's tokenizer; ``role`` is the name of the stage's input that it comes from."""
 
     role: str
     files: dict[str, bytes]
@@ -81,7 +82,7 @@ class _Side:
         return cls(role, files, tokenizer, special, Encoder(tokenizer, special))
 
     def encode(self, blocks: dict[str, Any]) -> tuple[Tokens, Any]:
-        """The tokens of some blocks, and how many there are of each."""
+        """The tokens of some blocks, and the number of tokens of each block."""
         encodings = self.tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
         return self.encoder(blocks, encodings)[0], np.fromiter(
             (len(e.ids) for e in encodings), np.int64, len(encodings)
@@ -90,7 +91,7 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Some pairs: all tokens of either side, and how many of them each pair has."""
+    """Some pairs: for each side all tokens, concatenated, and the number of tokens of each pair."""
 
     source: Tokens
     source_sizes: Any
@@ -114,12 +115,12 @@ class _Pairs:
 def _pairs(
     table: pa.Table, source: _Side, target: _Side, length: int, counts: dict[str, Counter[str]]
 ) -> Iterator[tuple[str, _Pairs]]:
-    """The pairs of some whole documents that are kept, by split; the others are counted."""
+    """The pairs to keep from a table of whole documents, by split; the others are counted in ``counts``."""
     block, document = (table[name].to_numpy() for name in ("block", "document"))
     complete = np.zeros(len(block), bool)
     complete[:-1] = (block[:-1] == 0) & (block[1:] == 1) & (document[1:] == document[:-1])
-    alone = table.filter(pa.array((block == 0) & ~complete))["split"].to_pylist()
-    for split, number in Counter(alone).items():
+    incomplete = table.filter(pa.array((block == 0) & ~complete))["split"].to_pylist()
+    for split, number in Counter(incomplete).items():
         counts[split]["empty_pairs"] += number
     if not complete.any():
         return
@@ -129,17 +130,16 @@ def _pairs(
     long = ((source_sizes > length - 2) | (target_sizes > length - 1)) & ~empty
     splits = np.array(sides[0]["split"], dtype=object)
     for split in SPLITS:
-        here = splits == split
-        counts[split]["empty_pairs"] += int((here & empty).sum())
-        counts[split]["long_pairs" if split == "train" else "cut_pairs"] += int((here & long).sum())
-        kept = here & ~empty & ~(long & (split == "train"))
+        in_split = splits == split
+        counts[split]["empty_pairs"] += int((in_split & empty).sum())
+        counts[split]["long_pairs" if split == "train" else "cut_pairs"] += int((in_split & long).sum())
+        kept = in_split & ~empty & ~(long & (split == "train"))
         if kept.any():
-            yield (
-                split,
-                _Pairs(
-                    *_heads(sources, source_sizes, kept, length - 2), *_heads(targets, target_sizes, kept, length - 1)
-                ),
+            sides_kept = (
+                *_first_tokens(sources, source_sizes, kept, length - 2),
+                *_first_tokens(targets, target_sizes, kept, length - 1),
             )
+            yield split, _Pairs(*sides_kept)
 
 
 def _rows(table: pa.Table, chosen: Any) -> dict[str, Any]:
@@ -147,25 +147,25 @@ def _rows(table: pa.Table, chosen: Any) -> dict[str, Any]:
     return block_columns(batch)
 
 
-def _heads(tokens: Tokens, sizes: Any, kept: Any, room: int) -> tuple[Tokens, Any]:
-    """The first tokens of some rows, at most ``room`` of each, and how many these are."""
+def _first_tokens(tokens: Tokens, sizes: Any, kept: Any, limit: int) -> tuple[Tokens, Any]:
+    """The first tokens of the kept rows, at most ``limit`` of each, and how many each row has."""
     rows = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen = kept[rows] & (within < room)
-    return Tokens(*(column[chosen] for column in tokens)), np.minimum(sizes[kept], room)
+    chosen = kept[rows] & (within < limit)
+    return Tokens(*(column[chosen] for column in tokens)), np.minimum(sizes[kept], limit)
 
 
 def _whole_documents(corpus: Artifact) -> Iterator[pa.Table]:
-    """The blocks of a corpus, in tables that cut no document in two."""
-    held: list[pa.Table] = []
+    """The blocks of a corpus, in tables of whole documents."""
+    pending: list[pa.Table] = []
     columns = ["document", "block", "split", "start", "first_sentence", "text", "sentences"]
     for batch in read_blocks(corpus, columns, batch=_BATCH_BLOCKS):
         table = pa.Table.from_batches([batch])
         split = table.column_names.index("split")
-        table = pa.concat_tables([*held, table.set_column(split, "split", table["split"].cast(pa.string()))])
+        table = pa.concat_tables([*pending, table.set_column(split, "split", table["split"].cast(pa.string()))])
         documents = table["document"].to_numpy()
         last = int(np.searchsorted(documents, documents[-1]))
-        held = [table.slice(last)]
+        pending = [table.slice(last)]
         if last:
             yield table.slice(0, last)
-    yield from held
+    yield from pending

@@ -1,7 +1,7 @@
-"""From bytes to text: what a file is, gunzipping within bounds, strict decoding, lines.
+"""From bytes to text: recognises formats, decompresses gzip within bounds, decodes strictly and splits lines.
 
-Lines end at ``\\n``, ``\\r\\n`` and ``\\r``, never where ``str.splitlines`` would also cut (U+2028, form feeds ...); those of
-parallel files at ``\\n`` alone.
+Lines end at ``\\n``, ``\\r\\n`` and ``\\r``, but not at the other ends of ``str.splitlines`` (U+2028, form feeds ...).  Lines of
+parallel files end at ``\\n`` only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FORMATS = {
     ".parquet": "parquet",
     ".conllu": "conllu",
 }
-"""Kind of file by extension; all but Parquet may end in ``.gz`` as well."""
+"""Format by extension; all but Parquet may be followed by ``.gz``."""
 
 LINE_LIMIT = 100 << 20
-"""Characters in the longest line of a file whose lines are records."""
+"""Maximum number of characters in a line of a file whose lines are records."""
 
 EXPANSION_LIMIT = 1000
-"""A compressed file that grows more than this many times, beyond a gigabyte, is taken for a bomb."""
+"""A compressed file that expands by more than this factor, to over a gigabyte, is refused as a decompression bomb."""
 
 _CHUNK = 1 << 20
 _SMALL = 16 << 20
@@ -66,10 +66,10 @@ _MARKS = {
 
 
 def read_small(path: Path) -> bytes:
-    """A file of settings or of a table, whole.
+    """The bytes of a small file, such as settings or a table.
 
     Raises:
-        InputError: it cannot be read, or is larger than any such file.
+        InputError: the file cannot be read, or is larger than 16 MiB.
     """
     try:
         with path.open("rb") as file:
@@ -82,12 +82,12 @@ def read_small(path: Path) -> bytes:
 
 
 def known_extension(name: str) -> bool:
-    """True when the name says what kind of file it is."""
+    """True if the file name has an extension of `FORMATS`."""
     return _extension(name) in FORMATS
 
 
 def format_of(name: str, override: str | None = None) -> str:
-    """``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``conllu``; what has no extension is text."""
+    """The format of a file by its name: ``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``conllu``; else ``text``."""
     return override or FORMATS.get(_extension(name), "text")
 
 
@@ -97,12 +97,12 @@ def _extension(name: str) -> str:
 
 
 def looks_like(head: bytes) -> str | None:
-    """What the first bytes of a file give it away as, if they do."""
+    """The kind of binary file that the first bytes indicate, or None."""
     return next((what for magic, what in _MAGIC.items() if head.startswith(magic)), None)
 
 
 class Expansion:
-    """Counts the bytes that come out of a compressed file and refuses an absurd number of them."""
+    """Counts the bytes that come out of a compressed file and refuses a decompression bomb; see `EXPANSION_LIMIT`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,13 +112,13 @@ class Expansion:
         self.bytes += count
         if self.bytes > 1 << 30 and self.bytes > EXPANSION_LIMIT * max(compressed, 1):
             raise InputError(
-                f"{self.name!r}: {compressed:,} bytes grew to more than {self.bytes:,}: it looks like a bomb",
-                hint="unpack it yourself if you trust it",
+                f"{self.name!r}: {compressed:,} bytes expand to over {self.bytes:,}: it looks like a decompression bomb",
+                hint="decompress it yourself if you trust it",
             )
 
 
 class _Gunzipped(io.RawIOBase):
-    """A gzip file that is read in bounded steps."""
+    """A gzip file, decompressed in steps of bounded size."""
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
         super().__init__()
@@ -142,10 +142,10 @@ class _Gunzipped(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
-    """The bytes of a text file, gunzipped when its name ends in ``.gz``.
+    """The bytes of a text file, decompressed if its name ends in ``.gz``.
 
     Raises:
-        InputError: its first bytes say that it is something else.
+        InputError: the first bytes show that it is not text, not gzip, or in another encoding.
     """
     with machine_errors(f"cannot read {str(path)!r}"), path.open("rb") as raw:
         head = raw.read(16)
@@ -161,7 +161,7 @@ def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
             stream = cast(BinaryIO, _Gunzipped(raw, name))
         what = looks_like(head)
         if what:
-            hint = "name it .gz, or gunzip it first" if what == "gzip" else "give text, or name the kind with --format"
+            hint = "name it .gz, or gunzip it first" if what == "gzip" else "give text, or set its format with --format"
             raise InputError(f"{name!r}: not text; it looks like {what}", hint=hint)
         mark = next((mark for bom, mark in _MARKS.items() if head.startswith(bom)), None)
         if mark and codecs.lookup(encoding).name == "utf-8":
@@ -170,7 +170,11 @@ def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
 
 
 def _survey(raw: BinaryIO, name: str) -> bytes:
-    """The first unpacked bytes.  A file that starts like a bomb is unpacked here, where that is quick, not line by line."""
+    """The first decompressed bytes.
+
+    Decompresses a file that starts like a bomb to its end or to the limit, since that is much faster here than line by
+    line.
+    """
     stream = _Gunzipped(raw, name)
     data = head = stream.read(_CHUNK)
     unpacked = len(data)
@@ -181,27 +185,27 @@ def _survey(raw: BinaryIO, name: str) -> bytes:
 
 
 def check_encoding(encoding: str) -> str:
-    """The encoding's own name.
+    """The canonical name of an encoding.
 
     Raises:
-        InputError: Python knows no text encoding of that name.
+        InputError: Python has no text encoding of that name.
     """
     try:
         "".encode(encoding)
         b"".decode(encoding)
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError, AttributeError) as error:
-        raise InputError(f"unknown encoding {encoding!r}", hint="such as utf-8, latin-1, cp1252, utf-16") from error
+        raise InputError(f"unknown encoding {encoding!r}", hint="try utf-8, latin-1, cp1252 or utf-16") from error
 
 
 def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end: bool = True) -> Iterator[str]:
-    """Chunks of text with ``\\n`` for every line end, and without a byte-order mark at the start.
+    """Chunks of text with ``\\n`` for every line end, without a byte-order mark at the start.
 
     Args:
-        any_end: ``\\r`` ends a line too; else it stays where it is.
+        any_end: whether ``\\r`` ends a line too; if not, it stays in the text.
 
     Raises:
-        InputError: bytes that are not in the encoding; the message has the line, and the byte counted from 0.
+        InputError: bytes that are not valid in the encoding; the message names the line from 1 and the byte from 0.
     """
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=any_end)
@@ -217,7 +221,7 @@ def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end:
             byte = position - len(waiting) + error.start
             raise InputError(
                 f"{name!r}, line {line}, byte {byte}: not {encoding} ({error.reason})",
-                hint="say what it is with --encoding, such as --encoding latin-1",
+                hint="name its encoding, for example --encoding latin-1",
             ) from error
         except UnicodeError as error:
             raise InputError(f"{name!r}, line {lines + 1}, byte {position}: not {encoding} ({error})") from error
@@ -231,11 +235,11 @@ def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end:
         if not data:
             break
     if any_end and isinstance(newlines.newlines, tuple):
-        notes.warn("line ends of several kinds in one file", repr(name))
+        notes.warn("a file mixes several kinds of line ends", repr(name))
 
 
 def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; a last line that is empty does not count.
+    """Numbered lines without their line ends; an empty last line is left out.
 
     Raises:
         InputError: a line over `LINE_LIMIT`.
@@ -250,7 +254,7 @@ def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
             number, pending, size = number + 1, [following], len(following)
         if size > LINE_LIMIT:
             raise InputError(
-                f"{name!r}, line {number}: over {LINE_LIMIT:,} characters", hint="is it one record a line?"
+                f"{name!r}, line {number}: over {LINE_LIMIT:,} characters", hint="check that each line is one record"
             )
     if size:
         yield number, "".join(pending)
@@ -259,6 +263,6 @@ def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
 def open_lines(
     path: Path, name: str, encoding: str, notes: Notes, *, any_end: bool = True
 ) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text file; see `open_text`, `decode` and `read_lines` for what is refused."""
+    """Numbered lines of a text file; see `open_text`, `decode` and `read_lines` for arguments and errors."""
     with open_text(path, name, encoding) as stream:
         yield from read_lines(decode(stream, name, encoding, notes, any_end=any_end), name)

@@ -1,4 +1,4 @@
-"""Where sentences end: spaCy's rules, a spaCy or Stanza model.  Blocks go in, spans of code points come out."""
+"""Splits text into sentences with spaCy's rules, a spaCy model or a Stanza model; gives spans in code points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.engine.stage import Files, require
 from pipelines.text.blocks import Span
-from pipelines.text.parsers import guarded, load_spacy, load_stanza, model_folder, spacy_folder, stanza_place
+from pipelines.text.parsing import model_folder
+from pipelines.text.spacy_models import guarded, load_spacy, spacy_folder
+from pipelines.text.stanza_models import find_stanza, load_stanza, stanza_files
 
 Splitter = Callable[[Sequence[str]], list[list[Span]]]
 
@@ -17,47 +19,42 @@ _RELOAD_AFTER = 400_000
 
 
 def check_spec(spec: str) -> None:
-    """Raises InputError unless ``spec`` is ``rules``, ``line``, ``spacy:...`` or ``stanza:...``."""
+    """Raise InputError unless ``spec`` is ``rules``, ``line``, ``spacy:...`` or ``stanza:...``."""
     kind, _, rest = spec.partition(":")
     if spec not in ("rules", "line") and not (kind in ("spacy", "stanza") and rest):
         raise InputError(
-            f"unknown way to find sentences: {spec!r}",
-            hint="rules, line, spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER, stanza:FOLDER:LANG:PACKAGE",
+            f"unknown sentence splitter: {spec!r}",
+            hint="use rules, line, spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER or stanza:FOLDER:LANG:PACKAGE",
         )
 
 
 def model_files(spec: str) -> Files | None:
-    """The files of the model that finds the sentences, which decide the result as much as the text does.
+    """The files of the model that splits sentences, an input of the stage since they affect its result; None for rules.
 
     Raises:
-        InputError: the folder is not there.
-        MachineError: the model is not installed; the message has the install line.
+        InputError: the folder does not exist.
+        MachineError: the model is not installed; the message says how to install it.
     """
     check_spec(spec)
     kind, _, rest = spec.partition(":")
     if kind == "spacy":
         return model_folder(spacy_folder(rest))
     if kind == "stanza":
-        folder, language, package = stanza_place(rest)
-        paths = [folder / "resources.json"]
-        for part in ("tokenize", "mwt"):
-            paths += sorted((folder / language / part).glob(f"{package or '*'}.pt"))
-        paths = [path for path in paths if path.is_file()]
-        return Files.of(paths, (path.relative_to(folder).as_posix() for path in paths))
+        return stanza_files(*find_stanza(rest), ("tokenize", "mwt"))
     return None
 
 
 def splitter(spec: str) -> Splitter:
-    """A function from texts to the spans of their sentences, white space at the ends left out."""
+    """A function from texts to the spans of their sentences, without white space at the ends of a sentence."""
     check_spec(spec)
     kind, _, rest = spec.partition(":")
     if kind == "stanza":
-        return _stanza_splitter(*stanza_place(rest))
+        return _stanza_splitter(*find_stanza(rest))
     return _SpacySplitter(None if spec in ("rules", "line") else rest)
 
 
 class _SpacySplitter:
-    """spaCy's sentences.  The vocabulary grows with every new word, so the model is loaded afresh now and then."""
+    """Splits with spaCy.  Its vocabulary grows with every new word, so the model is reloaded from time to time."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
@@ -71,7 +68,10 @@ class _SpacySplitter:
             self._model = load_spacy(self._name)
             wanted = ("tok2vec", "transformer", "parser", "senter", "sentencizer")
             if not {"parser", "senter", "sentencizer"}.intersection(self._model.pipe_names):
-                raise InputError(f"the spaCy model {self._name!r} does not find sentences")
+                raise InputError(
+                    f"the spaCy model {self._name!r} cannot split sentences",
+                    hint="use a model with a parser, senter or sentencizer",
+                )
             self._model.select_pipes(enable=[pipe for pipe in wanted if pipe in self._model.pipe_names])
         self._model.tokenizer = guarded(self._model.tokenizer)
         self._limit = len(self._model.vocab.strings) + _RELOAD_AFTER

@@ -1,4 +1,4 @@
-"""Files of sequences: their columns, what is written, and what to say of it."""
+"""Files of sequences: their columns, the writer, and warnings about what was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipelines.text.packing import Packed
 
 
 def sequence_schema() -> Any:
-    """Columns of a file of sequences: lists of one length, one entry per token; -1 where a special token has none."""
+    """Columns of a file of sequences: lists of equal length with one entry per token, -1 for special tokens."""
     import pyarrow as pa
 
     return pa.schema(
@@ -26,7 +26,7 @@ def sequence_schema() -> Any:
 
 
 def pair_schema() -> Any:
-    """Columns of a file of pairs: those of the source, and the target, a list of its own length."""
+    """Columns of a file of pairs: those of a sequence for the source, and the target, whose length may differ."""
     import pyarrow as pa
 
     return sequence_schema().append(
@@ -35,10 +35,10 @@ def pair_schema() -> Any:
 
 
 class SequenceFile:
-    """The file of one split.
+    """Writes the file of one split.
 
     Attributes:
-        counts: what it holds: ``tokens`` are all of them, special ones too, ``unknown_tokens`` are text.
+        counts: number of ``sequences``, of ``tokens`` (including special ones) and of ``unknown_tokens`` (text only).
     """
 
     def __init__(self, split: str, schema: Any, unknown: int | None, run: Run, stack: Any) -> None:
@@ -47,7 +47,7 @@ class SequenceFile:
         self.counts = {"sequences": 0, "tokens": 0, "unknown_tokens": 0}
 
     def write(self, packed: Packed, *more: Any) -> None:
-        """Add sequences; ``more`` are the arrays of further columns of the schema."""
+        """Add sequences; ``more`` are the arrays of the schema's further columns."""
         import pyarrow as pa
 
         arrays = [
@@ -61,20 +61,24 @@ class SequenceFile:
             self.counts["unknown_tokens"] += int((packed.tokens.id == self._unknown).sum())
 
 
-_TOLD = {
+_WARNINGS = {
     "cut_sentences": "sentences were longer than a sequence and were cut",
-    "cut_pairs": "pairs were longer than a sequence on one side at least, and were cut",
-    "long_pairs": "pairs were longer than a sequence on one side at least, and were dropped",
-    "empty_pairs": "pairs had no token on one side at least, and were dropped",
+    "cut_pairs": "pairs had a side longer than a sequence and were cut",
+    "long_pairs": "pairs had a side longer than a sequence and were dropped",
+    "empty_pairs": "pairs had a side without tokens and were dropped",
 }
 
 
-def warn(run: Run, disarmed: int) -> None:
-    """Say what the counts of the splits have that a user should know."""
-    if disarmed:
-        run.warn(f"{disarmed:,} pieces of text spelled a special token and became unknown tokens")
+def warn(run: Run, replaced: int) -> None:
+    """Warn of cut, dropped and unknown text, from the counts of the splits.
+
+    Args:
+        replaced: number of text tokens that spelled a special token; see `Encoder.replaced`.
+    """
+    if replaced:
+        run.warn(f"{replaced:,} pieces of text spelled a special token and became unknown tokens")
     for split, counts in run.out.counts["splits"].items():
-        run.warn(*(f"{split}: {counts[key]:,} {what}" for key, what in _TOLD.items() if counts.get(key)))
+        run.warn(*(f"{split}: {counts[key]:,} {what}" for key, what in _WARNINGS.items() if counts.get(key)))
         for side in ("", "target_"):
             unknown, all_ = counts.get(f"{side}unknown_tokens", 0), counts.get(f"{side}tokens", 0)
             if unknown > 0.05 * all_:

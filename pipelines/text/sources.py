@@ -1,4 +1,4 @@
-"""Which files a command's arguments mean: files, globs, folders and standard input, each real file once."""
+"""Resolves a command's arguments (files, globs, folders, standard input) to files, each real file once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from guidance.errors import InputError
+from pipelines.engine.stage import Files, file_digest
 from pipelines.storage.files import machine_errors
 from pipelines.text.readers import known_extension
 
@@ -23,14 +24,14 @@ BUILTIN = "builtin:python-docs"
 
 @dataclass
 class Sources:
-    """What the arguments came to.
+    """The files that the arguments name.
 
     Attributes:
-        paths: files in the order in which they are read.
-        names: their names inside the corpus: relative to the folder that was given, else the last part of the path.
-        digests: sha256 of those known already (standard input), by path.
-        builtin: whether ``builtin:python-docs`` was asked for.
-        skipped: files in folders that are hidden or of no known kind.
+        paths: files in reading order.
+        names: their names in the corpus: relative to the given folder, else the last part of the path.
+        digests: sha256 by path, for files where it is already known (standard input).
+        builtin: whether ``builtin:python-docs`` was given.
+        skipped: number of files left out: hidden, of unknown format, or the same file again.
     """
 
     paths: list[Path] = field(default_factory=list)
@@ -39,16 +40,22 @@ class Sources:
     builtin: bool = False
     skipped: int = 0
 
+    def files(self, source: str | None, license: str | None) -> Files:
+        """The files as an input of a stage, with their digests and where they come from (by default their names)."""
+        shown = source or ", ".join(self.names[:3]) + (" ..." if len(self.names) > 3 else "")
+        digests = tuple(self.digests.get(path) or file_digest(path) for path in self.paths)
+        return Files(tuple(self.paths), tuple(self.names), digests, [{"source": shown, "license": license}])
+
 
 @contextlib.contextmanager
 def expand(arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None) -> Iterator[Sources]:
-    """Find the files.  Standard input is copied to a private file first, which is gone when the context ends.
+    """Find the files.  Standard input is copied to a private file that is deleted when the context ends.
 
     Args:
-        any_kind: take files of unknown extension that are named outright (``--format`` says what they are).
+        any_kind: accept explicitly named files with an unknown extension, because ``--format`` gives their format.
 
     Raises:
-        InputError: nothing is there, it is no plain file, or two files would get one name.
+        InputError: no file is found, a path is not a regular file, or two files would get the same name.
     """
     found = Sources()
     with contextlib.ExitStack() as stack:
@@ -59,12 +66,12 @@ def expand(arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None) 
             elif argument == BUILTIN:
                 found.builtin = True
             elif argument.startswith("builtin:"):
-                raise InputError(f"unknown source {argument!r}", hint=f"there is one text built in: {BUILTIN}")
+                raise InputError(f"unknown source {argument!r}", hint=f"the only built-in text is {BUILTIN}")
             else:
                 for path in _matches(argument):
                     _add(found, path, seen, any_kind)
         if not found.paths and not found.builtin:
-            extra = f"; {found.skipped} files of other kinds were passed over" if found.skipped else ""
+            extra = f"; {found.skipped} hidden files or files of unknown format were skipped" if found.skipped else ""
             raise InputError(f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}")
         _check_names(found)
         yield found
@@ -86,14 +93,14 @@ def _add(found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool)
             _add_file(found, inner, _decoded(inner.relative_to(path)), seen)
         return
     if not any_kind and not known_extension(path.name):
-        raise InputError(f"{str(path)!r}: unknown kind of file", hint="say what it is with --format")
+        raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
     _add_file(found, path, _decoded(Path(path.name)), seen)
 
 
 def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]]) -> None:
     status = _status(path)
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{str(path)!r}: not a plain file", hint="`-` reads from a pipe")
+        raise InputError(f"{str(path)!r}: not a regular file", hint="to read from a pipe, give `-`")
     if (status.st_dev, status.st_ino) in seen:
         found.skipped += 1
         return
@@ -103,7 +110,7 @@ def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]])
 
 
 def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterator[Path]:
-    """Files of known kinds below a folder, sorted; links are followed, each real folder is entered once."""
+    """Files of known formats below a folder, sorted.  Follows links, but enters each real folder once."""
     status = _status(folder)
     if (status.st_dev, status.st_ino) in visited:
         return
@@ -133,7 +140,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _decoded(path: Path) -> str:
-    """The name in UTF-8, whatever the locale says that names are in."""
+    """The path's name decoded as UTF-8, independent of the locale."""
     try:
         return os.fsencode(path.as_posix()).decode()
     except UnicodeDecodeError as error:
@@ -146,14 +153,14 @@ def _check_names(found: Sources) -> None:
         if name in places:
             raise InputError(
                 f"{str(path)!r} and {str(places[name])!r} would both be document {name!r}",
-                hint="give the folder that holds them both: ids are then paths inside it",
+                hint="give a folder that contains both; ids are then paths inside it",
             )
         places[name] = path
 
 
 def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack) -> None:
     if STDIN in found.names:
-        raise InputError("`-` stands twice: standard input can be read once")
+        raise InputError("`-` is given twice, but standard input can be read only once")
     if stdin is None or stdin.closed:
         raise InputError("`-` was given, but standard input is closed")
     sha256 = hashlib.sha256()

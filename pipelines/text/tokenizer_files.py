@@ -1,4 +1,4 @@
-"""The files of a tokenizer: read from an artifact or a folder, opened, and as they may travel on."""
+"""The files of a tokenizer: reading them from an artifact or a folder, opening them, and cleaning them for publication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) ->
     """A tokenizer as an input of a stage: an artifact, or a Hugging Face folder with a ``tokenizer.json``.
 
     Raises:
-        InputError: there is none.
+        InputError: the reference names neither.
     """
     folder = Path(reference)
     if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
@@ -38,17 +38,17 @@ def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) ->
 
 
 def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
-    """The bytes of the tokenizer's files, by name; nothing else in its folder is looked at."""
+    """The bytes of the tokenizer's files, by name; other files of the folder are ignored."""
     if isinstance(given, Files):
         for path in given.paths:
             if path.stat().st_size > _SIZE_LIMIT:
-                raise InputError(f"{str(path)!r}: larger than {_SIZE_LIMIT >> 20} MiB, no tokenizer file")
+                raise InputError(f"{str(path)!r}: larger than {_SIZE_LIMIT >> 20} MiB, too large for a tokenizer file")
         return {name: path.read_bytes() for name, path in zip(given.names, given.paths, strict=True)}
     return {name: given.read(name) for name in TOKENIZER_FILES if name in given.files}
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> Any:
-    """A ``tokenizers.Tokenizer`` that gives every token of a text, and no special token for a text that spells one.
+    """A ``tokenizers.Tokenizer`` without truncation or padding, which does not turn text into special tokens.
 
     Raises:
         InputError: the file is damaged.
@@ -66,7 +66,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
 
 
 def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The special tokens that a tokenizer's configurations name: ``cls_token`` and the like."""
+    """The special tokens in a tokenizer's configuration files, by key: ``cls_token`` and the like."""
     named: dict[str, str] = {}
     for name in TOKENIZER_FILES[1:]:
         for key, value in _json_object(files.get(name, b"{}"), name).items():
@@ -77,10 +77,10 @@ def named_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | None]:
-    """Ids of the roles ``cls``, ``sep``, ``pad``, ``mask``, ``unk``; begin- and end-of-sentence stand in for the first two.
+    """The token ids of ``cls``, ``sep``, ``pad``, ``mask`` and ``unk``; ``bos`` and ``eos`` serve as ``cls`` and ``sep``.
 
     Raises:
-        InputError: nothing begins or ends a sequence.
+        InputError: no token can begin or end a sequence.
     """
     named = named_tokens(files)
     found: dict[str, int | None] = {}
@@ -95,10 +95,10 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
 
 
 def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, bytes]:
-    """The tokenizer's files as they may travel on: of the configurations only special tokens and the longest input.
+    """The tokenizer's files for publication: configuration files keep only special tokens and the longest input.
 
-    A tokenizer from elsewhere can name code, classes and templates; none of it goes into what we publish.  The roles of
-    `special_ids` are written down, so that whoever opens the folder takes the same tokens for them.
+    A foreign tokenizer can name code, classes and templates, which must not go into an artifact.  The tokens of
+    `special_ids` are written out, so that other programs use the same ones.
     """
     ids = special_ids(files, tokenizer)
     roles = {f"{role}_token": tokenizer.id_to_token(id_) for role, id_ in ids.items() if id_ is not None}
@@ -108,8 +108,8 @@ def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, byt
         if name in files or is_main:
             given = _json_object(files.get(name, b"{}"), name)
             plain = {key: value for key, value in given.items() if key.endswith("_token") or key == "model_max_length"}
-            said = named_tokens({name: files.get(name, b"{}")})
-            plain |= {role: text for role, text in roles.items() if said.get(role) != text}
+            named = named_tokens({name: files.get(name, b"{}")})
+            plain |= {role: text for role, text in roles.items() if named.get(role) != text}
             if is_main:
                 plain["tokenizer_class"] = "PreTrainedTokenizerFast"
             kept[name] = (json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
@@ -122,5 +122,5 @@ def _json_object(data: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name}: not JSON ({str(error)[:80]!r})") from error
     if not isinstance(value, dict):
-        raise InputError(f"{name}: an object is expected")
+        raise InputError(f"{name}: expected a JSON object, found {type(value).__name__}")
     return value

@@ -1,4 +1,4 @@
-"""The tokens of a corpus's text, each with its document and sentence, as workers of any statistic read them."""
+"""The tokens of a corpus, each with its document and sentence, for the worker processes of any statistic."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ __all__ = ["load", "tokenizer_folder", "tokens_of"]
 
 
 def tokenizer_folder(given: Artifact | Files) -> str:
-    """Where its files are, for workers elsewhere."""
+    """The folder of the tokenizer's files, as an absolute path that other processes can open."""
     return str((given.path if isinstance(given, Artifact) else given.paths[0].parent).absolute())
 
 
 def load(folder: str) -> Any:
-    """The ``tokenizers.Tokenizer`` of a folder; a worker opens it once."""
+    """The ``tokenizers.Tokenizer`` of a folder; each process opens it once."""
     return _opened(os.path.join(folder, "tokenizer.json"))[0]
 
 
 def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
-    """All tokens of the blocks in some tables, as ``build-sequences`` makes them: no special ones, and none for text that
-    spells one; a batch of about a million characters at a time.  The tables have the `BLOCK_COLUMNS` at least."""
+    """The tokens of some tables of blocks, with the ids that ``build-sequences`` gives them, but without special tokens.
+
+    Comes in batches of about a million characters.  The tables must have the `BLOCK_COLUMNS`.
+    """
     tokenizer, encoder = _opened(os.path.join(folder, "tokenizer.json"))
     for table in tables:
         for part in table.combine_chunks().to_batches():
@@ -39,7 +41,7 @@ def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
 
 @remembered
 def _opened(file: str) -> tuple[Any, Encoder]:
-    """The tokenizer of a ``tokenizer.json`` and of what stands beside it."""
+    """The tokenizer of a ``tokenizer.json`` and of the configuration files beside it."""
     folder = os.path.dirname(file)
     names = [name for name in TOKENIZER_FILES if os.path.exists(os.path.join(folder, name))]
     files = tokenizer_files(Files.of((Path(folder, name) for name in names), names))

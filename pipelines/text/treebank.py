@@ -1,7 +1,7 @@
-"""Trees that exist, in CoNLL-U files, found again for the sentences of a corpus.
+"""Finds the trees of a corpus's sentences in existing CoNLL-U files.
 
-A sentence has the tree that stands at its place: the same document, the same number, the same letters.  Where that has
-other letters, its letters alone find it, whatever white space is between them; of several trees of one text the first.
+A sentence gets the tree at the same position, that is, with the same document and sentence number, if both have the same
+text.  Otherwise it gets the first tree with the same text.  White space is ignored when texts are compared.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pipelines.text.readers import open_lines
 
 
 class Treebank:
-    """The trees of some files, in memory: about 200 bytes for each word.
+    """The trees of some files, held in memory: about 200 bytes per word.
 
     Attributes:
-        scheme: whose labels their relations are.
+        scheme: label scheme of the relations.
     """
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str], max_words: int) -> None:
         """Read the files.
 
         Raises:
-            InputError: one of them is no CoNLL-U; the message has the line.
+            InputError: a file is not valid CoNLL-U; the message names the line.
         """
         self._max_words = max_words
         self._by_place: dict[tuple[str, int], tuple[str, Tree]] = {}
@@ -48,15 +48,15 @@ class Treebank:
         self.scheme: Scheme = label_scheme(labels)
 
     def find(self, document: str, number: int, text: str) -> Tree:
-        """The tree of a sentence of the corpus, with offsets in its text.
+        """The tree of a sentence of the corpus, with offsets in ``text``.
 
         Args:
-            document: id of its document.
-            number: running number in the document.
+            document: id of the document.
+            number: running number of the sentence in the document.
         """
         letters = _letters(text)
-        there, tree = self._by_place.get((document, number), ("", None))
-        if tree is None or there != letters:
+        letters_there, tree = self._by_place.get((document, number), ("", None))
+        if tree is None or letters_there != letters:
             tree = self._by_letters.get(letters)
         if tree is None:
             return Tree(status="not found")
@@ -64,7 +64,7 @@ class Treebank:
 
 
 def _numbered(path: Path, name: str, notes: Notes) -> Iterator[tuple[str, int, Sentence]]:
-    """The sentences of a file, as a corpus of it counts them: id of the document, running number in it."""
+    """The sentences of a file, each with its document id and its number there, as `build-corpus` would number them."""
     document, documents, number = "", 0, 0
     for sentence in read_sentences(open_lines(path, name, "utf-8", notes), name, notes):
         if not documents or sentence.starts_document is not None:
@@ -80,7 +80,7 @@ def _letters(text: str) -> str:
 
 
 def _tree(sentence: Sentence) -> Tree:
-    """The tree of a sentence, its offsets counting letters, white space left out."""
+    """The tree of a sentence, with offsets that do not count white space."""
     if sentence.heads is None:
         return Tree(status="no tree")
     tokens = [_letters(form) for form, _ in sentence.tokens]
@@ -108,9 +108,9 @@ def _nfc(text: str) -> str:
 
 
 def _placed(tree: Tree, text: str) -> Tree:
-    """The tree with offsets in a text of the same letters."""
+    """The tree with offsets in ``text``, which has the same letters and perhaps other white space."""
     places = [place for place, letter in enumerate(text) if not letter.isspace()]
-    places.append(len(text))  # where a word without letters stands
+    places.append(len(text))  # for a word without letters at the end
     start = [places[first] for first in tree.start]
     end = [
         places[last - 1] + 1 if last > first else places[first]

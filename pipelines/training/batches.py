@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from guidance.statistics.roles import NOTHING, Pieces, segment_numbers
+from guidance.statistics.roles import COLUMNS, Pieces, segment_numbers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
@@ -74,7 +74,7 @@ class Examples:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
-            values, found = read_column(masks, name, feature, pa.from_numpy_dtype(NOTHING[feature][1]), compact)
+            values, found = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature].dtype), compact)
             if not np.array_equal(found, lengths):
                 raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
             columns[feature] = values

@@ -14,7 +14,7 @@ from pipelines.views.comparison import FIGURES, Comparison, Row, Summary, lower_
 WIDTH = 120
 """Maximum number of characters per line of text."""
 
-NOTHING = "–"
+MISSING = "–"
 """Shown for a figure that is not defined."""
 
 Cell = Callable[[Row], str]
@@ -132,7 +132,7 @@ def tables(comparison: Comparison) -> list[Table]:
                 *count,
                 ("last", _mean("score", ".4g")),
                 ("best", _mean("best_score", ".4g")),
-                ("steps to equal score", _reached("steps_to_equal_score", never if goal else NOTHING)),
+                ("steps to equal score", _reached("steps_to_equal_score", never if goal else MISSING)),
             )
         )
     if len(rows) > 1:
@@ -161,7 +161,7 @@ def _difference(name: str) -> Cell:
 def _p(name: str) -> Cell:
     def cell(row: Row) -> str:
         p = row.p[name]
-        return NOTHING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+        return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
     return cell
 
@@ -175,14 +175,14 @@ def _reached(name: str, never: str) -> Cell:
             return _with_spread(found, ",.0f")
         if found.known:
             return f"{found.known} of {len(found.values)}"
-        return never if found.values else NOTHING
+        return never if found.values else MISSING
 
     return cell
 
 
 def _with_spread(found: Summary, form: str) -> str:
     if found.mean is None:
-        return NOTHING
+        return MISSING
     return f"{found.mean:{form}}" + ("" if found.sd is None else f" ± {found.sd:{form.removeprefix('+')}}")
 
 

@@ -202,7 +202,7 @@ def _segments(words: Sequence[str]) -> list[int]:
 
 def _parse(text: str, parser: str) -> _Words:
     from guidance.statistics.roles import parts_of_speech, relations
-    from pipelines.text.parsers import load_spacy
+    from pipelines.text.spacy_models import load_spacy
 
     kind, _, name = parser.partition(":")
     if kind != "spacy" or not name:
@@ -234,7 +234,7 @@ def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], 
     import numpy as np
     import torch
 
-    from guidance.statistics.roles import NOTHING, Pieces, Words, assign, role_columns
+    from guidance.statistics.roles import COLUMNS, Pieces, Words, assign, role_columns
 
     places = np.array(spans, np.int64).reshape(-1, 2)
     firsts = [
@@ -246,12 +246,12 @@ def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], 
         np.array([0, len(spans) + 2]), *(np.pad(c.astype(np.int64), 1, constant_values=-1) for c in columns)
     )
     start, end = np.array(words.spans, np.int64).T
-    known = {name: np.array(values, NOTHING[name][1]) for name, values in words.known.items() if name in NOTHING}
+    known = {name: np.array(values, COLUMNS[name].dtype) for name, values in words.known.items() if name in COLUMNS}
     head = known.pop("head", None)
     table = Words(np.zeros(len(start), np.int64), start, end, None if head is None else head.astype(np.int64), known)
     word_of = assign(pieces, table).tolist()
     found = role_columns(pieces, table).columns
-    found |= {n: np.array(_spread(n, values, word_of)) for n, values in words.known.items() if n not in NOTHING}
+    found |= {n: np.array(_spread(n, values, word_of)) for n, values in words.known.items() if n not in COLUMNS}
     tensors = {name: torch.from_numpy(column)[None] for name, column in found.items()}
     return word_of, {n: t if t.dtype == torch.bool or t.is_floating_point() else t.long() for n, t in tensors.items()}
 

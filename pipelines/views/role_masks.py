@@ -187,7 +187,7 @@ class Opened:
         import torch
 
         from guidance.patterns.features import Tokens, Vocabulary
-        from guidance.statistics.roles import NOTHING
+        from guidance.statistics.roles import COLUMNS
         from pipelines.training.batches import pad
 
         self._vocabulary = self._vocabulary or Vocabulary.from_tokenizer(self._tokenizer)
@@ -199,7 +199,7 @@ class Opened:
                 raise ArtifactDamaged(f"{self.masks.path}: masks and sequences have different lengths")
             valid[n, : len(row["id"])] = True
         columns = {
-            name: pad([np.array(role[name], NOTHING[name][1]) for role in roles], NOTHING[name][0], length)
+            name: pad([np.array(role[name], COLUMNS[name].dtype) for role in roles], COLUMNS[name].fill, length)
             for name in roles[0]
         }
         return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
@@ -220,7 +220,7 @@ class Opened:
 
         assert self._corpus is not None
         columns = {name: pa.array([row[name]]) for name in ("document", "sentence", "start", "end")}
-        texts = RoleTables(str(self._corpus.path)).letters(pieces_of(pa.table(columns)))
+        texts = RoleTables(str(self._corpus.path)).texts(pieces_of(pa.table(columns)))
         return [None if document < 0 else text for document, text in zip(row["document"], texts, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""``guide build-masks``, ``masks show``, ``masks export`` and ``build-dataset`` as people call them."""
+"""The commands ``build-masks``, ``masks show``, ``masks export`` and ``build-dataset``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = "\n".join([*SENTENCES] * 3)
 
 @pytest.fixture
 def made(guide: Guide, tmp_path: Path) -> dict[str, str]:
-    """References of everything that masks are made from."""
+    """References of the masks and of all artifacts that they are built from."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     found = {}
 
@@ -84,7 +84,7 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
         (["masks", "export", "{masks}", "--dense", "."], "exists already"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(
+def test_wrong_arguments_are_refused_with_a_short_message(
     guide: Guide, made: dict[str, str], arguments: list[str], words: str
 ) -> None:
     answer = guide(*(argument.format(**made) for argument in arguments))
@@ -109,11 +109,9 @@ def test_show_draws_every_role_of_a_sentence(guide: Guide, made: dict[str, str])
     assert Path("roles.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_long_sequence_is_shown_sentence_by_sentence_unless_all_of_it_is_asked_for(
-    guide: Guide, made: dict[str, str]
-) -> None:
+def test_of_a_long_sequence_one_sentence_is_shown_unless_whole_is_given(guide: Guide, made: dict[str, str]) -> None:
     answer = guide("masks", "show", made["masks"], "--json")
-    assert "sentence 0 of 0 to" in answer.err
+    assert "showing sentence 0 of" in answer.err
     part, whole = json.loads(answer.out), json.loads(guide("masks", "show", made["masks"], "--json", "--whole").out)
     assert part["sentence"] == 0 and whole["sentence"] is None
     size = len(part["tokens"])
@@ -126,10 +124,10 @@ def test_roles_that_lack_their_source_are_named(guide: Guide, made: dict[str, st
     alone = guide("build-masks", made["sequences"], "--idf", made["idf"], "-q").out.strip()
     answer = guide("masks", "show", alone, "--json")
     assert set(json.loads(answer.out)["missing"]) == {"dependency", "major_relation"}
-    assert "not there: dependency (no head: no --deps was given: guide build-deps)" in answer.err
+    assert "missing: dependency (no head: no --deps was given: guide build-deps)" in answer.err
 
 
-def test_dense_masks_are_those_that_patterns_make(
+def test_dense_masks_match_the_patterns(
     guide: Guide, made: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(role_masks, "ENTRIES", 50_000)  # several batches
@@ -150,9 +148,7 @@ def test_dense_masks_are_those_that_patterns_make(
     assert again.code == 2 and "exists already" in again.err
 
 
-def test_labels_fall_back_on_tokens_where_the_corpus_is_gone(
-    guide: Guide, made: dict[str, str], tmp_path: Path
-) -> None:
+def test_labels_are_tokens_if_the_corpus_is_missing(guide: Guide, made: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "artifacts" / made["corpus"]).rename(tmp_path / "gone")
     answer = guide("masks", "show", made["masks"], "--sentence", "1", "--json")
     assert answer.code == 0

@@ -261,9 +261,9 @@ def test_a_decoder_only_model_is_refused(guide):
     ("text", "message"),
     [
         ("[", "not a table of scores"),
-        ("[]", "there are no scores"),
+        ("[]", "no scores found"),
         ('[{"layer": 0, "head": 0}]', "not a table of scores"),
-        ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "there twice"),
+        ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "occurs twice"),
         ('[{"layer": 0, "head": 0, "score": 1}]', "nothing for layer 0, head 1"),
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),

@@ -1,4 +1,4 @@
-"""What the real stages do on a full disk, in a bare environment, and with inputs that lie about what they are."""
+"""The real stages on a full disk, in a bare environment, and with inputs that are not what they claim to be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import BLOCKS, block_schema
+from pipelines.text.corpus_files import BLOCKS, block_schema
 from tests import trainings
 from tests.tiny import in_child
 from tests.trainings import one_thread  # noqa: F401
@@ -55,12 +55,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def damaged_copy(made: dict[str, Path], kind: str, tmp_path: Path) -> Path:
-    """A copy outside any store, to be changed."""
+    """A copy outside any store, for the test to damage."""
     return Path(shutil.copytree(made[kind], tmp_path / kind))
 
 
 def within(seconds: int, function: Callable[[], object]) -> int:
-    """Exit code of a function in a child that is killed after some seconds."""
+    """Exit code of a function in a child process that is killed after some seconds."""
 
     def limited() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -71,7 +71,7 @@ def within(seconds: int, function: Callable[[], object]) -> int:
 
 
 class Evil:
-    """Unpickling this makes a folder."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -84,9 +84,9 @@ class Evil:
 
 
 def in_namespace(mount: str, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script of Python after a mount that nobody else sees."""
+    """Run a Python script after a mount that only this process sees."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us mount anything")
+        pytest.skip("mounting in a user namespace is not permitted on this machine")
     command = f'{mount} && exec "$@"'
     return subprocess.run(
         ["unshare", "-rm", "sh", "-c", command, "sh", sys.executable, "-c", script, *map(str, arguments)],
@@ -116,11 +116,11 @@ stages = {
 }
 for kind, stage in stages.items():
     outcomes = []
-    for room in map(int, sys.argv[4:]):
+    for space in map(int, sys.argv[4:]):
         store = Store(disk / kind)
         store.root.mkdir(exist_ok=True)
         with open(disk / "filler", "wb") as filler:
-            filler.write(bytes(max(0, os.statvfs(disk).f_bavail * 4096 - room)))
+            filler.write(bytes(max(0, os.statvfs(disk).f_bavail * 4096 - space)))
         try:
             stage(store)
             code, message = 0, ""
@@ -137,11 +137,11 @@ for kind, stage in stages.items():
 """
 
 
-def test_a_full_disk_has_the_same_code_and_words_under_every_writer(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_full_disk_gives_the_same_exit_code_and_message_in_every_stage(made: dict[str, Path], tmp_path: Path) -> None:
     disk, text = tmp_path / "disk", tmp_path / "a.txt"
     disk.mkdir()
     letters = np.random.default_rng(0).integers(97, 123, (2000, 40), np.uint8)
-    text.write_bytes(b"\n".join(row.tobytes() for row in letters))  # hardly compresses
+    text.write_bytes(b"\n".join(row.tobytes() for row in letters))  # random, so it hardly compresses
     given = json.dumps({kind: str(path) for kind, path in made.items()})
     mount = f"mount -t tmpfs -o size=1024k tmpfs '{disk}'"
     done = in_namespace(mount, FULL, disk, text, given, 4 << 10, 12 << 10)
@@ -178,9 +178,7 @@ def test_a_read_only_disk_is_noticed_before_the_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "file_mode"), [(0o002, 0o664), (0o077, 0o600)])
-def test_what_the_real_stages_write_follows_the_umask(
-    made: dict[str, Path], store: Store, umask: int, file_mode: int
-) -> None:
+def test_files_of_real_stages_follow_the_umask(made: dict[str, Path], store: Store, umask: int, file_mode: int) -> None:
     before = os.umask(umask)
     try:
         words = tokenizer.run(str(made["corpus"]), tokenizer.Config(vocab_size=300), store=store).artifact
@@ -237,9 +235,7 @@ def test_all_stages_run_without_home_cache_temporary_folder_or_working_folder(tm
     assert done.stdout.splitlines()[-1].startswith("model/")
 
 
-def test_a_clock_that_jumps_changes_nothing_and_no_duration_is_negative(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_jumping_clock_affects_neither_results_nor_durations(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     steady = trainings.train(store, plan="preset:ag").artifact
     year, now, calls = 365 * 86400.0, time.time(), iter(range(10**9))
     with monkeypatch.context() as patch:
@@ -255,9 +251,7 @@ def test_a_clock_that_jumps_changes_nothing_and_no_duration_is_negative(
 # pipes and devices
 
 
-def test_a_pipe_in_place_of_an_input_is_refused_and_not_waited_for(
-    made: dict[str, Path], store: Store, tmp_path: Path
-) -> None:
+def test_a_pipe_as_input_is_refused_at_once(made: dict[str, Path], store: Store, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     data = trainings.sequences(store)
@@ -283,7 +277,7 @@ def test_a_pipe_in_place_of_an_input_is_refused_and_not_waited_for(
 
 
 @pytest.mark.parametrize("kind", ["corpus", "tokenizer", "sequences", "model"])
-def test_every_flip_and_cut_of_a_real_artifact_is_noticed_and_named(
+def test_every_bit_flip_and_truncation_of_a_real_artifact_is_detected(
     made: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
     folder, generator = damaged_copy(made, kind, tmp_path), random.Random(3)
@@ -308,7 +302,7 @@ def test_every_flip_and_cut_of_a_real_artifact_is_noticed_and_named(
         path.write_bytes(good)
 
 
-def test_every_kind_is_refused_where_another_is_wanted(made: dict[str, Path], store: Store) -> None:
+def test_artifacts_of_the_wrong_kind_are_refused(made: dict[str, Path], store: Store) -> None:
     wanted: dict[str, Callable[[str], object]] = {
         "corpus": lambda r: tokenizer.run(r, tokenizer.Config(), store=store),
         "tokenizer": lambda r: sequences.run(str(made["corpus"]), r, sequences.Config(), store=store),
@@ -323,7 +317,7 @@ def test_every_kind_is_refused_where_another_is_wanted(made: dict[str, Path], st
 
 
 def blocks(**changes: Any) -> pa.Table:
-    """One block of text, with other columns; None leaves one out."""
+    """A table of one block with some columns replaced; None leaves a column out."""
     schema = block_schema()
     columns = {field.name: pa.array([None], field.type) for field in schema}
     columns |= {f.name: pa.array([0], f.type) for f in schema if pa.types.is_integer(f.type)}
@@ -344,7 +338,7 @@ def blocks(**changes: Any) -> pa.Table:
         (b"not a table" * 20, "unreadable"),
     ],
 )
-def test_a_corpus_with_another_table_is_refused_though_its_seal_fits(
+def test_a_corpus_with_invalid_columns_is_refused_in_spite_of_a_valid_digest(
     store: Store, table: pa.Table | bytes, message: str
 ) -> None:
     manifest = {"stage": "build-corpus", "stage_version": 1, "config": {}, "inputs": {}}
@@ -358,7 +352,7 @@ def test_a_corpus_with_another_table_is_refused_though_its_seal_fits(
         tokenizer.run("corpus/" + "0" * 16, tokenizer.Config(), store=store)
 
 
-def test_sequences_that_are_no_table_are_refused_though_their_seal_fits(store: Store) -> None:
+def test_sequences_that_are_not_a_table_are_refused_in_spite_of_a_valid_digest(store: Store) -> None:
     manifest = {"stage": "build-sequences", "stage_version": 1, "config": {"max_length": 16}, "inputs": {}}
     with store.build("sequences", "0" * 64, manifest) as out:
         out.write("train.parquet", b"PAR1" + b"not a table" * 20 + b"PAR1")
@@ -369,11 +363,11 @@ def test_sequences_that_are_no_table_are_refused_though_their_seal_fits(store: S
         trainings.pretrain.run("sequences/" + "0" * 16, trainings.config(), store=store)
 
 
-# models from elsewhere
+# foreign models
 
 
 def model_folder(made: dict[str, Path], tmp_path: Path) -> Path:
-    """The model as a plain folder."""
+    """The model as a plain folder, without a manifest."""
     folder = damaged_copy(made, "model", tmp_path)
     (folder / "artifact.json").unlink()
     return folder
@@ -408,7 +402,7 @@ STRANGE_WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", STRANGE_WEIGHTS)
-def test_strange_safetensors_to_start_from_are_refused(
+def test_malformed_safetensors_are_refused_as_initial_weights(
     made: dict[str, Path], store: Store, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder(made, tmp_path)
@@ -418,7 +412,7 @@ def test_strange_safetensors_to_start_from_are_refused(
     assert not list(tmp_path.rglob("climbed*")) and not list(store.root.glob("model/*"))
 
 
-def test_names_of_tensors_never_become_names_of_files(made: dict[str, Path], store: Store, tmp_path: Path) -> None:
+def test_tensor_names_never_become_file_names(made: dict[str, Path], store: Store, tmp_path: Path) -> None:
     import safetensors.torch
 
     folder = model_folder(made, tmp_path)
@@ -433,7 +427,7 @@ def test_names_of_tensors_never_become_names_of_files(made: dict[str, Path], sto
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_never_become_a_model(
+def test_initial_weights_that_are_not_finite_never_give_a_model(
     made: dict[str, Path], store: Store, tmp_path: Path, value: float
 ) -> None:
     import safetensors.torch
@@ -462,7 +456,7 @@ def test_a_damaged_tokenizer_beside_a_model_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.pkl", "a.npy", "a.joblib", "a.bin", "model.safetensors", ".metadata"])
-def test_no_pickle_is_opened_wherever_it_is_given(
+def test_no_pickle_is_ever_opened(
     made: dict[str, Path], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -496,7 +490,7 @@ def test_no_pickle_is_opened_wherever_it_is_given(
     assert not trace.exists() and not store.folders()
 
 
-def test_templates_and_classes_of_a_tokenizer_are_neither_rendered_nor_looked_for(
+def test_templates_and_classes_of_a_tokenizer_are_never_executed(
     made: dict[str, Path], store: Store, tmp_path: Path
 ) -> None:
     folder = damaged_copy(made, "tokenizer", tmp_path)
@@ -521,7 +515,7 @@ def test_templates_and_classes_of_a_tokenizer_are_neither_rendered_nor_looked_fo
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_tokenizer_folder_as_transformers_saves_it_can_be_trained_with(
+def test_a_tokenizer_saved_by_transformers_can_be_used_for_training(
     made: dict[str, Path], store: Store, tmp_path: Path
 ) -> None:
     from transformers import AutoTokenizer
@@ -534,12 +528,10 @@ def test_a_tokenizer_folder_as_transformers_saves_it_can_be_trained_with(
     assert again("a text").input_ids == AutoTokenizer.from_pretrained(made["tokenizer"])("a text").input_ids
 
 
-# a reader and a run that publishes again
+# a model that is rebuilt while another run reads it
 
 
-def test_a_model_that_is_built_again_while_it_is_opened_is_never_a_mixture(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     import safetensors.torch
 
     first = trainings.train(store, learning_rate=1e-3).artifact

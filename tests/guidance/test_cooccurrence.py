@@ -1,4 +1,4 @@
-"""Scores of co-occurrence are equations 9 and 10, whatever the counts are and in whatever parts they come."""
+"""Scores of co-occurrence follow equations 9 and 10 for any counts and any division into parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parts = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def parts_of(counts: np.ndarray, rows_each: int = 3) -> Parts:
-    """The upper triangle of a matrix, its pairs that occur, some rows at a time."""
+    """The pairs that occur in the upper triangle of a matrix, in parts of some rows."""
     found = []
     for first in range(0, len(counts), rows_each):
         i, j = np.triu(counts, 0)[first : first + rows_each].nonzero()
@@ -25,7 +25,7 @@ def parts_of(counts: np.ndarray, rows_each: int = 3) -> Parts:
 
 
 def written_out(counts: np.ndarray, totals: list[int] | None = None) -> list[list[float]]:
-    """Equations 9 and 10 with loops and fractions."""
+    """Equations 9 and 10 with plain loops and exact fractions."""
     size = len(counts)
     sums = totals or [sum(int(counts[i, z]) for z in range(size)) for i in range(size)]
     scores = []
@@ -46,8 +46,8 @@ def random_counts(size: int, seed: int, density: float) -> np.ndarray:
     return counts.astype(np.int64)
 
 
-def test_a_case_worked_by_hand() -> None:
-    # sentences "a b a" and "b c": a stands twice beside itself and twice beside b
+def test_scores_match_a_case_worked_by_hand() -> None:
+    # sentences "a b a" and "b c": a occurs twice with itself and twice with b
     counts = np.array([[2, 2, 0], [2, 0, 1], [0, 1, 0]])
     assert totals_of(parts_of(counts), 3).tolist() == [4, 3, 1]
     scores = context_scores(parts_of(counts), 3)
@@ -56,7 +56,7 @@ def test_a_case_worked_by_hand() -> None:
 
 @pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 7, 20])
-def test_scores_are_the_equations(size: int, density: float) -> None:
+def test_scores_match_the_equations(size: int, density: float) -> None:
     for seed in range(5):
         counts = random_counts(size, seed, density)
         scores = context_scores(parts_of(counts, 1 + seed), size, dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_scores_are_the_equations(size: int, density: float) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 15])
-def test_occurrences_can_be_what_counts_are_divided_by(size: int) -> None:
+def test_counts_can_be_divided_by_occurrences(size: int) -> None:
     counts = random_counts(size, 3, 0.5)
     totals = np.random.default_rng(0).integers(1, 90, size)
     scores = context_scores(parts_of(counts), size, totals=totals, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_rows_go_from_0_to_1_and_the_matrix_is_not_symmetric() -> None:
     assert not torch.equal(scores, scores.T)
 
 
-def test_a_token_that_is_never_beside_another_expects_nothing() -> None:
+def test_a_token_without_pairs_has_scores_of_zero() -> None:
     counts = random_counts(8, 2, 1.0)
     counts[3], counts[:, 3] = 0, 0
     scores = context_scores(parts_of(counts), 8)
@@ -86,8 +86,8 @@ def test_a_token_that_is_never_beside_another_expects_nothing() -> None:
     assert not context_scores([], 4).any()
 
 
-def test_a_constant_row_is_0_even_where_division_rounds() -> None:
-    # row i is proportional to the totals, so all its ratios are equal, whatever their binary digits
+def test_a_constant_row_is_zero_even_if_division_rounds() -> None:
+    # row i is proportional to the totals, so all its ratios are equal, even where the division rounds
     random = np.random.default_rng(7)
     for _ in range(50):
         weights = random.integers(1, 10**6, 9)
@@ -95,7 +95,7 @@ def test_a_constant_row_is_0_even_where_division_rounds() -> None:
         assert not context_scores(parts_of(counts), 9).any()
 
 
-def test_counts_beyond_what_floats_hold_are_summed_exactly() -> None:
+def test_counts_beyond_float_precision_are_summed_exactly() -> None:
     large = 2**53 + 1
     parts = [(np.array([0]), np.array([0]), np.array([large])), (np.array([0]), np.array([1]), np.array([2**31 + 7]))]
     assert totals_of(parts, 2).tolist() == [large + 2**31 + 7, 2**31 + 7]
@@ -109,7 +109,7 @@ def test_half_precision_is_the_rounded_matrix() -> None:
     assert torch.equal(half, context_scores(parts, 25, dtype=torch.float64).to(torch.float16))
 
 
-def test_the_parts_and_their_order_make_no_difference() -> None:
+def test_scores_do_not_depend_on_the_parts_and_their_order() -> None:
     counts = random_counts(20, 6, 0.5)
     whole = context_scores(parts_of(counts, 20), 20)
     for rows_each in (1, 7):
@@ -125,19 +125,19 @@ def test_counts_are_not_modified() -> None:
 
 @pytest.mark.parametrize(("i", "j", "count"), [([1], [0], [1]), ([0], [3], [1]), ([-1], [0], [1]), ([0], [1], [-2])])
 def test_pairs_outside_an_upper_triangle_are_refused(i: list[int], j: list[int], count: list[int]) -> None:
-    with pytest.raises(InputError, match="i ≤ j below 3"):
+    with pytest.raises(InputError, match="0 ≤ i ≤ j < 3"):
         context_scores([(np.array(i), np.array(j), np.array(count))], 3)
 
 
-def test_totals_must_be_there_for_every_pair() -> None:
+def test_totals_of_zero_are_refused_for_tokens_with_pairs() -> None:
     parts = [(np.array([0]), np.array([1]), np.array([5]))]
-    with pytest.raises(InputError, match="a total is 0"):
+    with pytest.raises(InputError, match="a token that has pairs is 0"):
         context_scores(parts, 2, totals=np.array([3, 0]))
-    with pytest.raises(InputError, match="2 totals are needed"):
+    with pytest.raises(InputError, match="expected 2 totals"):
         context_scores(parts, 2, totals=np.array([3]))
 
 
-def test_the_table_knows_the_rows_of_ids() -> None:
+def test_the_table_maps_ids_to_rows() -> None:
     parts = parts_of(random_counts(3, 0, 1.0))
     table = cooccurrence_table(np.array([7, 2, 9]), 12, parts)
     assert table.rows_V.tolist() == [-1, -1, 1, -1, -1, -1, -1, 0, -1, 2, -1, -1]

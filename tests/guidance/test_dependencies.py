@@ -1,4 +1,4 @@
-"""Trees: words that are dropped, multi-word tokens, whose labels they are, and how two trees compare."""
+"""Trees: dropping words, spans of multi-word tokens, label schemes, and attachment scores."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MAJOR = {"nsubj", "obj", "amod", "advmod"}
 
 
 def tree(text: str, heads: str, relations: str) -> Tree:
-    """A tree written by hand: heads are counted from 1, 0 is the root."""
+    """A tree written by hand; heads count from 1, and 0 is the root."""
     words, start = text.split(), []
     for word in words:
         start.append(text.index(word, start[-1] + 1 if start else 0))
     end = [first + len(word) for first, word in zip(start, words, strict=True)]
     places = [int(head) - 1 if head != "0" else n for n, head in enumerate(heads.split())]
-    nothing = [""] * len(words)
-    return Tree(start, end, words, nothing, list(nothing), places, relations.split())
+    empty = [""] * len(words)
+    return Tree(start, end, words, empty, list(empty), places, relations.split())
 
 
-def test_dependents_of_a_dropped_word_go_to_the_nearest_head_that_stays():
+def test_dependents_of_a_dropped_word_attach_to_the_nearest_kept_ancestor():
     chain = tree("a b c d", "2 3 4 0", "x x x root")
     assert without(chain, [1]).head == [1, 2, 2]
     assert without(chain, [1, 2]).head == [1, 1]
@@ -37,7 +37,7 @@ def test_dependents_of_a_dropped_root_become_roots():
     assert without(tree("a b c", "2 0 2", "x root x"), [1]).head == [0, 1]
 
 
-def test_dropping_words_keeps_every_path_to_the_root():
+def test_dropping_words_keeps_the_paths_of_the_others():
     chance = random.Random(0)
     for _ in range(200):
         size = chance.randint(1, 12)
@@ -45,14 +45,14 @@ def test_dropping_words_keeps_every_path_to_the_root():
         names = [str(n) for n in range(size)]
         spans = list(range(size))
         whole = Tree(spans, spans, names, names, names, heads, names)
-        gone = {n for n in range(size) if chance.random() < 0.4}
-        left = without(whole, gone)
+        dropped = {n for n in range(size) if chance.random() < 0.4}
+        left = without(whole, dropped)
         for place, name in enumerate(left.form):
             expected = heads[int(name)]
-            while expected in gone and heads[expected] != expected:
+            while expected in dropped and heads[expected] != expected:
                 expected = heads[expected]
             found = left.form[left.head[place]]
-            assert found == (name if expected in gone else str(expected))
+            assert found == (name if expected in dropped else str(expected))
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_dropping_words_keeps_every_path_to_the_root():
         ("gonna", ["gon", "na"], [(3, 6), (6, 8)]),
     ],
 )
-def test_words_that_spell_their_token_stand_on_their_own_letters(token, words, spans):
+def test_words_that_spell_their_token_have_their_own_span(token, words, spans):
     assert spell(token, 3, 3 + len(token), words) == spans
 
 
-def test_labels_tell_their_scheme():
+def test_the_label_scheme_is_recognised():
     assert label_scheme(["ROOT", "nsubj", "dobj", "nsubjpass"]) == "spacy-en"
     assert label_scheme(["root", "nsubj", "obj", "nsubj:pass"]) == "ud"
     assert label_scheme(["ROOT", "sb", "oa", "mo"]) == "other"
@@ -119,15 +119,15 @@ def test_a_tree_agrees_with_itself():
     assert (same.uas, same.las) == (1.0, 1.0)
 
 
-def test_attachment_is_counted_by_hand():
+def test_attachment_of_a_case_counted_by_hand():
     gold = tree("The old dog chased a cat", "3 3 4 0 6 4", "det amod nsubj root det obj")
-    #  another head for `old`, another label for `cat`, a root in capitals
+    # a different head for `old`, a different label for `cat`, and ROOT in capitals
     found = tree("The old dog chased a cat", "3 4 4 0 6 4", "det amod nsubj ROOT det obl")
     assert attachment(gold, found) == Attachment(6, 6, 6, 5, 4)
     assert attachment(gold, found).uas == pytest.approx(5 / 6)
 
 
-def test_words_of_other_letters_are_not_aligned_and_count_against_both():
+def test_unaligned_words_lower_the_score():
     gold = tree("He did-n't go", "3 3 0", "nsubj advmod root")
     found = tree("He did -n't go", "4 4 4 0", "nsubj aux advmod root")
     found = Tree([0, 3, 6, 11], [2, 6, 10, 13], *list(vars(found).values())[2:])
@@ -136,12 +136,12 @@ def test_words_of_other_letters_are_not_aligned_and_count_against_both():
     assert counts.las == pytest.approx(2 * 2 / 7)
 
 
-def test_a_head_that_one_side_does_not_have_is_another_head():
+def test_a_head_that_only_one_tree_has_is_a_different_head():
     gold = Tree([0, 2], [1, 5], ["a", "bcd"], [""] * 2, [""] * 2, [1, 1], ["x", "root"])
     found = Tree([0, 2, 3], [1, 3, 5], ["a", "b", "cd"], [""] * 3, [""] * 3, [1, 1, 1], ["x", "root", "y"])
     assert attachment(gold, found) == Attachment(2, 3, 1, 0, 0)
 
 
-def test_counts_add_up_and_nothing_is_no_agreement():
+def test_counts_add_up_and_empty_trees_score_zero():
     assert Attachment(1, 2, 3, 4, 5) + Attachment(1, 1, 1, 1, 1) == Attachment(2, 3, 4, 5, 6)
     assert (Attachment().uas, Attachment().las) == (0.0, 0.0)

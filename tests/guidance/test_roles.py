@@ -1,4 +1,4 @@
-"""Words and pieces meet: against plain loops, against cases worked by hand, and by a law about pieces of words."""
+"""Aligning words and pieces: cases worked by hand, plain loops, and a law about pieces of words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import RELATIONS, UPOS, Tokens
 from guidance.statistics.roles import (
-    NOTHING,
+    COLUMNS,
     Pieces,
     Rarity,
     Words,
@@ -45,12 +45,12 @@ def make_pieces(*sequences: list[tuple[int, int, int, int] | None]) -> Pieces:
 # by hand
 
 
-def test_a_piece_belongs_to_the_word_with_which_it_shares_most_and_to_the_first_of_equals() -> None:
+def test_a_piece_belongs_to_the_first_word_that_shares_most_characters() -> None:
     #        01234567890123456789
     text = " the don't  ab x"
     words = make_words([(0, 1, 4), (0, 5, 7), (0, 7, 10), (0, 12, 13), (0, 13, 14), (0, 15, 16)])
     spans = [
-        ((0, 4), 0),  # with the space before it, as byte-level vocabularies have it
+        ((0, 4), 0),  # includes the space before it, as in byte-level vocabularies
         ((4, 8), 1),  # " don": two letters of `do`, one of `n't`
         ((8, 10), 2),
         ((4, 10), 2),  # " don't": three letters of `n't`, two of `do`
@@ -58,7 +58,7 @@ def test_a_piece_belongs_to_the_word_with_which_it_shares_most_and_to_the_first_
         ((10, 12), 3),  # white space before a word
         ((10, 11), -1),  # white space before white space
         ((14, 15), 5),
-        ((15, 15), 5),  # the bare mark of a word's beginning
+        ((15, 15), 5),  # a bare word-start mark
         ((16, 16), -1),
     ]
     assert text[15] == "x"
@@ -66,21 +66,21 @@ def test_a_piece_belongs_to_the_word_with_which_it_shares_most_and_to_the_first_
     assert assign(pieces, words).tolist() == [word for _, word in spans]
 
 
-def test_places_of_different_documents_never_meet() -> None:
+def test_pieces_and_words_of_different_documents_are_never_aligned() -> None:
     words = make_words([(3, 0, 2), (3, 5, 6), (7, 0, 2)])
     pieces = make_pieces([None, (3, 0, 0, 2), (5, 0, 0, 2), (7, 0, 0, 2), (7, 0, 5, 6), None])
     assert assign(pieces, words).tolist() == [-1, 0, -1, 2, -1, -1]
 
 
-def test_the_bare_mark_of_a_beginning_goes_with_its_word_into_the_next_sentence() -> None:
+def test_a_bare_word_start_mark_belongs_to_the_sentence_of_its_word() -> None:
     words = make_words([(0, 0, 2), (0, 3, 5)])
     found = role_columns(make_pieces([None, (0, 0, 0, 2), (0, 0, 2, 3), (0, 1, 3, 5), None]), words)
     assert found.columns["word"].tolist() == [-1, 0, 1, 1, -1]
     assert found.columns["segment"].tolist() == [0, 0, 1, 1, 1]
 
 
-def test_words_that_share_their_place_are_stood_for_by_the_first() -> None:
-    # Vuelve del mar: de and el are both `del`
+def test_words_that_share_a_span_are_represented_by_the_first() -> None:
+    # Vuelve del mar: the words de and el share the span of `del`
     words = make_words([(0, 0, 6), (0, 7, 10), (0, 7, 10), (0, 11, 14)], head=[0, 3, 3, 2])
     found = role_columns(make_pieces([None, (0, 0, 0, 6), (0, 0, 7, 10), (0, 0, 11, 14), None]), words)
     assert found.columns["word"].tolist() == [-1, 0, 1, 2, -1]
@@ -88,7 +88,7 @@ def test_words_that_share_their_place_are_stood_for_by_the_first() -> None:
     assert found.counts == {"words": 3, "lone_tokens": 0, "silent_words": 0, "arcs": 3, "cut_arcs": 0}
 
 
-def test_arcs_out_of_a_sequence_are_dropped_and_counted_and_never_wrap() -> None:
+def test_arcs_out_of_a_sequence_are_dropped_and_counted() -> None:
     words = make_words([(0, 0, 2), (0, 3, 5), (0, 6, 8)], head=[2, 0, 2])
     found = role_columns(make_pieces([(0, 0, 0, 2), (0, 0, 3, 5)], [(0, 0, 6, 7)], [(0, 0, 7, 8), None]), words)
     assert found.columns["word"].tolist() == [0, 1, 0, 0, -1]
@@ -96,8 +96,8 @@ def test_arcs_out_of_a_sequence_are_dropped_and_counted_and_never_wrap() -> None
     assert (found.counts["words"], found.counts["arcs"], found.counts["cut_arcs"]) == (4, 4, 1)
 
 
-def test_a_word_of_which_nothing_is_left_is_counted_and_the_others_stay_in_place() -> None:
-    # the tokenizer gives nothing for the second word; the fourth lies beyond the sequence
+def test_a_word_without_pieces_is_counted_and_does_not_shift_others() -> None:
+    # the tokenizer drops the second word; the fourth lies beyond the sequence
     words = make_words([(0, 0, 2), (0, 3, 4), (0, 5, 7), (0, 8, 9)], head=[0, 0, 1, 0])
     found = role_columns(make_pieces([None, (0, 0, 0, 2), (0, 0, 5, 7), None]), words)
     assert found.columns["word"].tolist() == [-1, 0, 1, -1]
@@ -105,9 +105,9 @@ def test_a_word_of_which_nothing_is_left_is_counted_and_the_others_stay_in_place
     assert (found.counts["silent_words"], found.counts["cut_arcs"]) == (1, 1)
 
 
-def test_no_words_and_no_pieces_are_no_problem() -> None:
-    nothing = make_words([], head=[], idf=np.zeros(0, np.float32))
-    found = role_columns(make_pieces([None, (0, 0, 0, 2), None], [None]), nothing)
+def test_empty_words_and_pieces_are_accepted() -> None:
+    no_words = make_words([], head=[], idf=np.zeros(0, np.float32))
+    found = role_columns(make_pieces([None, (0, 0, 0, 2), None], [None]), no_words)
     assert found.columns["word"].tolist() == found.columns["head"].tolist() == [-1, -1, -1, -1]
     assert found.columns["idf"].tolist() == [0, 0, 0, 0]
     assert found.counts["lone_tokens"] == 1
@@ -115,7 +115,7 @@ def test_no_words_and_no_pieces_are_no_problem() -> None:
     assert {len(column) for column in empty.columns.values()} == {0}
 
 
-def test_segments_are_numbered_within_a_sequence_and_special_tokens_go_with_the_text_before_them() -> None:
+def test_segments_are_numbered_within_a_sequence_and_special_tokens_join_the_sentence_before() -> None:
     a, b, c = (0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 0, 0)
     pieces = make_pieces([None, a, a, None, b, b, None], [None, b, c, None], [None, None], [], [c])
     assert segment_numbers(pieces).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]
@@ -149,7 +149,7 @@ def test_treebank_and_spacy_labels_give_the_same_relations() -> None:
     assert parts_of_speech(["NOUN", "", "noun"]).tolist() == [UPOS.index("NOUN"), -1, -1]
 
 
-def test_rarity_of_words_as_parsers_divide_them() -> None:
+def test_the_idf_of_words_split_by_parsers() -> None:
     table = Rarity([("the", 1.0), ("mother", 3.0), ("law", 4.0), ("in", 2.0), ("don", 2.5), ("42", 6.0), ("x1", 5.0)])
     found = {form: table[form] for form in ("the", "42", "a", "x1", "mother-in-law", "don't", "n't", "...", "unseen")}
     assert found == {
@@ -171,7 +171,7 @@ def test_rarity_of_words_as_parsers_divide_them() -> None:
 
 
 def plain_join(pieces: Pieces, words: Words) -> dict[str, list[Any]]:
-    """The definition: no searching, no sorting, one piece after the other."""
+    """The definition with plain loops, one piece at a time, without binary search."""
     size = len(words.start)
     rows = list(zip(pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True))
     spans = list(zip(words.document.tolist(), words.start.tolist(), words.end.tolist(), strict=True))
@@ -194,8 +194,8 @@ def plain_join(pieces: Pieces, words: Words) -> dict[str, list[Any]]:
             )
     found: dict[str, list[Any]] = {"word": [], "head": [], "idf": []}
     for first, last in zip(pieces.bounds[:-1].tolist(), pieces.bounds[1:].tolist(), strict=True):
-        here = sorted({word for word in belongs[first:last] if word >= 0})
-        number = {word: place for place, word in enumerate(here)}
+        present = sorted({word for word in belongs[first:last] if word >= 0})
+        number = {word: place for place, word in enumerate(present)}
         assert words.head is not None
         for word in belongs[first:last]:
             head = int(words.head[word]) if word >= 0 else -1
@@ -227,17 +227,17 @@ def joins(draw: st.DrawFn) -> tuple[Pieces, Words]:
 
 @settings(max_examples=400, deadline=None)
 @given(joins())
-def test_the_join_is_what_plain_loops_find(case: tuple[Pieces, Words]) -> None:
+def test_role_columns_match_plain_loops(case: tuple[Pieces, Words]) -> None:
     pieces, words = case
     found, expected = role_columns(pieces, words), plain_join(pieces, words)
     for name, values in expected.items():
         assert found.columns[name].tolist() == values, name
-        assert found.columns[name].dtype == NOTHING[name][1]
+        assert found.columns[name].dtype == COLUMNS[name].dtype
 
 
 @settings(max_examples=100, deadline=None)
 @given(joins())
-def test_sequences_do_not_know_of_each_other(case: tuple[Pieces, Words]) -> None:
+def test_sequences_do_not_affect_each_other(case: tuple[Pieces, Words]) -> None:
     pieces, words = case
     together = role_columns(pieces, words)
     alone = []
@@ -249,12 +249,12 @@ def test_sequences_do_not_know_of_each_other(case: tuple[Pieces, Words]) -> None
     assert together.counts["words"] == sum(part.counts["words"] for part in alone)
 
 
-# the law: masks of word pieces restrict to the masks of words
+# the law: the mask of two pieces is the mask of their words
 
 
 @st.composite
 def sentences(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[float], list[int]]:
-    """For each word: its length, head, relation, idf; and the lengths of all pieces."""
+    """Length, head, relation and idf of each word, and the lengths of all pieces."""
     size = draw(st.integers(1, 9))
     lengths = [draw(st.integers(1, 5)) for _ in range(size)]
     heads = [draw(st.integers(-1, size - 1)) for _ in range(size)]
@@ -297,7 +297,7 @@ def tokens_of(lengths: list[int], words: Words, sentence_of: list[int]) -> tuple
 )
 @settings(max_examples=60, deadline=None)
 @given(case=sentences(), cut=st.integers(0, 9))
-def test_masks_of_word_pieces_restrict_to_the_masks_of_words(pattern: Any, case: Any, cut: int) -> None:
+def test_masks_of_pieces_equal_the_masks_of_their_words(pattern: Any, case: Any, cut: int) -> None:
     lengths, heads, labels, rarity, piece_lengths = case
     ends = np.cumsum(lengths).tolist()
     rows = [(0, end - length, end) for length, end in zip(lengths, ends, strict=True)]
@@ -308,7 +308,7 @@ def test_masks_of_word_pieces_restrict_to_the_masks_of_words(pattern: Any, case:
     cut_up, word_of = tokens_of(piece_lengths, words, sentence_of)
     keep_w = read_pattern(pattern).build(whole).dense()[0]
     keep_t = read_pattern(pattern).build(cut_up).dense()[0]
-    # the first and the last special token stand for themselves: w(i) + 1 is a word's place in the row of words
+    # the special tokens at both ends map to themselves; word w is token w + 1 of `whole`
     place = torch.tensor([0, *(word + 1 for word in word_of[1:-1]), len(lengths) + 1])
     expected = keep_w[place][:, place]
     assert torch.equal(keep_t, expected)

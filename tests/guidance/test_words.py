@@ -32,7 +32,7 @@ def test_words_in_many_scripts(text: str, words: list[str]) -> None:
 
 
 @given(st.text())
-def test_words_are_in_order_and_leave_out_nothing_but_white_space(text: str) -> None:
+def test_words_are_in_order_and_leave_out_only_white_space(text: str) -> None:
     spans = word_spans(text)
     assert [text[start:end].lower() for start, end in spans] == word_forms(text)
     assert all(start < end for start, end in spans)
@@ -42,7 +42,7 @@ def test_words_are_in_order_and_leave_out_nothing_but_white_space(text: str) -> 
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=127)), st.text(alphabet="éß漢"))
-def test_letters_beyond_ascii_do_not_change_how_the_rest_is_divided(text: str, more: str) -> None:
+def test_other_letters_do_not_change_how_ascii_text_is_split(text: str, more: str) -> None:
     assert word_spans(f"{text} {more}")[: len(word_spans(text))] == word_spans(text)
 
 

@@ -14,7 +14,7 @@ from guidance.batch import BatchGuidance
 from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
-from guidance.statistics.roles import NOTHING
+from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import pad
 from pipelines.training.learner import Given, ModelFolder
 from pipelines.training.learners.generator import Generator, Pair, build_generator, plan_of
@@ -132,7 +132,7 @@ class MaskedLM(GuidedLearner):
             },
             places_N.to(device, non_blocking=True),
             labels_BT.flatten()[places_N].to(device, non_blocking=True),
-            {name: pad(rows, NOTHING[name][0], batch.length, device) for name, rows in batch.columns.items() if rows},
+            {name: pad(rows, COLUMNS[name].fill, batch.length, device) for name, rows in batch.columns.items() if rows},
         )
 
     def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:

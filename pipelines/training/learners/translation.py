@@ -21,7 +21,7 @@ from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translation_losses
-from guidance.statistics.roles import NOTHING
+from guidance.statistics.roles import COLUMNS
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training import models
@@ -258,7 +258,7 @@ def tensors(batch: TranslationBatch, model: Any) -> Inputs:
         },
         places_N.to(device, non_blocking=True),
         targets_BT.flatten()[places_N].to(device, non_blocking=True),
-        {name: pad(rows, NOTHING[name][0], length, device) for name, rows in batch.columns.items() if rows},
+        {name: pad(rows, COLUMNS[name].fill, length, device) for name, rows in batch.columns.items() if rows},
     )
 
 

@@ -21,7 +21,7 @@ from guidance.objectives.translation import translate
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
-from pipelines.text.corpus_writer import read_blocks
+from pipelines.text.corpus_files import read_blocks
 from pipelines.training.batches import Examples
 from pipelines.training.learners.translation import (
     Pairs,

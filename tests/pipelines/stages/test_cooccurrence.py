@@ -1,4 +1,4 @@
-"""Pair counts are those of plain loops, to the last bit the same however the work is cut; tables open where they fit."""
+"""Pair counts match plain loops, do not depend on shards, and give tables for their own tokenizer only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Pairs = dict[tuple[int, int], int]
 
 
 def pairs_of(found: Any) -> Pairs:
-    """What a count gives, as a dictionary; every pair once, none below the diagonal, none of count 0."""
+    """Counts as a dictionary; checks that pairs are sorted, unique, not below the diagonal, and have a count above 0."""
     pairs: Pairs = {}
     last = (-1, -1)
     for i, j, count in found:
@@ -51,7 +51,7 @@ def pairs_of(found: Any) -> Pairs:
 
 
 def looped(units: list[list[int]], size: int, window: int | None = None, presence: bool = False) -> Pairs:
-    """Ordered pairs of distinct places, counted one by one; rows from ``size`` on are not counted."""
+    """Counts ordered pairs of distinct positions one by one; rows from ``size`` on are not counted."""
     pairs: Counter[tuple[int, int]] = Counter()
     for unit in units:
         tokens = sorted(set(unit)) if presence else unit
@@ -68,7 +68,7 @@ def looped(units: list[list[int]], size: int, window: int | None = None, presenc
     ("window", "presence"), [(None, False), (None, True), (1, False), (2, False), (5, False), (1000, False)]
 )
 @pytest.mark.parametrize("size", [1, 4, 30])
-def test_compiled_counts_are_those_of_loops(
+def test_compiled_counts_match_plain_loops(
     size: int, window: int | None, presence: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(size)
@@ -86,19 +86,19 @@ def test_compiled_counts_are_those_of_loops(
             assert (rows == before).all()
 
 
-def test_nothing_to_count_gives_nothing() -> None:
+def test_empty_text_gives_no_pairs() -> None:
     assert pairs_of(pair_counting.count_pairs(np.empty(0, np.uint16), np.array([0]), 3)) == {}
     assert pairs_of(pair_counting.count_pairs(np.empty(0, np.uint16), np.array([0, 0, 0]), 3, window=2)) == {}
 
 
-def test_more_rows_than_numbers_are_refused() -> None:
+def test_too_many_rows_are_refused() -> None:
     assert Config(top=pair_counting.MOST_ROWS)
     with pytest.raises(ValueError, match="no more than"):
         next(pair_counting.count_pairs(np.empty(0, np.uint16), np.array([0]), pair_counting.MOST_ROWS + 1))
 
 
-def test_a_long_sentence_costs_its_vocabulary_squared_and_not_its_length() -> None:
-    # 10^13 pairs of places: only counts of distinct tokens are within reach
+def test_the_cost_of_a_long_sentence_depends_on_its_vocabulary_not_its_length() -> None:
+    # 10^13 pairs of positions, too many to visit: only counting distinct tokens is feasible
     length = 3_000_000
     rows = (np.arange(length) % 3).astype(np.uint16)
     found = pairs_of(pair_counting.count_pairs(rows, np.array([0, length]), 3))
@@ -108,7 +108,7 @@ def test_a_long_sentence_costs_its_vocabulary_squared_and_not_its_length() -> No
     }  # fmt: skip
 
 
-def test_the_most_frequent_come_first_and_of_equals_the_smaller_id() -> None:
+def test_frequent_tokens_come_first_and_ties_are_ordered_by_id() -> None:
     counts = np.array([9, 0, 5, 7, 5, 9, 5])
     assert pair_counting.most_frequent(counts, 4).tolist() == [0, 5, 3, 2]
     assert pair_counting.most_frequent(counts, 4, exclude=[0, 3]).tolist() == [5, 2, 4, 6]
@@ -116,7 +116,7 @@ def test_the_most_frequent_come_first_and_of_equals_the_smaller_id() -> None:
     assert counts.tolist() == [9, 0, 5, 7, 5, 9, 5]
 
 
-def test_compiled_code_is_kept_in_a_folder_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_cached_only_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = pair_counting.cache_folder()
     assert folder == tmp_path / "cache" / "attention-guide" / "compiled" and folder.stat().st_mode & 0o077 == 0
@@ -143,7 +143,7 @@ def test_counting_writes_nothing_beside_the_sources(cache: str, tmp_path: Path) 
     assert bool(list(tmp_path.glob("cache/**/*.nbc"))) == (cache == "cache")
 
 
-def test_the_command_line_starts_without_compiler_and_torch() -> None:
+def test_the_command_line_does_not_import_numba_and_torch() -> None:
     program = (
         "import sys; from cli.main import load_app; load_app(); print('numba' in sys.modules, 'torch' in sys.modules)"
     )
@@ -195,7 +195,7 @@ def counted(store: Store, text: Artifact, made: Artifact, **settings: Any) -> Ar
 
 
 def ids_of(text: Artifact, made: Artifact, unit: str) -> list[list[int]]:
-    """The ids of each sentence, or block, of the training text, by the characters of its tokens."""
+    """The token ids of each sentence, or block, of the training text, assigned by their offsets."""
     opened = Tokenizer.from_file(str(made.path / "tokenizer.json"))
     opened.encode_special_tokens = True
     units = []
@@ -226,7 +226,7 @@ def vocabulary_of(artifact: Artifact) -> list[dict[str, Any]]:
     ],
     ids=str,
 )
-def test_counts_are_those_of_loops_over_the_corpus(settings: dict[str, Any], store: Store) -> None:
+def test_counts_match_plain_loops_over_the_corpus(settings: dict[str, Any], store: Store) -> None:
     text = make_corpus(store, random_texts(0), valid=0.2)
     assert {"train", "valid"} <= set(text.counts["splits"])
     made = make_tokenizer(store, text)
@@ -259,7 +259,9 @@ def digests(artifact: Artifact) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("jobs", "size"), [(1, 100), (1, 700), (2, 300)])
-def test_shards_and_workers_change_no_byte(jobs: int, size: int, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_do_not_depend_on_shards_and_workers(
+    jobs: int, size: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = make_corpus(store, random_texts(1, 20))
     made = make_tokenizer(store, text)
     whole = digests(counted(store, text, made))
@@ -286,20 +288,18 @@ def test_shares_encode_then_count_and_the_plain_command_merges(store: Store, mon
     share(1)
     shards = len(shards_of(text, 300))
     assert kept("ids") == -(-shards // 2) > 3 and kept("pairs") == 0
-    share(2)  # the last to encode finds all there, and counts its share
+    share(2)  # the last share to encode finds all shards encoded, so it counts its share of pairs too
     assert kept("ids") > shards and kept("pairs") == 1
     share(1)
     assert kept("pairs") == 2
-    for name in ("encode", "count"):  # all is done
+    for name in ("encode", "count"):  # no work is left
         monkeypatch.setattr(pair_files, name, lambda *_: pytest.fail("again"))
     result = run(text.reference, made.reference, Config(shard_size=300), store=store)
     assert result is not None and digests(result.artifact) == whole
     assert not store.unfinished()
 
 
-def test_a_run_that_was_stopped_goes_on_and_makes_damaged_files_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_continues_and_rebuilds_damaged_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_corpus(store, random_texts(3, 12))
     made = make_tokenizer(store, text)
     with counted(store, text, made) as artifact:
@@ -327,7 +327,7 @@ def test_a_run_that_was_stopped_goes_on_and_makes_damaged_files_again(
     assert 0 < len(encoded) < len(shards)
 
 
-def test_sums_of_partial_files_are_exact_beyond_all_floats(tmp_path: Path) -> None:
+def test_sums_of_partial_files_are_exact_beyond_float_precision(tmp_path: Path) -> None:
     counts = [{(0, 0): 2**31 - 1, (0, 2): 2**53, (2, 2): 1}, {(0, 0): 5, (0, 2): 1, (1, 1): 7}, {}, {(0, 2): 2**60}]
     paths = []
     for number, pairs in enumerate(counts):
@@ -363,7 +363,7 @@ def test_merging_in_bands_adds_every_pair_once(tmp_path: Path, monkeypatch: pyte
     assert merged == dict(total)
 
 
-def test_fewer_tokens_than_asked_for_are_all_counted_with_a_warning(store: Store) -> None:
+def test_fewer_tokens_than_requested_give_a_warning(store: Store) -> None:
     text = make_corpus(store, ["One two. Two three."])
     artifact = counted(store, text, make_tokenizer(store, text), top=50)
     assert artifact.counts["vocabulary"] == 4 + 1  # One, two, Two, three and the full stop
@@ -371,16 +371,16 @@ def test_fewer_tokens_than_asked_for_are_all_counted_with_a_warning(store: Store
     assert artifact.manifest["config"]["top"] == 50
 
 
-def test_sentences_of_one_token_make_no_pairs(store: Store) -> None:
+def test_sentences_of_one_token_have_no_pairs(store: Store) -> None:
     text = make_corpus(store, ["Yes\n\nNo\n\nYes"])
     artifact = counted(store, text, make_tokenizer(store, text))
     assert artifact.counts["pairs"] == 0 and pairs_of(Counts(artifact)) == {}
-    assert "no two of the tokens ever stand together" in artifact.manifest["warnings"]
+    assert "no two of the counted tokens occur together" in artifact.manifest["warnings"]
     table = load_table(artifact)
     assert table.scores_NN.shape == (2, 2) and not table.scores_NN.any()
 
 
-def test_of_examples_with_two_texts_one_can_be_counted(store: Store, tmp_path: Path) -> None:
+def test_one_text_of_each_pair_can_be_counted(store: Store, tmp_path: Path) -> None:
     sides = {"text": ["good film", "bad film"], "pair": ["guter Film", "schlechter Film"]}
     for side, texts in sides.items():
         (tmp_path / side).write_text("\n".join(texts))
@@ -409,7 +409,7 @@ def test_special_tokens_are_never_counted_even_if_the_text_spells_them(store: St
     assert vocabulary_of(artifact) and not special & {row["id"] for row in vocabulary_of(artifact)}
 
 
-def test_without_training_text_the_reason_is_said(store: Store) -> None:
+def test_a_corpus_without_training_text_is_refused(store: Store) -> None:
     text = make_corpus(store, ["Alpha beta gamma."], valid=0.99)
     assert set(text.counts["splits"]) == {"valid"}
     made = make_tokenizer(store, make_corpus(store, ["Alpha beta gamma."]))
@@ -418,9 +418,9 @@ def test_without_training_text_the_reason_is_said(store: Store) -> None:
     assert not list(store.root.glob("cooccur/*"))
 
 
-def test_text_of_unknown_tokens_alone_is_refused(store: Store) -> None:
+def test_text_of_only_unknown_tokens_is_refused(store: Store) -> None:
     made = make_tokenizer(store, make_corpus(store, ["Alpha beta gamma"]))
-    with pytest.raises(InputError, match="no training text that gives tokens"):
+    with pytest.raises(InputError, match="no training text that this tokenizer turns into tokens"):
         run(make_corpus(store, ["Delta epsilon"]).reference, made.reference, Config(), store=store)
     assert not list(store.root.glob("cooccur/*"))
 
@@ -428,23 +428,23 @@ def test_text_of_unknown_tokens_alone_is_refused(store: Store) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"window": "0"}, "a window is"),
-        ({"window": "-3"}, "a window is"),
-        ({"window": "word"}, "a window is"),
-        ({"window": "20000"}, "a window is"),
+        ({"window": "0"}, "expected `sentence`"),
+        ({"window": "-3"}, "expected `sentence`"),
+        ({"window": "word"}, "expected `sentence`"),
+        ({"window": "20000"}, "expected `sentence`"),
         ({"cross_sentences": True}, "needs a --window"),
-        ({"window": "5", "presence": True}, "--window sentence alone"),
+        ({"window": "5", "presence": True}, "--presence needs --window sentence"),
         ({"top": 0}, "greater than or equal"),
         ({"top": 70_000}, "less than or equal"),
     ],
     ids=str,
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_meaningless_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Config(**settings)
 
 
-def test_a_window_is_written_in_one_way() -> None:
+def test_a_window_has_one_spelling() -> None:
     assert Config(window="007").window == "7"
 
 
@@ -453,13 +453,13 @@ def test_a_window_is_written_in_one_way() -> None:
 
 @pytest.fixture
 def small(store: Store) -> tuple[Artifact, Artifact, Artifact]:
-    """A corpus of two sentences, its tokenizer, and what was counted."""
+    """A corpus of two sentences, its tokenizer and its counts."""
     text = make_corpus(store, ["a b a\n\nb c"])
     made = make_tokenizer(store, text)
     return text, made, counted(store, text, made)
 
 
-def test_a_table_gives_the_scores_of_a_case_worked_by_hand(small: tuple[Artifact, Artifact, Artifact]) -> None:
+def test_a_table_has_the_scores_of_a_case_worked_by_hand(small: tuple[Artifact, Artifact, Artifact]) -> None:
     _, made, artifact = small
     opened = Tokenizer.from_file(str(made.path / "tokenizer.json"))
     table = load_table(artifact, tokenizer=made)
@@ -475,7 +475,7 @@ def test_a_table_gives_the_scores_of_a_case_worked_by_hand(small: tuple[Artifact
     assert load_table(artifact, half=True).scores_NN.dtype == torch.float16
 
 
-def test_a_table_reads_back_what_loops_give(store: Store) -> None:
+def test_a_table_has_the_scores_of_its_counts(store: Store) -> None:
     text = make_corpus(store, random_texts(4))
     artifact = counted(store, text, make_tokenizer(store, text))
     size = artifact.counts["vocabulary"]
@@ -498,7 +498,7 @@ def test_a_table_of_another_tokenizer_is_refused(small: tuple[Artifact, Artifact
         load_table(text)
 
 
-def test_a_folder_with_a_tokenizer_counts_as_the_artifact_does(
+def test_a_tokenizer_folder_gives_the_same_counts_as_the_artifact(
     small: tuple[Artifact, Artifact, Artifact], store: Store, tmp_path: Path
 ) -> None:
     text, made, artifact = small
@@ -512,10 +512,10 @@ def test_a_folder_with_a_tokenizer_counts_as_the_artifact_does(
     check_tokenizer(result.artifact, made)
 
 
-# looking
+# contexts
 
 
-def test_contexts_are_rows_of_the_table_by_the_tokens_of_a_text(small: tuple[Artifact, Artifact, Artifact]) -> None:
+def test_contexts_are_rows_of_the_table_for_the_tokens_of_a_text(small: tuple[Artifact, Artifact, Artifact]) -> None:
     (context,) = contexts.contexts_of(small[2], "a", "b a zzz c")
     assert (context.text, context.known) == ("a", True)
     assert [(text, value) for text, _, value in context.keys] == [("b", 1.0), ("a", 0.75), ("zzz", None), ("c", 0.0)]
@@ -527,14 +527,14 @@ def test_contexts_are_rows_of_the_table_by_the_tokens_of_a_text(small: tuple[Art
 
 
 @pytest.mark.parametrize(("word", "text"), [("", "a b"), ("a", " "), ("a", "\ud800"), ("a", "a " * 60_000)])
-def test_texts_that_cannot_be_looked_at_are_refused(
+def test_texts_that_cannot_be_shown_are_refused(
     word: str, text: str, small: tuple[Artifact, Artifact, Artifact]
 ) -> None:
     with pytest.raises(InputError):
         contexts.contexts_of(small[2], word, text)
 
 
-def test_a_word_in_pieces_has_a_row_for_each(store: Store) -> None:
+def test_a_word_of_several_pieces_has_a_context_for_each(store: Store) -> None:
     text = make_corpus(store, ["low lower lowest newer newest wide wider widest. " * 5])
     made = make_tokenizer(store, text, kind="wordpiece", vocab_size=30)
     artifact = counted(store, text, made)
@@ -543,7 +543,7 @@ def test_a_word_in_pieces_has_a_row_for_each(store: Store) -> None:
     assert len(pieces) > 1 and [context.token for context in found] == pieces
 
 
-def test_the_newest_table_is_the_one_counted_last(small: tuple[Artifact, Artifact, Artifact], store: Store) -> None:
+def test_the_newest_table_is_found(small: tuple[Artifact, Artifact, Artifact], store: Store) -> None:
     text, made, first = small
     assert contexts.newest(store).reference == first.reference
     second = counted(store, text, made, window="2")
@@ -553,7 +553,7 @@ def test_the_newest_table_is_the_one_counted_last(small: tuple[Artifact, Artifac
         contexts.newest(Store(store.root / "empty"))
 
 
-def test_the_exported_matrix_is_the_table(small: tuple[Artifact, Artifact, Artifact], tmp_path: Path) -> None:
+def test_the_exported_matrix_equals_the_table(small: tuple[Artifact, Artifact, Artifact], tmp_path: Path) -> None:
     from safetensors.torch import load
 
     artifact = small[2]
@@ -571,7 +571,7 @@ def test_the_exported_matrix_is_the_table(small: tuple[Artifact, Artifact, Artif
 
 @pytest.fixture
 def place(guide: Any, tmp_path: Path) -> Any:
-    """A command line beside a corpus and a tokenizer."""
+    """The command line in a folder whose store has a corpus and a tokenizer."""
     (tmp_path / "text.txt").write_text("he is swimming\n\nshe is here\n\nhe was here yesterday\n")
     assert guide("build-corpus", "text.txt", "--name", "text", "--valid", 0).code == 0
     settings = ("--kind", "word", "--min-frequency", 1, "--vocab-size", 50)
@@ -579,7 +579,7 @@ def place(guide: Any, tmp_path: Path) -> Any:
     return guide
 
 
-def test_counting_prints_a_reference_and_the_next_command(place: Any) -> None:
+def test_the_command_prints_a_reference_and_the_next_command(place: Any) -> None:
     done = place("build-cooccur", "text", "words", "--name", "pairs")
     assert done.code == 0 and done.out.startswith("cooccur/")
     assert "guide cooccur show" in done.err and "fewer than --top 5,000" in done.err
@@ -587,8 +587,8 @@ def test_counting_prints_a_reference_and_the_next_command(place: Any) -> None:
     assert json.loads(again.out)["reused"] and json.loads(again.out)["counts"]["vocabulary"] == 7
 
 
-def test_a_word_is_shown_with_a_sentence(place: Any) -> None:
-    assert place("cooccur", "show", "is", "--text", "he is here").code == 2  # nothing was counted
+def test_show_prints_the_scores_of_a_sentence(place: Any) -> None:
+    assert place("cooccur", "show", "is", "--text", "he is here").code == 2  # no counts yet
     place("build-cooccur", "text", "words", "--name", "pairs")
     done = place("cooccur", "show", "is", "--text", "he is swimming yesterday today")
     lines = [line.split() for line in done.out.splitlines()]
@@ -604,7 +604,7 @@ def test_a_word_is_shown_with_a_sentence(place: Any) -> None:
     assert unknown.code == 0 and "today is not among the 7 tokens" in unknown.out
 
 
-def test_scores_are_exported_to_a_file_that_others_open(place: Any, tmp_path: Path) -> None:
+def test_export_writes_a_safetensors_file(place: Any, tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     place("build-cooccur", "text", "words", "--name", "pairs")
@@ -635,16 +635,16 @@ def test_scores_are_exported_to_a_file_that_others_open(place: Any, tmp_path: Pa
     ],
     ids=" ".join,
 )
-def test_wrong_commands_are_answered_with_2_and_a_line_that_helps(arguments: tuple[str, ...], place: Any) -> None:
+def test_wrong_commands_exit_with_2_and_a_short_message(arguments: tuple[str, ...], place: Any) -> None:
     place("build-cooccur", "text", "words", "--name", "pairs")
     done = place(*arguments)
     assert done.code == 2 and done.out == "" and done.err.startswith("guide: ") and len(done.err.splitlines()) < 6
 
 
-# all the way
+# end to end
 
 
-def test_a_model_learns_from_conflicts_with_counted_pairs(store: Store) -> None:
+def test_a_model_trains_on_conflicts_with_counted_pairs(store: Store) -> None:
     text = make_corpus(store, random_texts(5, 8))
     made = make_tokenizer(store, text)
     artifact = counted(store, text, made, top=12)
@@ -673,13 +673,13 @@ def test_a_model_learns_from_conflicts_with_counted_pairs(store: Store) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert wrong.any() and all(np.isfinite(losses)) and losses[0] > 0 and losses[-1] < losses[0]
-    # no token of the table is wrong: nothing to lose
+    # without mispredicted tokens of the table the loss is 0
     guided = handle.guide(batch["input_ids"], batch["attention_mask"], mispredicted=~known)
     model(**batch, guidance=guided)
     assert float(guided.loss(0, 6).detach()) == 0
 
 
-def test_real_books_are_counted_as_loops_count_them(store: Store, tmp_path: Path) -> None:
+def test_counts_of_real_books_match_plain_loops(store: Store, tmp_path: Path) -> None:
     import gzip
 
     books = sorted((shared("data/lm-litbank-books") / "books").glob("*masque*.gz"))
@@ -690,7 +690,7 @@ def test_real_books_are_counted_as_loops_count_them(store: Store, tmp_path: Path
     row_of = {row["id"]: row["row"] for row in vocabulary_of(artifact)}
     assert len(row_of) == 100
     total = sum(n * (1 + (i != j)) for (i, j), n in pairs_of(Counts(artifact)).items())
-    # a token may own the space in front of its sentence, so that these loops lose the first one of some
+    # a token may include the space before its sentence, so these loops miss the first token of some sentences
     rows = [[row_of.get(id_, 100) for id_ in unit] for unit in units]
     expected = sum(n * (1 + (i != j)) for (i, j), n in looped(rows, 100).items())
     assert expected <= total < 1.2 * expected

@@ -1,4 +1,4 @@
-"""The corpus as a whole: which files, which documents, which splits, and the same bytes whatever the circumstances."""
+"""The corpus: which files, documents and splits it has, and that its bytes do not depend on the environment."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 # which files
 
 
-def test_a_folder_is_read_in_order_by_paths_inside_it_and_strange_files_are_passed_over(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_folder_is_read_in_path_order_and_unknown_or_hidden_files_are_skipped(store: Store, tmp_path: Path) -> None:
     folder = write(
         tmp_path / "in", {"b.txt": "B.", "a/z.txt": "Z.", "a/b.TXT": "AB.", "x.md": "no", ".hidden.txt": "no"}
     )
@@ -68,7 +66,7 @@ def test_a_glob_and_files_one_by_one_give_the_same_corpus(store: Store, tmp_path
     assert build(store, f"{folder}/*.txt").recipe == build(store, folder / "a.txt", folder / "b.txt").recipe
 
 
-def test_two_files_of_one_name_need_their_folder(store: Store, tmp_path: Path) -> None:
+def test_two_files_of_the_same_name_are_refused_unless_their_folder_is_given(store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "in", {"x/a.txt": "A.", "y/a.txt": "B."})
     with pytest.raises(InputError, match=r"would both be document 'a\.txt'") as caught:
         build(store, folder / "x/a.txt", folder / "y/a.txt")
@@ -92,7 +90,7 @@ def test_a_name_that_is_not_utf8_is_refused(store: Store, tmp_path: Path) -> Non
         assert caught.value.message.isprintable()
 
 
-def test_links_that_go_round_are_followed_once(store: Store, tmp_path: Path) -> None:
+def test_cyclic_links_are_followed_once(store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "in", {"a.txt": "A.", "sub/b.txt": "B."})
     (folder / "sub" / "up").symlink_to(folder)
     (folder / "z.txt").symlink_to(folder / "a.txt")
@@ -106,15 +104,15 @@ def test_pipes_and_devices_are_refused_at_once(store: Store, tmp_path: Path) -> 
     os.mkfifo(tmp_path / "a.txt")
     started = time.monotonic()
     for path in (tmp_path / "a.txt", tmp_path):
-        with pytest.raises(InputError, match="not a plain file"):
+        with pytest.raises(InputError, match="not a regular file"):
             build(store, path)
-    with pytest.raises(InputError, match="not a plain file"):
+    with pytest.raises(InputError, match="not a regular file"):
         build(store, "/dev/zero", format="text")
     assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize("source", ["missing.txt", "*.nothing", "builtin:other", "a.xyz"])
-def test_what_is_not_there_or_not_known_is_refused(source: str, store: Store, tmp_path: Path) -> None:
+def test_missing_or_unknown_sources_are_refused(source: str, store: Store, tmp_path: Path) -> None:
     (tmp_path / "a.xyz").write_text("A.")
     with pytest.raises(InputError):
         build(store, source if ":" in source else tmp_path / source)
@@ -211,7 +209,7 @@ def test_treebanks_keep_their_sentences_documents_and_paragraphs(store: Store, t
     assert [row["id"] for row in documents(artifact)] == ["t.conllu", "d"]
 
 
-def test_equal_documents_are_dropped_small_and_large(store: Store, tmp_path: Path) -> None:
+def test_small_and_large_duplicates_are_dropped(store: Store, tmp_path: Path) -> None:
     large = "\n\n".join(f"{number} " + "word " * 2000 for number in range(1000))
     write(tmp_path, {"a.txt": "A e\u0301.", "b.txt": "A \u00e9.", "c.txt": large, "d.txt": large, "e.txt": "E."})
     artifact = build(store, tmp_path)
@@ -247,7 +245,7 @@ def splits_by_id(artifact: Artifact) -> dict[str, str]:
     return {row["id"]: row["split"] for row in documents(artifact)}
 
 
-def test_adding_documents_moves_none(store: Store, tmp_path: Path) -> None:
+def test_adding_documents_does_not_move_others_to_another_split(store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "in", {f"{n:03}.txt": f"Text {n}." for n in range(0, 100, 2)})
     before = splits_by_id(build(store, folder, valid=0.3, test=0.2))
     write(folder, {f"{n:03}.txt": f"Text {n}." for n in range(1, 100, 2)})
@@ -325,7 +323,7 @@ def test_building_again_reuses_and_forcing_gives_the_same_content(store: Store, 
     assert contents == {first.artifact.content}
 
 
-def test_pythons_own_documentation_is_a_corpus(store: Store) -> None:
+def test_the_built_in_python_documentation_is_a_corpus(store: Store) -> None:
     artifact = build(store, "builtin:python-docs")
     assert artifact.counts["words"] > 250_000
     assert artifact.counts["documents"] > 300
@@ -343,7 +341,7 @@ def test_models_find_sentences_and_are_part_of_the_recipe(model: str, store: Sto
     assert [text[s["start"] : s["end"]] for s in spans] == ["The dog ran home .", "It was late , and nobody saw it ."]
 
 
-def test_a_model_that_is_not_installed_is_a_matter_of_the_machine(store: Store, tmp_path: Path) -> None:
+def test_a_model_that_is_not_installed_is_a_machine_error(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path, {"a.txt": "A."}) / "a.txt"
     with pytest.raises(MachineError) as caught:
         build(store, path, sentences="spacy:tl_nothing_here")
@@ -356,7 +354,7 @@ def test_a_model_that_is_not_installed_is_a_matter_of_the_machine(store: Store, 
 
 
 @pytest.mark.parametrize("pattern", ["ud-wolof-wtb/*.conllu*", "ud-tagalog/*.conllu*", "ud-english-ewt/*dev*"])
-def test_real_treebanks_are_read_without_a_fault(pattern: str, store: Store) -> None:
+def test_real_treebanks_are_read_without_errors(pattern: str, store: Store) -> None:
     artifact = build(store, f"{shared('data')}/{pattern}")
     assert artifact.counts["sentences"] > 50
     assert set(artifact.counts["dropped"]) <= {"duplicate"}

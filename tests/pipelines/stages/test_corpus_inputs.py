@@ -1,4 +1,4 @@
-"""Every kind of file, good and bad, made here and read by ``build-corpus``: what is refused names the line."""
+"""Valid and invalid files of every format, read by ``build-corpus``: errors name the line."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ CASES = [
     Case("cut line", "a.jsonl", b'{"text": "A."}\n{"text": "B', error="'a.jsonl', line 2: not JSON"),
     Case("missing field", "a.jsonl", b'{"text": "A."}\n\n{"txt": "B"}', error="line 3: no field 'text'; it has 'txt'"),
     Case("wrong type", "a.jsonl", b'{"text": 7}', error="line 1"),
-    Case("array", "a.jsonl", b'["A"]', error="line 1: an object is expected, found list"),
+    Case("array", "a.jsonl", b'["A"]', error="line 1: expected a JSON object, found list"),
     Case("pretty-printed", "a.jsonl", b'{\n  "text": "A"\n}', error="line 1: not JSON"),
     Case("deep", "a.jsonl", b'{"text": "A."}\n' + b"[" * 100_000, error="line 2: nested too deeply"),
     Case("long number", "a.jsonl", b'{"text": "A", "n": ' + b"1" * 5000 + b"}", error="line 1: not JSON"),
     Case("NaN", "a.jsonl", b'{"text": "A", "n": NaN}', error="line 1: not JSON (NaN"),
-    Case("half a surrogate", "a.jsonl", b'{"text": "A."}\n{"text": "B \\ud800"}', error="line 2: half a surrogate"),
-    Case("half a surrogate as id", "a.jsonl", b'{"text": "B", "id": "\\udc00"}', error="line 1: half a surrogate"),
-    Case("repeated id", "a.jsonl", b'{"text":"A","id":"x"}\n{"text":"B","id":"x"}', error="line 2: the id 'x'"),
+    Case("unpaired surrogate", "a.jsonl", b'{"text": "A."}\n{"text": "B \\ud800"}', error="line 2: unpaired surrogate"),
+    Case("unpaired surrogate as id", "a.jsonl", b'{"text": "B", "id": "\\udc00"}', error="line 1: unpaired surrogate"),
+    Case("repeated id", "a.jsonl", b'{"text":"A","id":"x"}\n{"text":"B","id":"x"}', error="line 2: duplicate id 'x'"),
     Case("number and string id", "a.jsonl", b'{"text":"A","id":1}\n{"text":"B","id":"1"}', texts=["A", "B"]),
     Case("null text", "a.jsonl", b'{"text": null}\n{"text": "A."}', texts=["A."], warns="1 dropped as null text"),
     Case("id of a bad type", "a.jsonl", b'{"text": "A", "id": [1]}', error="line 1: id 'id'"),
@@ -149,7 +149,7 @@ CASES = [
     Case("open quote", "a.csv", b'text\nA\n"B\nC\n', error="'a.csv', line 3"),
     Case("ragged", "a.csv", b"id,text\n1,A\n2\n", error="line 3: 1 fields, the header has 2"),
     Case("wrong delimiter", "a.csv", b"id;text\n1;A\n", error="no column 'text'"),
-    Case("duplicate header", "a.csv", b"text,text\nA,B\n", error="line 1: columns stand twice"),
+    Case("duplicate header", "a.csv", b"text,text\nA,B\n", error="line 1: the header repeats columns"),
     Case("200 kB field", "a.csv", b'text\n"' + b"ab " * 70_000 + b'"\n', warns="was cut"),
     Case("quoted newline", "a.csv", b'id,text\n1,"A ""b""\nc, d."\n2,E.\n', texts=['A "b" c, d.', "E."]),
     Case("late ragged row", "a.csv", b'text,x\n"A\nB",1\nC\n', error="line 4: 1 fields"),
@@ -168,19 +168,19 @@ CASES = [
     Case("bytes", "a.parquet", parquet([b"A"]), error="holds binary"),
     Case("invalid utf-8", "a.parquet", parquet(BAD_STRING), error="'a.parquet', row 1: not UTF-8"),
     Case("no such column", "a.parquet", parquet(["A"]), {"text_field": "body"}, error="no column 'body'"),
-    Case("integer ids", "a.parquet", parquet(["A", "B"], id=[1, 1]), error="row 2: the id '1'"),
+    Case("integer ids", "a.parquet", parquet(["A", "B"], id=[1, 1]), error="row 2: duplicate id '1'"),
     Case("cut parquet", "a.parquet", PARQUET[:-20], error="damaged Parquet"),
     # E20
     Case("conllu", "a.conllu", TREE, texts=["He ran"]),
     Case("9 columns", "a.conllu", TREE + b"\t".join([b"1", *[b"_"] * 8]), error="line 4: 9 columns"),
     Case("spaces", "a.conllu", b"1 He _ _ _ _ 0 root _ _\n", error="line 1: 1 columns"),
     Case("head out of range", "a.conllu", words("1 a 0", "2 b 3"), error="line 2: head 3"),
-    Case("circle", "a.conllu", words("1 a 0", "2 b 3", "3 c 4", "4 d 2"), error="circle"),
+    Case("cycle", "a.conllu", words("1 a 0", "2 b 3", "3 c 4", "4 d 2"), error="cycle"),
     Case("own head", "a.conllu", words("1 a 0", "2 b 2"), error="line 2: word 2 is its own head"),
     Case("two roots", "a.conllu", words("1 a 0", "2 b 0"), error="line 2: two roots"),
     Case("no root", "a.conllu", words("1 a 2", "2 b 1"), error="line 1: no root"),
-    Case("repeated word number", "a.conllu", words("1 a 0", "1 b 1"), error="line 2: word 1 where 2"),
-    Case("gap", "a.conllu", words("1 a 0", "3 b 1"), error="line 2: word 3 where 2"),
+    Case("repeated word number", "a.conllu", words("1 a 0", "1 b 1"), error="line 2: expected word number 2, found 1"),
+    Case("gap", "a.conllu", words("1 a 0", "3 b 1"), error="line 2: expected word number 2, found 3"),
     Case("letters for a head", "a.conllu", words("1 a x"), error="line 1: head 'x'"),
     Case("some heads", "a.conllu", words("1 a 0", "2 b _"), error="line 2: head '_'"),
     # E21
@@ -233,7 +233,7 @@ def test_the_errors_of_a_record_do_not_depend_on_the_chunk_they_fall_in(tmp_path
             corpus.run([str(path)], corpus.Config(sentences="line"), store=Store(tmp_path / "store"))
 
 
-def test_damaged_parquet_never_ends_in_anything_but_an_input_error(tmp_path: Path) -> None:
+def test_damaged_parquet_raises_only_input_errors(tmp_path: Path) -> None:
     import random
 
     random.seed(0)
@@ -261,11 +261,11 @@ def test_compressed_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     guard.add(1 << 30, 1 << 20)
     with pytest.raises(InputError, match="bomb"):
         guard.add(1, 1 << 20)
-    calm = readers.Expansion("a.gz")
-    calm.add(1 << 31, 1 << 30)
+    harmless = readers.Expansion("b.gz")
+    harmless.add(1 << 31, 1 << 30)
 
 
-# what JSON is and what it is not, after RFC 8259; each as a line of its own
+# valid and invalid JSON by RFC 8259, one line each
 GOOD_JSON = [
     b'{"text":"\\u0041\\n\\/\\b\\f\\r\\t\\"\\\\"}',
     b' \t{ "text" : "A" } \r',

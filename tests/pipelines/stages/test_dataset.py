@@ -1,4 +1,4 @@
-"""Examples of tasks: every layout is read, what is wrong is named with its line, and nothing of an example is lost."""
+"""Examples of tasks: every layout is read completely, and errors name the line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_layout_gives_the_same_corpus(layout: str, store: Store, tmp_path:
     name, content, settings = LAYOUTS[layout]
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    if layout == "jsonl":  # there the ids are strings that look like numbers
+    if layout == "jsonl":  # its ids are strings that look like numbers
         settings = settings | {"id_column": None}
     found = documents(made := make(store, path, **settings))
     assert [row["pair"] for row in found] == [row["second"] for row in ROWS]
@@ -96,7 +96,7 @@ def test_every_layout_gives_the_same_corpus(layout: str, store: Store, tmp_path:
     assert made.counts["examples"] == {"train": {"no": 1, "yes": 2}}
 
 
-def test_parquet_keeps_numbers_as_labels_and_nulls_apart(store: Store, tmp_path: Path) -> None:
+def test_parquet_labels_may_be_numbers_and_null_texts_are_dropped(store: Store, tmp_path: Path) -> None:
     table = pa.table(
         {
             "text": pa.array(["One.", "Two.", None, "Four."]).dictionary_encode(),
@@ -113,7 +113,7 @@ def test_parquet_keeps_numbers_as_labels_and_nulls_apart(store: Store, tmp_path:
     ]
 
 
-def test_labels_before_a_space_and_an_encoding(store: Store, tmp_path: Path) -> None:
+def test_label_text_files_are_read_in_the_encoding_given(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.all", "1 a café film\n0 dull\n0\n0 \n", "latin-1")
     with pytest.raises(InputError, match=r"'a.all', line 1, byte \d+: not utf-8"):
         make(store, path, format="label-text")
@@ -132,8 +132,10 @@ def test_files_of_splits_and_their_ids(store: Store, tmp_path: Path) -> None:
     assert [row["id"] for row in found] == [f"{split}/{n}" for split in ("train", "valid", "test") for n in (7, 8, 9)]
     assert [row["split"] for row in found] == ["train"] * 3 + ["valid"] * 3 + ["test"] * 3
     assert [row["label"] for row in found[6:]] == [None] * 3
-    assert any("a test file without labels" in warning for warning in made.manifest["warnings"])
-    assert any("an example whose text was there before, and was kept: 6 times" in w for w in made.manifest["warnings"])
+    assert any("a test file has no labels" in warning for warning in made.manifest["warnings"])
+    assert any(
+        "an example repeats the text of an earlier one; it was kept: 6 times" in w for w in made.manifest["warnings"]
+    )
     with pytest.raises(InputError, match=r"'test.tsv', line 1: no column 'label'; it has 'id', 'first', 'second'"):
         make(store, test, **NAMED)
 
@@ -156,12 +158,12 @@ def test_fractions_divide_one_file_and_equal_texts_stay_together(store: Store, t
     )
     there = {block["text"]: row["split"] for row, block in zip(documents(again), blocks(again), strict=True)}
     assert there == {text: next(iter(splits)) for text, splits in by_text.items()}
-    # few examples are divided one by one too, not in groups of sentences
+    # few examples are split one by one too, not in groups of sentences
     few = make(store, write(tmp_path / "c.tsv", "\n".join(["label\ttext", *lines[:15]])), valid_fraction=0.4)
     assert {row["split"] for row in documents(few)} == {"train", "valid"}
 
 
-def test_where_no_file_is_for_validation_a_twentieth_is_taken(store: Store, tmp_path: Path) -> None:
+def test_without_a_validation_file_a_twentieth_of_the_training_examples_is_taken(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", as_tsv(ROWS))
     assert (
         dataset.run({"train": [str(path)]}, dataset.Config(text_column="first"), store=store).artifact.manifest[
@@ -169,7 +171,7 @@ def test_where_no_file_is_for_validation_a_twentieth_is_taken(store: Store, tmp_
         ]["valid_fraction"]
         == 0.05
     )
-    with pytest.raises(InputError, match="--valid has a file, and --valid-fraction takes from --train"):
+    with pytest.raises(InputError, match="--valid and --valid-fraction exclude each other"):
         make(store, path, valid=path, text_column="first", valid_fraction=0.1)
     with pytest.raises(InputError, match="there are none"):
         dataset.run({"test": [str(path)]}, dataset.Config(text_column="first", valid_fraction=0.1), store=store)
@@ -188,15 +190,15 @@ def test_texts_of_several_lines_are_one_block(store: Store, tmp_path: Path) -> N
     assert spans == ["A heading", "A line", "and another.", "The end."]
 
 
-def test_a_text_without_end_is_cut_with_a_warning(store: Store, tmp_path: Path) -> None:
+def test_a_very_long_text_is_cut_with_a_warning(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json.dumps({"text": "Some words here. " * 10_000, "pair": "p"}))
     made = make(store, path, pair_column="pair")
     assert [row["block"] for row in blocks(made)] == [0, 1]
     assert 90_000 < len(blocks(made)[0]["text"]) <= 100_000
-    assert any("the end of a text over 100,000 characters was left out" in w for w in made.manifest["warnings"])
+    assert any("a text over 100,000 characters was cut off" in w for w in made.manifest["warnings"])
 
 
-def test_labels_that_no_training_example_has_are_told_but_not_those_of_a_scale(store: Store, tmp_path: Path) -> None:
+def test_labels_unknown_in_training_are_warned_about_unless_they_are_numbers(store: Store, tmp_path: Path) -> None:
     train = write(tmp_path / "train.tsv", "label\ttext\na\tone\nb\ttwo\n")
     valid = write(tmp_path / "valid.tsv", "label\ttext\na\tone more\nc\tthree\nc\tfour\n")
     warnings = make(store, train, valid=valid).manifest["warnings"]
@@ -209,33 +211,43 @@ def test_labels_that_no_training_example_has_are_told_but_not_those_of_a_scale(s
 BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "column": ("a.tsv", as_tsv(ROWS), {}, r"line 1: no column 'text'; it has 'id', 'first', 'second', 'label'"),
     "number": ("a.tsv", as_tsv(ROWS), {"text_column": "5"}, r"line 1: no column '5'; it has 'id'"),
-    "name without header": ("a.tsv", as_tsv(ROWS), {"header": False}, r"no column 'text'; no header, so that columns"),
+    "name without header": (
+        "a.tsv",
+        as_tsv(ROWS),
+        {"header": False},
+        r"no column 'text'; without a header columns are numbers",
+    ),
     "twice": ("a.tsv", "text\ttext\nx\ty\n", {}, r"line 1: 2 columns are called 'text'"),
     "ragged": ("a.tsv", "text\tlabel\n" + "x\t1\n" * 3 + "x\n" * 7, {}, r"line 5 \(1\), line 6 \(1\).* and 2 more"),
     "open quote": ("a.csv", 'text,label\n"x,1\ny,2\n', {}, r"line 2: .*end of data"),
     "field": ("a.jsonl", '{"text": "a"}\n{"tekst": "b"}\n', {}, r"line 2: no field 'text'; it has 'tekst'"),
     "label field": ("a.jsonl", '{"text": "a"}\n', {"label_column": "y"}, r"line 1: no field 'y'; it has 'text'"),
-    "number as text": ("a.jsonl", '{"text": 5}\n', {}, r"line 1: 'text' is no string but int"),
-    "list as label": ("a.jsonl", '{"text": "a", "label": [1]}\n', {}, r"line 1: 'label' is no label but list"),
-    "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', {}, r"line 1: half a surrogate pair in 'text'"),
-    "list": ("a.jsonl", "[1]\n", {}, r"line 1: an object is expected, found list"),
+    "number as text": ("a.jsonl", '{"text": 5}\n', {}, r"line 1: 'text' must be a string, found int"),
+    "list as label": (
+        "a.jsonl",
+        '{"text": "a", "label": [1]}\n',
+        {},
+        r"line 1: 'label' must be a string or a number, found list",
+    ),
+    "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', {}, r"line 1: unpaired surrogate in 'text'"),
+    "list": ("a.jsonl", "[1]\n", {}, r"line 1: expected a JSON object, found list"),
     "not json": ("a.jsonl", "{\n", {}, r"line 1: not JSON"),
     "the same id": (
         "a.tsv",
         "id\ttext\n1\ta\n1\tb\n",
         {"id_column": "id"},
-        r"line 3: the id '1' was there before, at .*line 2",
+        r"line 3: duplicate id '1', first used at .*line 2",
     ),
     "nothing": ("a.tsv", "", {}, "no records"),
     "a header only": ("a.tsv", "text\tlabel\n", {}, "no records"),
     "only empty texts": ("a.tsv", "text\tlabel\n \t1\n", {}, "no records: 1 empty text"),
-    "plain text": ("a.txt", "Hello.\n", {}, r"'a.txt': examples are not read from text files"),
+    "plain text": ("a.txt", "Hello.\n", {}, r"'a.txt': examples cannot be read from text files"),
     "not parquet": ("a.parquet", "text\n", {}, "not Parquet; it looks like plain text"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_named(case: str, store: Store, tmp_path: Path) -> None:
+def test_errors_name_their_cause(case: str, store: Store, tmp_path: Path) -> None:
     name, text, settings, message = BAD[case]
     with pytest.raises(InputError, match=message):
         make(store, write(tmp_path / name, text), **settings)
@@ -244,7 +256,7 @@ def test_what_is_wrong_is_named(case: str, store: Store, tmp_path: Path) -> None
 
 def test_ragged_rows_are_dropped_or_kept_when_asked(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "label\ttext\n1\tone\n1\ttwo\tmore\n1\n0\tthree\n")
-    dropped, kept = (make(store, path, ragged=how) for how in ("drop", "keep"))
+    dropped, kept = (make(store, path, ragged=ragged) for ragged in ("drop", "keep"))
     assert [row["text"] for row in blocks(dropped)] == ["one", "three"]
     assert [row["text"] for row in blocks(kept)] == ["one", "two", "three"]
     assert (dropped.counts["dropped"], kept.counts["dropped"]) == (
@@ -259,10 +271,10 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     assert made[0].files == made[1].files
 
 
-# what follows takes them
+# later stages
 
 
-def test_every_statistic_and_mask_takes_examples(store: Store, tmp_path: Path) -> None:
+def test_statistics_and_masks_accept_examples(store: Store, tmp_path: Path) -> None:
     made = make(store, write(tmp_path / "a.tsv", as_tsv(ROWS)), **NAMED)
     counted = idf.run(made.reference, None, idf.Config(), store=store)
     assert counted is not None
@@ -274,11 +286,11 @@ def test_every_statistic_and_mask_takes_examples(store: Store, tmp_path: Path) -
     assert found is not None and found.artifact.counts["splits"]["train"]["silent_words"] == 0
 
 
-def test_features_of_one_example_know_text_and_pair(store: Store, tmp_path: Path) -> None:
+def test_features_of_an_example_cover_text_and_pair(store: Store, tmp_path: Path) -> None:
     made = make(store, write(tmp_path / "a.tsv", as_tsv(ROWS)), **NAMED)
     counted = idf.run(made.reference, None, idf.Config(), store=store)
     assert counted is not None
-    # the tree of the pair of the first example alone: A dog runs.
+    # a tree only for the pair of the first example: A dog runs.
     start = len(ROWS[0]["first"]) + 1
     spans = [(start, start + 1), (start + 2, start + 5), (start + 6, start + 10), (start + 10, start + 11)]
     tree = {
@@ -319,7 +331,7 @@ def test_features_of_one_example_know_text_and_pair(store: Store, tmp_path: Path
         "",
     ]
     assert (columns["idf"] > 0).tolist() == [n in (1, 2, 3, 5, 6, 7, 11, 12) for n in range(15)]
-    # cut short, several at once, and without a pair: the same, each by itself
+    # truncated, in one batch, and without a pair: the same as each example alone
     alone = backend.encode(texts[1, 0])
     backend.enable_truncation(13, strategy="only_second")
     short = backend.encode(texts[0, 0], texts[0, 1])
@@ -328,10 +340,10 @@ def test_features_of_one_example_know_text_and_pair(store: Store, tmp_path: Path
     assert both["head"].tolist()[:13] == [-1] * 10 + [9, -1, -1]
     assert both["word"].tolist()[13:] == tables.of_examples([1], [alone]).columns["word"].tolist()
     assert tables.of_examples([], []).columns["word"].tolist() == []
-    with pytest.raises(ValueError, match="must rise"):
+    with pytest.raises(ValueError, match="must be in increasing order"):
         tables.of_examples([1, 0], [alone, short])
     encoding.truncate(10)
-    with pytest.raises(ValueError, match="let the tokenizer cut it short"):
+    with pytest.raises(ValueError, match="let the tokenizer truncate"):
         tables.of_examples([0], [encoding])
 
 
@@ -356,7 +368,7 @@ REAL: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("folder", REAL)
-def test_real_tasks_have_the_examples_that_they_should(folder: str, store: Store) -> None:
+def test_real_tasks_have_the_expected_examples(folder: str, store: Store) -> None:
     files, settings, expected = REAL[folder]
     place = shared("data") / folder
     made = make(store, place / files["train"], **settings)

@@ -16,7 +16,7 @@ from guidance.plan import Plan
 from pipelines.training.learners.generator import generator_sizes
 from pipelines.training.objectives import OBJECTIVES
 from tests import trainings
-from tests.fillings import CONFLICT, objective, passes, table
+from tests.generator_objectives import CONFLICT, objective, passes, table
 from tests.trainings import one_thread  # noqa: F401
 
 PLACES = [(0, 0), (0, 3), (1, 0), (0, 7)]

@@ -22,7 +22,7 @@ from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from tests import trainings
-from tests.fillings import CONFLICT, table
+from tests.generator_objectives import CONFLICT, table
 from tests.trainings import one_thread  # noqa: F401
 
 EXACT: dict[str, Any] = {"precision": "fp64", "dropout": 0.0, "attention_dropout": 0.0, "mask_probability": 0.3}

@@ -1,4 +1,4 @@
-"""``build-idf`` against plain loops over the text, wherever and in whatever pieces it is counted."""
+"""``build-idf``, compared with plain loops over the text, for any shards and executor."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def table_of(result: Any) -> dict[str, tuple[int, float]]:
 
 
 def units_of(text: Artifact, unit: str) -> list[list[str]]:
-    """The texts of each unit of the training split, by plain loops."""
+    """The texts of each unit of the training split, found with plain loops."""
     found: dict[Any, list[str]] = {}
     for row in pq.read_table(text.path / "blocks.parquet").to_pylist():
         if row["split"] != "train":
@@ -79,13 +79,13 @@ def units_of(text: Artifact, unit: str) -> list[list[str]]:
 
 
 def plain_words(text: str) -> list[str]:
-    """Runs of letters and marks, in a slow way."""
+    """Runs of letters and marks, found with one regular expression."""
     runs = re.findall(r"[\w\u0300-\u036f\u0900-\u0963]{2,}", text)
     return [run.lower() for run in runs]
 
 
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_words_are_counted_as_by_plain_loops(unit: str, store: Store, tmp_path: Path) -> None:
+def test_counts_of_words_match_plain_loops(unit: str, store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, tmp_path)
     units = units_of(text, unit)
     expected = Counter(word for parts in units for word in {w for part in parts for w in plain_words(part)})
@@ -102,7 +102,7 @@ def test_words_are_counted_as_by_plain_loops(unit: str, store: Store, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_tokens_are_counted_as_by_plain_loops(unit: str, kind: str, store: Store, tmp_path: Path) -> None:
+def test_counts_of_tokens_match_plain_loops(unit: str, kind: str, store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, tmp_path)
     made = tokenizer.run(
         text.reference, tokenizer.Config(kind=kind, vocab_size=330, min_frequency=1), store=store
@@ -134,7 +134,7 @@ def test_tokens_are_counted_as_by_plain_loops(unit: str, kind: str, store: Store
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_table_is_the_same_bytes_for_any_pieces(unit: str, store: Store, tmp_path: Path) -> None:
+def test_the_table_does_not_depend_on_shards_and_executors(unit: str, store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, tmp_path)
     contents = set()
     settings: list[dict[str, Any]] = [{"shard_size": size} for size in (1, 97, 400, 10**7)]
@@ -160,7 +160,7 @@ def test_document_larger_than_many_shards_is_counted_once(store: Store, tmp_path
     assert result.artifact.counts["documents"] == 2
 
 
-def test_few_documents_are_said(store: Store, tmp_path: Path) -> None:
+def test_few_documents_give_a_warning(store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, tmp_path)
     result = idf.run(text.reference, None, idf.Config(), store=store)
     assert result is not None
@@ -217,7 +217,7 @@ def test_corpus_without_training_text_is_refused(store: Store, tmp_path: Path) -
         idf.run(text.reference, None, idf.Config(), store=store)
 
 
-def test_wrong_inputs_are_named(store: Store, tmp_path: Path, guide: Any) -> None:
+def test_wrong_inputs_are_refused_by_name(store: Store, tmp_path: Path, guide: Any) -> None:
     text = make_corpus(store, tmp_path, 3)
     result = idf.run(text.reference, None, idf.Config(), store=store)
     assert result is not None
@@ -232,9 +232,7 @@ def test_wrong_inputs_are_named(store: Store, tmp_path: Path, guide: Any) -> Non
         assert answer.out == ""
 
 
-def test_command_says_what_comes_next_and_shares_say_nothing_on_stdout(
-    store: Store, tmp_path: Path, guide: Any
-) -> None:
+def test_the_command_names_the_next_one_and_shares_print_nothing(store: Store, tmp_path: Path, guide: Any) -> None:
     text = make_corpus(store, tmp_path)
     share = guide("build-idf", text.reference, "--shard", "1/2", "--shard-size", 500)
     assert (share.code, share.out) == (0, "")
@@ -247,7 +245,7 @@ def test_command_says_what_comes_next_and_shares_say_nothing_on_stdout(
     assert "unfinished" not in guide("ls").out
 
 
-def test_merge_reads_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_reads_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idf, "ROWS", 7)
     expected: Counter[str] = Counter()
     paths = []

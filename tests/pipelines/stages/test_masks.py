@@ -29,8 +29,9 @@ from tests.trainings import one_thread  # noqa: F401
 
 KINDS = ("byte-bpe", "wordpiece", "unigram")
 
-# each word with its head (a root's is its own), relation, part of speech and, where it is not the form, its lemma; then the
-# words that MajRel keeps (they, their heads and their children), and for some words what DepSyn keeps
+# Each word with its head (a root's is its own), relation, part of speech and, if it differs from the form, its lemma.  Then
+# the words that major_relation keeps (words of a major relation, their heads and children), and for some words those that
+# dependency keeps.
 SENTENCES: dict[str, tuple[str, str, dict[str, str]]] = {
     "The dog chased a cat.": (
         "The 1 det DET|dog 2 nsubj NOUN|chased 2 root VERB|a 4 det DET|cat 2 obj NOUN|. 2 punct PUNCT",
@@ -109,13 +110,13 @@ def make_corpus(store: Store, text: str, name: str = "a.txt", **settings: Any) -
 
 
 def tree_of(text: str, first: int, scheme: str) -> dict[str, Any]:
-    """The row of a sentence that begins ``first`` code points into its document."""
+    """The row of ``deps.parquet`` for a sentence that begins ``first`` code points into its document."""
     row: dict[str, Any] = {name: [] for name in ("start", "end", "form", "lemma", "upos", "head", "relation")}
     described = SENTENCES[text][0]
     place = 0
     for word in described.split("|") if described else []:
         form, head, relation, upos, *lemma = word.split()
-        if form == "el":  # the second word of `del` has the place of the first
+        if form == "el":  # the second word of `del` has the span of the first
             start, end = row["start"][-1] - first, row["end"][-1] - first
         else:
             letters = "del" if form == "de" else form
@@ -133,7 +134,7 @@ def tree_of(text: str, first: int, scheme: str) -> dict[str, Any]:
 
 
 def write_deps(store: Store, text: Artifact, scheme: str = "ud", **changes: Any) -> Artifact:
-    """Trees as ``build-deps`` would write them."""
+    """An artifact as ``build-deps`` would write it, with the trees above."""
     rows = []
     for block in pq.read_table(text.path / "blocks.parquet").to_pylist():
         for number, span in enumerate(block["sentences"]):
@@ -162,7 +163,7 @@ def build(store: Store, data: Artifact, **settings: Any) -> Artifact:
 
 
 class Made:
-    """Everything from one text: corpus, sequences, idf, masks."""
+    """All artifacts of one text: corpus, sequences, idf, deps and masks."""
 
     def __init__(self, store: Store, text: str, kind: str = "wordpiece", scheme: str = "ud", length: int = 512) -> None:
         self.text = make_corpus(store, text)
@@ -182,7 +183,7 @@ class Made:
         return [ours | theirs for ours, theirs in zip(*tables, strict=True)]
 
     def keeps(self, pattern: Any, row: dict[str, list[Any]]) -> torch.Tensor:
-        """What a pattern says about a sequence, (queries, keys)."""
+        """The mask of a pattern for a sequence, (queries, keys)."""
         from transformers import PreTrainedTokenizerFast
 
         backend = Tokenizer.from_str(self.data.read("tokenizer/tokenizer.json").decode())
@@ -194,7 +195,7 @@ class Made:
         return read_pattern(pattern).build(Tokens(ids, torch.ones_like(ids, dtype=torch.bool), columns)).dense()[0]
 
     def letters_of(self, row: dict[str, list[Any]], keep: Any, start: int, end: int) -> str:
-        """The letters of the tokens that are kept and lie in a stretch of the text."""
+        """The letters of the kept tokens inside a stretch of the text."""
         kept: set[int] = set()
         for place in np.flatnonzero(np.asarray(keep)).tolist():
             if row["word"][place] >= 0 and start - 1 <= row["start"][place] and row["end"][place] <= end:
@@ -221,7 +222,7 @@ def made(request: pytest.FixtureRequest, store: Store) -> Made:
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_roles_of_a_sentence_are_those_found_by_hand(sentence: str, made: Made) -> None:
+def test_roles_of_a_sentence_match_those_found_by_hand(sentence: str, made: Made) -> None:
     (row,) = made.rows()
     start = made.letters.index(sentence)
     inside = (start, start + len(sentence))
@@ -246,7 +247,7 @@ def test_treebank_and_spacy_labels_give_the_same_roles(made: Made, store: Store)
     negating = {
         made.letters[s:e].strip() for s, e, no in zip(row["start"], row["end"], row["negation"], strict=True) if no
     }
-    negating.discard("")  # the mark of a word's beginning
+    negating.discard("")  # a bare word-start mark
     assert negating and all(any(part in word for word in ("not", "n't", "never")) for part in negating)
     stops = {
         made.letters[s:e].strip()
@@ -260,7 +261,7 @@ def test_the_rarest_words_of_each_sentence_are_kept(made: Made) -> None:
     (row,) = made.rows()
     keep = made.keeps({"name": "rare", "least": 1}, row)[0]
     by_hand = {
-        # sentences are units, most words are in one of 13; the later of equals comes first
+        # units are sentences, and most words occur in one of 13; of words with equal idf the later is kept
         "The dog chased a cat.": "cat",
         "She has red shoes.": "shoes",
         "I don't know.": "know",
@@ -273,7 +274,7 @@ def test_the_rarest_words_of_each_sentence_are_kept(made: Made) -> None:
         assert made.letters_of(row, keep, start, start + len(sentence)) == word
 
 
-def test_each_column_says_what_its_word_is(made: Made) -> None:
+def test_columns_match_the_words_of_the_text(made: Made) -> None:
     (row,) = made.rows()
     assert {len(row[name]) for name in made.masks.counts["columns"]} == {len(row["id"])}
     text = [place for place, special in enumerate(row["special"]) if not special]
@@ -290,7 +291,7 @@ def test_each_column_says_what_its_word_is(made: Made) -> None:
 
 
 @pytest.mark.parametrize("length", [8, 9])
-def test_sequences_that_cut_sentences_keep_what_is_there(length: int, store: Store) -> None:
+def test_sequences_that_cut_sentences_keep_the_values_inside(length: int, store: Store) -> None:
     whole, cut = Made(store, "\n".join(SENTENCES)), Made(store, "\n".join(SENTENCES), length=length)
     arcs = {split: counts["cut_arcs"] for split, counts in cut.masks.counts["splits"].items()}
     assert arcs["train"] > 0 == whole.masks.counts["splits"]["train"]["cut_arcs"]
@@ -302,21 +303,21 @@ def test_sequences_that_cut_sentences_keep_what_is_there(length: int, store: Sto
         for place, start in enumerate(row["start"]):
             if start < 0:
                 continue
-            there = token_at[start]
+            in_whole = token_at[start]
             for name in ("relation", "pos", "idf", "negation"):
-                assert row[name][place] == known[name][there]
+                assert row[name][place] == known[name][in_whole]
             head = row["head"][place]
             if head >= 0:
-                # the same word as in the whole, found by where it stands
+                # the same word as in the uncut sequence, found by its offset
                 of_head = row["start"][row["word"].index(head)]
-                if known["word"][token_at[of_head]] != known["head"][there]:
+                if known["word"][token_at[of_head]] != known["head"][in_whole]:
                     pytest.fail(f"token {place} has another head")
-            elif known["head"][there] >= 0:
+            elif known["head"][in_whole] >= 0:
                 dropped.add((tuple(row["start"]), row["word"][place]))
     assert len(dropped) == arcs["train"]
 
 
-def test_without_trees_every_role_is_there_but_those_of_grammar_and_the_reason_is_said(store: Store) -> None:
+def test_without_trees_only_syntactic_columns_are_missing_with_the_reason(store: Store) -> None:
     made = Made(store, "\n".join(SENTENCES))
     alone = build(store, made.data, idf=made.idf.reference)
     assert alone.counts["columns"] == ["word", "segment", "idf"]
@@ -328,7 +329,7 @@ def test_without_trees_every_role_is_there_but_those_of_grammar_and_the_reason_i
 # the artifact
 
 
-def test_bytes_do_not_depend_on_how_the_work_was_divided(store: Store) -> None:
+def test_masks_do_not_depend_on_shards(store: Store) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 40), length=32)
     kept = {"idf": made.idf.reference, "deps": made.deps.reference}
     for settings in ({"shard_size": 300}, {"shard_size": 1000, "jobs": 2}, {"shard_size": 1 << 30}):
@@ -365,11 +366,11 @@ def test_idf_of_tokens_is_refused(store: Store) -> None:
     recipe = made.data.manifest["inputs"]["tokenizer"]["recipe"]
     counted = idf.run(made.text.reference, f"tokenizer/{recipe[:16]}", idf.Config(), store=store)
     assert counted is not None
-    with pytest.raises(ArtifactMismatch, match="rare are words"):
+    with pytest.raises(ArtifactMismatch, match="masks need the idf of words"):
         build(store, made.data, idf=counted.reference)
 
 
-def test_a_corpus_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     made = Made(store, "\n".join(SENTENCES))
     made.text.path.rename(tmp_path / "gone")
@@ -377,7 +378,7 @@ def test_a_corpus_that_is_gone_is_named(tmp_path: Path) -> None:
         masks.run(made.data.reference, masks.Config(), store=store, force=True)
 
 
-def test_heads_outside_their_sentence_and_idf_that_is_no_number_are_refused(tmp_path: Path) -> None:
+def test_heads_outside_their_sentence_and_invalid_idf_are_refused(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     made = Made(store, "It rains.\nIt rains.")
     for wrong in ([0, 7, 0], [-2, 0, 0]):
@@ -388,12 +389,12 @@ def test_heads_outside_their_sentence_and_idf_that_is_no_number_are_refused(tmp_
     with store.build("idf", digest("nan"), {"stage": "build-idf", "inputs": {"corpus": made.text.describe()}}) as out:
         with out.parquet("idf.parquet", idf.idf_schema()) as writer:
             writer.write_table(pa.table([["it"], [1], [float("nan")]], schema=idf.idf_schema()))
-    with pytest.raises(NumericalError, match="no number from 0"):
+    with pytest.raises(NumericalError, match="negative or not finite"):
         build(store, made.data, idf=Artifact(store.folder("idf", digest("nan"))).reference)
 
 
-def test_documents_and_splits_do_not_mix(store: Store) -> None:
-    """Thirty documents in three splits: every token finds the tree of its own sentence."""
+def test_every_token_gets_the_tree_of_its_own_sentence(store: Store) -> None:
+    """Checks thirty documents in three splits."""
     folder = store.root.parent / "many"
     folder.mkdir(exist_ok=True)
     names: Sequence[str] = [*SENTENCES]
@@ -455,7 +456,7 @@ def train(store: Store, made: Made, **settings: Any) -> Artifact:
 def test_preset_roles_trains_from_these_artifacts(store: Store) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
     model = train(store, made, plan=ROLES, masks=made.masks.reference)
-    assert len(model.counts["matches"]) == 0  # masks are no losses, of which matches are counted
+    assert len(model.counts["matches"]) == 0  # matches are counted for losses only, not for masks
     assert model.manifest["inputs"]["masks"]["content"] == made.masks.content
     rows = [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
     assert all(np.isfinite(row["loss/mlm"]) for row in rows)
@@ -468,7 +469,7 @@ def test_the_content_of_masks_decides_the_recipe(store: Store) -> None:
     other = build(store, made.data, idf=made.idf.reference)
     first, second = (train(store, made, plan=str(plan), masks=m.reference) for m in (made.masks, other))
     assert first.recipe != second.recipe
-    # the same words in all but `del`, `don't` and what was not parsed
+    # the path of masks does not matter, only their content
     assert train(store, made, plan=str(plan), masks=str(made.masks.path)).recipe == first.recipe
 
 
@@ -478,7 +479,7 @@ def test_masks_of_other_sequences_are_refused(store: Store) -> None:
         train(store, made, plan=ROLES, masks=other.masks.reference)
 
 
-def test_several_sequences_have_masks_each_of_its_own(store: Store) -> None:
+def test_each_of_several_sequences_has_its_own_masks(store: Store) -> None:
     first, second = (Made(store, "\n".join([*some] * 6), length=32) for some in (SENTENCES, list(SENTENCES)[::-1]))
     pieces = first.data.manifest["inputs"]["tokenizer"]["recipe"][:16]
     settings = sequences.Config(max_length=32)
@@ -538,28 +539,26 @@ def test_a_pattern_whose_source_is_missing_is_refused_with_its_name(
     assert "guide build-masks" in str(raised.value.hint) and "--masks" in str(raised.value.hint)
 
 
-def test_a_role_without_a_member_in_the_whole_text_is_refused_with_its_name(store: Store) -> None:
+def test_a_role_that_matches_no_token_is_refused_by_name(store: Store) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
-    nothing: dict[str, Any] = {key: [] for key in ("start", "end", "form", "lemma", "upos", "head", "relation")}
-    deps = write_deps(store, made.text, **nothing, status="too long")
+    no_words: dict[str, Any] = {key: [] for key in ("start", "end", "form", "lemma", "upos", "head", "relation")}
+    deps = write_deps(store, made.text, **no_words, status="too long")
     part = build(store, made.data, idf=made.idf.reference, deps=deps.reference)
-    assert any("of no token is the head or the relation or the pos known" in line for line in part.manifest["warnings"])
+    assert any("no token has a head, relation or pos value" in line for line in part.manifest["warnings"])
     with pytest.raises(
         PlanError, match=r"guide '.*' has no member in the training text: .* knows the head of no token"
     ):
         train(store, made, plan=ROLES, masks=part.reference)
 
 
-def test_what_numbers_stand_for_is_in_the_file_and_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meaning_of_codes_is_stored_and_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
     schema = pq.read_schema(made.masks.path / "train.parquet")
     for name, codes in (("relation", features.RELATIONS), ("pos", features.UPOS)):
         assert json.loads(schema.field(name).metadata[b"codes"]) == list(codes)
     masks.check_codes(made.masks)
     monkeypatch.setattr(features, "CODES", {"relation": features.RELATIONS[::-1], "pos": features.UPOS})
-    with pytest.raises(
-        ArtifactMismatch, match="its column relation was written by a guide that numbers them in another"
-    ):
+    with pytest.raises(ArtifactMismatch, match="column relation was written by a version of guide with other codes"):
         train(store, made, plan=ROLES, masks=made.masks.reference)
 
 
@@ -577,7 +576,7 @@ def test_scores_of_heads_choose_them(store: Store) -> None:
     assert train(store, made, plan=str(plan), scores=str(scores)).recipe != model.recipe
 
 
-def test_counts_of_tokens_serve_patterns_that_weigh(store: Store) -> None:
+def test_patterns_with_weights_use_cooccurrence_counts(store: Store) -> None:
     from pipelines.stages import cooccurrence
 
     made, other = Made(store, "\n".join([*SENTENCES] * 6), length=32), Made(store, "\n".join(SENTENCES), "byte-bpe")

@@ -124,11 +124,11 @@ def test_empty_lines_are_dropped_and_counted_by_side(store: Store, tmp_path: Pat
 @pytest.mark.parametrize(
     ("files", "pairs", "settings", "message"),
     [
-        ({"train": 1, "valid": 1}, {"train": 1}, {}, "--valid has no --valid-pair"),
-        ({"train": 1}, {"train": 1, "test": 1}, {}, "--test-pair has no --test"),
+        ({"train": 1, "valid": 1}, {"train": 1}, {}, "--valid needs --valid-pair"),
+        ({"train": 1}, {"train": 1, "test": 1}, {}, "--test-pair needs --test"),
         ({"train": 2}, {"train": 1}, {}, "--train has 2 files and --train-pair has 1"),
-        ({"train": 1}, {"train": 1}, {"label_column": "x"}, "--label-column is about tables"),
-        ({"train": 1}, {"train": 1}, {"format": "tsv"}, "--format is about tables"),
+        ({"train": 1}, {"train": 1}, {"label_column": "x"}, "--label-column is for tables"),
+        ({"train": 1}, {"train": 1}, {"format": "tsv"}, "--format is for tables"),
     ],
 )
 def test_sides_without_a_counterpart_are_refused(
@@ -217,7 +217,7 @@ def test_long_pairs_are_dropped_from_training_and_truncated_in_other_splits(stor
     assert spelled("valid") == [("a b c d e f", "x y"), ("a b", "x y z x y z x"), *spelled("train")]
     assert made.counts["splits"]["train"]["long_pairs"] == 2
     assert made.counts["splits"]["valid"]["cut_pairs"] == 2
-    warning = "2 pairs were longer than a sequence on one side at least, and were"
+    warning = "2 pairs had a side longer than a sequence and were"
     assert f"train: {warning} dropped" in made.manifest["warnings"]
     assert f"valid: {warning} cut" in made.manifest["warnings"]
     with pytest.raises(InputError, match="has no pair of at most 8 tokens"):
@@ -232,7 +232,7 @@ def test_pairs_without_tokens_on_a_side_are_dropped_and_counted(store: Store, tm
     made = encode(store, text.artifact, words(store, text.artifact, kind="wordpiece", vocab_size=60))
     assert len(rows_of(made)) == 1
     assert made.counts["splits"]["train"]["empty_pairs"] == 2
-    assert any(w.startswith("train: 2 pairs had no token on one side") for w in made.manifest["warnings"])
+    assert any(w.startswith("train: 2 pairs had a side without tokens") for w in made.manifest["warnings"])
 
 
 def test_batch_boundaries_do_not_split_documents(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_running_twice_writes_the_same_bytes(store: Store, tmp_path: Path) -> No
 def test_a_target_tokenizer_needs_pairs(store: Store, tmp_path: Path) -> None:
     text = make(store, tmp_path, GERMAN, ENGLISH)
     made = words(store, text)
-    with pytest.raises(InputError, match="--target-tokenizer is for texts with a pair"):
+    with pytest.raises(InputError, match="--target-tokenizer needs --packing pairs"):
         encode(store, text, made, made, packing="document")
 
 
@@ -324,7 +324,7 @@ def test_the_commands_go_from_two_files_to_pairs(guide: Callable[..., Any], tmp_
     assert packed.code == 0, packed.err
     assert f"next: guide pretrain {packed.out.strip()} --objective translation" in packed.err
     wrong = guide("build-dataset", "--train", "a.de", "--train-pair", "a.en", "--pair-column", "2")
-    assert wrong.code == 2 and "--pair-column is about tables" in wrong.err
+    assert wrong.code == 2 and "--pair-column is for tables" in wrong.err
 
 
 def test_multi30k_is_read(store: Store) -> None:

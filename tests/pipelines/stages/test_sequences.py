@@ -1,4 +1,4 @@
-"""Sequences: nothing of the text is lost, and every token knows its place in it."""
+"""Sequences: no text is lost, and every token has its offsets in the text."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_offsets_are_those_of_the_document_in_any_script(kind: str, lowercase: b
                 if "\ufffd" not in plain:
                     whole += 1
                     normal = opened.normalizer.normalize_str(piece) if opened.normalizer else piece
-                    # a small letter can be two code points, in two tokens, where the large one is one (İ)
+                    # lowercasing İ gives two code points, which may fall into two tokens
                     assert plain == normal.strip() or (lowercase and piece == "İ")
     assert whole > 50
     for number, content in texts.items():
         missing = {content[i] for i in range(len(content)) if i not in seen[number] and not content[i].isspace()}
-        # BERT's normaliser drops invisible format characters; nothing else may go missing
+        # BERT's normaliser drops invisible format characters; no other character may be lost
         assert not {letter for letter in missing if letter.isprintable()}
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_lost_and_no_sequence_is_too_long(packing: str, length: int, 
     assert cut > 0 or length == 128
 
 
-def test_tokens_know_their_sentence(store: Store) -> None:
+def test_tokens_have_the_number_of_their_sentence(store: Store) -> None:
     text = make_corpus(store, {"a.txt": "One here. Two there!\n\nThree now. Four."}, valid=0.0)
     made = tokenizer.run(text.reference, tokenizer.Config(kind="word", vocab_size=50, min_frequency=1), store=store)
     row = rows_of(sequences.run(text.reference, made.reference, sequences.Config(), store=store).artifact)[0]
@@ -142,7 +142,7 @@ def test_tokens_know_their_sentence(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_never_makes_a_special_token(kind: str, store: Store) -> None:
+def test_text_never_becomes_a_special_token(kind: str, store: Store) -> None:
     text = make_corpus(store, {"a.txt": "<s> <s>a</s> [MASK] [CLS] <mask> <pad> [SEP] [PAD] b. " * 50}, valid=0.0)
     made = tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=400, min_frequency=1), store=store)
     artifact = sequences.run(text.reference, made.reference, sequences.Config(), store=store).artifact
@@ -152,7 +152,7 @@ def test_text_never_makes_a_special_token(kind: str, store: Store) -> None:
             assert special or id_ >= 5 or id_ == unknown
 
 
-def test_a_vocabulary_that_lists_special_tokens_as_words_is_disarmed(store: Store, tmp_path: Path) -> None:
+def test_special_tokens_listed_as_words_become_unknown_tokens(store: Store, tmp_path: Path) -> None:
     from tokenizers import models, pre_tokenizers
 
     text = make_corpus(store, {"a.txt": "hello [MASK] hello"}, valid=0.0)
@@ -170,7 +170,7 @@ def test_a_vocabulary_that_lists_special_tokens_as_words_is_disarmed(store: Stor
     assert "became unknown" in artifact.manifest["warnings"][0]
 
 
-def test_a_tokenizer_that_names_no_roles_travels_on_with_those_that_it_played(store: Store, tmp_path: Path) -> None:
+def test_a_tokenizer_without_named_special_tokens_is_published_with_them(store: Store, tmp_path: Path) -> None:
     from tokenizers import models
     from transformers import AutoTokenizer
 
@@ -189,7 +189,7 @@ def test_a_tokenizer_that_names_no_roles_travels_on_with_those_that_it_played(st
     assert Vocabulary.from_tokenizer(opened).columns_V["delimiter"].tolist() == [False, False, True, True, False]
 
 
-def test_a_folder_of_transformers_works_and_brings_only_its_tokenizer_files(store: Store, tmp_path: Path) -> None:
+def test_only_the_tokenizer_files_of_a_transformers_folder_are_used(store: Store, tmp_path: Path) -> None:
     text = make_corpus(store, {"a.txt": "Some text. And more."}, valid=0.0)
     made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=300), store=store)
     folder = tmp_path / "tokenizer"
@@ -238,7 +238,7 @@ def test_inputs_of_the_wrong_kind_are_refused(store: Store) -> None:
             sequences.run(first.reference, second.reference, sequences.Config(), store=store)
 
 
-def test_batches_do_not_show_in_the_result(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_does_not_depend_on_the_batch_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     text = make_corpus(store, {f"{n}.txt": f"Number {n}. It is {n * n}!\n\nMore." for n in range(30)}, valid=0.3)
     made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=300), store=store)
 

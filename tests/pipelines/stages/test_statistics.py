@@ -1,4 +1,4 @@
-"""All statistics together: on slices of real data of many kinds, and with the same bytes wherever they run."""
+"""All statistics together: they run on real data of many kinds, and their bytes do not depend on the executor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINES = 300
 
 
 def slice_of(folder: str, name: str, place: Path) -> Path:
-    """The first lines of a file; of a treebank, whole sentences."""
+    """The first lines of a file, or for a treebank its first whole sentences."""
     path = shared("data") / folder / name
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         lines = list(itertools.islice(file, LINES))
@@ -53,7 +53,7 @@ def made(result: Any) -> Artifact:
 
 
 @pytest.mark.parametrize("folder", TEXTS)
-def test_real_data_goes_through_every_statistic(folder: str, tmp_path: Path) -> None:
+def test_every_statistic_runs_on_real_data(folder: str, tmp_path: Path) -> None:
     name, settings = TEXTS[folder]
     store, path = Store(tmp_path / "artifacts"), slice_of(folder, name, tmp_path)
     if folder.startswith("cls-"):
@@ -78,7 +78,7 @@ def test_real_data_goes_through_every_statistic(folder: str, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A scheduler and two workers, processes of their own."""
+    """A scheduler and two workers, each in its own process."""
     pytest.importorskip("distributed")
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
@@ -89,7 +89,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.close()
 
 
-def test_every_statistic_is_the_same_bytes_wherever_it_runs(
+def test_statistics_do_not_depend_on_the_executor(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = slice_of("ud-english-ewt", "en_ewt-ud-dev.conllu.gz", tmp_path)
@@ -97,19 +97,19 @@ def test_every_statistic_is_the_same_bytes_wherever_it_runs(
     text = made(corpus.run([str(path)], corpus.Config(), store=store)).reference
     pieces = made(tokenizer.run(text, tokenizer.Config(vocab_size=400), store=store)).reference
     packed = made(sequences.run(text, pieces, sequences.Config(max_length=32), store=store)).reference
-    ways: list[dict[str, Any]] = [
+    executions: list[dict[str, Any]] = [
         {},
         {"jobs": 2, "shard_size": 1500},
         {"executor": "dask", "scheduler": cluster.address, "shard_size": 500},
     ]
     contents: dict[str, set[str]] = {}
-    for number, way in enumerate(ways):
-        monkeypatch.setenv("PYTHONHASHSEED", str(number))  # of the workers
+    for number, execution in enumerate(executions):
+        monkeypatch.setenv("PYTHONHASHSEED", str(number))  # for the workers
         again: dict[str, Any] = {"store": store, "force": True}
-        rare = made(idf.run(text, None, idf.Config(**way), **again))
-        trees = made(dependencies.run(text, dependencies.Config(parser=f"conllu:{path}", **way), **again))
-        pairs = made(cooccurrence.run(text, pieces, cooccurrence.Config(top=50, **way), **again))
-        settings = masks.Config(idf=rare.reference, deps=trees.reference, **way)
+        rare = made(idf.run(text, None, idf.Config(**execution), **again))
+        trees = made(dependencies.run(text, dependencies.Config(parser=f"conllu:{path}", **execution), **again))
+        pairs = made(cooccurrence.run(text, pieces, cooccurrence.Config(top=50, **execution), **again))
+        settings = masks.Config(idf=rare.reference, deps=trees.reference, **execution)
         for artifact in (rare, trees, pairs, made(masks.run(packed, settings, **again))):
             contents.setdefault(artifact.kind, set()).add(artifact.content)
     assert {kind: len(found) for kind, found in contents.items()} == dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Tokenizers of each kind: what they refuse to be trained on, and how they open elsewhere."""
+"""Tokenizers of each kind: what they cannot be trained on, and how other libraries open them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_folder_opens_with_auto_tokenizer(kind: str, store: Store) -> None:
         assert opened.decode(single, skip_special_tokens=True).strip() == "The quick brown fox"
 
 
-def test_lowercase_makes_letters_small(store: Store) -> None:
+def test_lowercase_lowercases_the_text(store: Store) -> None:
     from tokenizers import Tokenizer
 
     text = make_corpus(store, TEXT * 3)
@@ -65,13 +65,13 @@ def test_lowercase_makes_letters_small(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [-1, 0, 4, 5])
-def test_a_vocabulary_without_room_is_refused(kind: str, size: int, store: Store) -> None:
+def test_a_vocabulary_too_small_for_special_tokens_is_refused(kind: str, size: int, store: Store) -> None:
     text = make_corpus(store, TEXT)
-    with pytest.raises(InputError, match=r"no room beside"):
+    with pytest.raises(InputError, match="no entries left after"):
         tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=size), store=store)
 
 
-def test_byte_level_bpe_needs_room_for_all_bytes(store: Store) -> None:
+def test_byte_level_bpe_needs_an_entry_for_every_byte(store: Store) -> None:
     text = make_corpus(store, TEXT)
     with pytest.raises(InputError, match="256 bytes"):
         tokenizer.run(text.reference, tokenizer.Config(vocab_size=261), store=store)
@@ -80,9 +80,9 @@ def test_byte_level_bpe_needs_room_for_all_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_letter_is_no_text_to_train_on(kind: str, store: Store) -> None:
+def test_text_with_one_distinct_character_is_refused(kind: str, store: Store) -> None:
     text = make_corpus(store, "aaa a\n\naa")
-    with pytest.raises(InputError, match="one distinct letter"):
+    with pytest.raises(InputError, match="one distinct character"):
         tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=300), store=store)
     assert not list(store.root.glob("tokenizer/*"))
 
@@ -101,7 +101,7 @@ def test_validation_text_is_not_trained_on(store: Store, tmp_path: Path) -> None
     assert made.artifact.counts["vocab_size"] == 6 + trained
 
 
-def test_a_smaller_vocabulary_than_asked_for_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_smaller_than_requested_gives_a_warning(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     text = make_corpus(store, TEXT)
     with caplog.at_level(logging.WARNING, "guide"):
         made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=5000), store=store)
@@ -117,7 +117,7 @@ def test_training_again_gives_the_same_bytes(kind: str, store: Store) -> None:
     assert len(contents) == 1
 
 
-def test_only_a_corpus_will_do(store: Store) -> None:
+def test_artifacts_of_other_kinds_are_refused(store: Store) -> None:
     text = make_corpus(store, TEXT)
     made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=300), store=store)
     with pytest.raises(ArtifactMismatch, match="tokenizer"):

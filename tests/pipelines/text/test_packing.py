@@ -1,4 +1,4 @@
-"""Packing, on cases small enough to be worked by hand, and against a slow oracle."""
+"""Packing: small cases worked by hand, and a comparison with a slow oracle."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_whole_sentences_fill_a_sequence_and_documents_are_kept_apart_by_a_separ
     ]
 
 
-def test_bounded_by_documents_no_sequence_goes_on_in_the_next() -> None:
+def test_without_crossing_no_sequence_continues_in_the_next_document() -> None:
     packer = Packer(8, CLS, SEP, False)
     given = tokens((0, 0, 2), (0, 1, 2), (1, 2, 1), (1, 3, 3))
     assert rows(packer.add(given), packer.flush()) == [[CLS, 0, 1, 10, 11, SEP], [CLS, 20, 30, 31, 32, SEP]]
@@ -58,7 +58,7 @@ def test_a_long_sentence_is_cut_and_its_rest_shares_a_sequence() -> None:
     assert packer.cut == 1
 
 
-def test_special_tokens_have_no_place_in_the_text() -> None:
+def test_special_tokens_have_no_offsets() -> None:
     packer = Packer(8, CLS, SEP, True)
     assert packer.add(tokens((3, 0, 1), (4, 1, 1))) is None
     packed = packer.flush()
@@ -71,7 +71,7 @@ def test_special_tokens_have_no_place_in_the_text() -> None:
 
 
 def oracle(sentences: list[tuple[int, int, int]], length: int, cross: bool) -> list[list[int]]:
-    """One sentence after the other, one token after the other."""
+    """Packs one sentence at a time, in plain Python."""
     done: list[list[int]] = []
     now: list[int] = []
     last = None
@@ -90,7 +90,7 @@ def oracle(sentences: list[tuple[int, int, int]], length: int, cross: bool) -> l
 
 @pytest.mark.parametrize("cross", [True, False])
 @pytest.mark.parametrize("seed", range(30))
-def test_packing_agrees_with_a_slow_oracle_however_the_text_arrives(seed: int, cross: bool) -> None:
+def test_packing_agrees_with_a_slow_oracle_for_any_batches(seed: int, cross: bool) -> None:
     random.seed(seed)
     length = random.choice([3, 5, 8, 20])
     document, sentences = 0, []

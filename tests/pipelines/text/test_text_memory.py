@@ -1,4 +1,4 @@
-"""Very long lines, words and files: memory and time stay within bounds that a child process enforces."""
+"""Very long lines, words and files: memory and time, measured in a child process, stay within bounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except GuideError as error:
 # not getrusage: its maximum is inherited from the parent through exec
 peak = next(line for line in open("/proc/self/status", encoding="utf-8") if line.startswith("VmHWM"))
 answer["megabytes"] = int(peak.split()[1]) / 1024
-answer["seconds"] = sum(os.times()[:4])  # of computing: others may use the machine
+answer["seconds"] = sum(os.times()[:4])  # CPU time, since other programs may use the machine
 print(json.dumps(answer))
 """
 

@@ -23,7 +23,7 @@ from pipelines.storage.store import Store
 from pipelines.training import preparation
 from pipelines.training.order import AnyOrder
 from tests import trainings
-from tests.fillings import CONFLICT
+from tests.generator_objectives import CONFLICT
 from tests.tiny import KILLED, in_child, processes
 from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 

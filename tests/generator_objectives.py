@@ -1,4 +1,4 @@
-"""Objectives with a generator, on tiny rows, for tests that look inside."""
+"""Objectives with a generator, on tiny examples, for tests of their internals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFLICT = '[[guide]]\npattern = "conflict"\nmechanism = "logit_loss"\nheads = [
 
 
 def tokenizer() -> Any:
-    """That of `tests.trainings`."""
+    """The tokenizer of `tests.trainings`."""
     files = trainings.tokenizer_files()
     names = json.loads(files["special_tokens_map.json"])
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files["tokenizer.json"].decode()), **names)
@@ -47,7 +47,7 @@ def objective(
     valid: list[list[int]] | None = None,
     **changes: Any,
 ) -> Any:
-    """The objective of a run of `tests.trainings`, in float64 and without dropout, so that nothing but sums is rounded."""
+    """The objective of a run of `tests.trainings`, in float64 and without dropout, so that only sums are rounded."""
     rows = rows or trainings.rows_of_ids(12, 16)
     config = trainings.config(**({"dropout": 0.0, "attention_dropout": 0.0} | changes))
     parsed = Plan.parse(plan)
@@ -63,7 +63,7 @@ def objective(
 
 
 def passes(found: Any, places: list[tuple[int, int]], step: int = 0) -> tuple[Any, dict[str, float], dict[str, Any]]:
-    """All passes over one batch: the batch, denominators and undivided losses."""
+    """Run all passes over one batch; returns the batch, the denominators and the undivided losses."""
     batch = found.prepare(places)
     counts: dict[str, float] = {}
     losses: dict[str, Any] = {}

@@ -1,0 +1,110 @@
+"""The two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``: their columns, and reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import column, list_column
+from pipelines.storage.files import open_parquet
+from pipelines.storage.manifest import ArtifactMismatch
+
+BLOCKS, DOCUMENTS = "blocks.parquet", "documents.parquet"
+SPLITS = ("train", "valid", "test")
+BLOCK_OF_COLUMN = {"text": 0, "pair": 1}
+"""Which block of a task's example holds which of its two texts."""
+
+
+def block_schema() -> Any:
+    """Columns of ``blocks.parquet``; the metadata of each field says its unit."""
+    import pyarrow as pa
+
+    span = pa.struct([pa.field("start", pa.int32(), False), pa.field("end", pa.int32(), False)])
+    return pa.schema(
+        [
+            column("document", pa.int64(), "row in documents.parquet"),
+            column("block", pa.int32(), "running number in the document"),
+            column("split", pa.dictionary(pa.int8(), pa.string()), "train, valid or test"),
+            column("start", pa.int64(), "code points before it in the document, blocks being joined by one newline"),
+            column("first_sentence", pa.int32(), "running number in the document of its first sentence"),
+            column("text", pa.string(), "NFC"),
+            list_column("sentences", span, "code points in text, end exclusive"),
+        ]
+    )
+
+
+def document_schema() -> Any:
+    """Columns of ``documents.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("document", pa.int64(), "row number"),
+            column("id", pa.string(), "unique; a digest of the text where the source has none"),
+            column("source", pa.string(), "name of the file"),
+            column("blocks", pa.int32(), "count"),
+            column("sentences", pa.int64(), "count"),
+            column("characters", pa.int64(), "code points, without the newlines between blocks"),
+            column("split", pa.string(), "train, valid or test; mixed when its blocks differ"),
+            pa.field("pair", pa.string(), metadata={"unit": "second text of a task's example"}),
+            pa.field("label", pa.string(), metadata={"unit": "label of a task's example"}),
+        ]
+    )
+
+
+def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) -> Iterator[Any]:
+    """Record batches of ``blocks.parquet``, in order.
+
+    Raises:
+        ArtifactMismatch: a column is missing, occurs twice, has another type or has nulls.
+    """
+    import pyarrow as pa
+
+    columns = list(columns)
+    with corpus.open(BLOCKS) as raw:
+        try:
+            file = open_parquet(raw)
+            found = file.schema_arrow
+            for name in columns:
+                wanted = block_schema().field(name)
+                types = [str(field.type) for field in found if field.name == name]
+                if types != [str(wanted.type)]:
+                    raise ArtifactMismatch(
+                        f"{corpus.path / BLOCKS}: column {name!r} is {types or 'missing'}, expected {wanted.type}"
+                    )
+            for record_batch in file.iter_batches(batch_size=batch, columns=columns):
+                if any(values.null_count for values in record_batch.columns):
+                    raise ArtifactMismatch(f"{corpus.path / BLOCKS}: a column has nulls, which are not allowed")
+                yield record_batch
+        except pa.ArrowException as error:
+            raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
+
+
+def training_blocks(blocks: Any, number: int | None = None) -> Any:
+    """The rows of a table of blocks that belong to the training split.
+
+    Args:
+        number: keep only the blocks of this number in their document; see `BLOCK_OF_COLUMN`.
+    """
+    import pyarrow.compute as pc
+
+    chosen = pc.equal(blocks["split"].cast("string"), "train")
+    return blocks.filter(chosen if number is None else pc.and_(chosen, pc.equal(blocks["block"], number)))
+
+
+def check_pairs(corpus: Artifact) -> None:
+    """Raise ArtifactMismatch unless every document of the corpus is an example with two texts."""
+    import pyarrow as pa
+
+    with corpus.open(DOCUMENTS) as raw:
+        try:
+            batches = open_parquet(raw).iter_batches(columns=["pair"])
+            if not any(batch.column(0).null_count for batch in batches):
+                return
+        except (pa.ArrowException, KeyError) as error:
+            raise ArtifactMismatch(f"{corpus.path / DOCUMENTS}: unreadable ({str(error)[:160]!r})") from error
+    raise ArtifactMismatch(
+        f"{corpus.reference} has documents without a second text",
+        hint="build it with: guide build-dataset --train-pair FILE, or --pair-column NAME",
+    )

@@ -22,20 +22,12 @@ from guidance.errors import InputError
 from guidance.objectives.masked_lm import Masker, masked_lm_loss
 from guidance.objectives.replaced_token import draw
 from guidance.objectives.selection import logits_at, put_at
-from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch
 from pipelines.training.models import check_lengths, check_same_tokenizer, configuration
 from pipelines.training.plan_checks import GENERATOR_FOLDER
-
-
-def plan_of(plan: Plan, *parts: str) -> Plan:
-    """The guides of some parts, rewritten as guides of ``model``; added heads belong to the model."""
-    guides = tuple(replace(guide, part="model") for guide in plan.guides if guide.part in parts)
-    return Plan(guides, plan.pal if "model" in parts else None)
-
 
 # the network
 
@@ -100,7 +92,7 @@ def _continued(given: Given, auto_class: Any) -> Any:
     if not (folder / CONFIG_FILE).exists():
         return None
     check_same_tokenizer(folder, given.tokenizer)
-    generator = load_model(folder, auto_class, plan_of(given.plan, "generator"))
+    generator = load_model(folder, auto_class, given.plan.for_part("generator"))
     if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was rebuilt while it was being read", hint="run again")
     return generator
@@ -153,7 +145,7 @@ class Generator:
             inputs: gives the chosen tokens of a batch; the generator reads a mask token in place of every one of them.
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
-        plan, folder = plan_of(given.plan, "generator"), given.folder and given.folder / GENERATOR_FOLDER
+        plan, folder = given.plan.for_part("generator"), given.folder and given.folder / GENERATOR_FOLDER
         self.guided = Guided(network, plan, given.tokenizer, given.tables, prefix=GENERATOR_FOLDER, folder=folder)
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 

@@ -17,7 +17,7 @@ from guidance.objectives.selection import logits_at, places_of, put_at
 from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import pad
 from pipelines.training.learner import Given, ModelFolder
-from pipelines.training.learners.generator import Generator, Pair, build_generator, plan_of
+from pipelines.training.learners.generator import Generator, Pair, build_generator
 from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
 from pipelines.training.models import build_model, check_lengths
@@ -27,7 +27,7 @@ from pipelines.training.plan_checks import GENERATOR_FOLDER, generator_kind
 
 def prepare(given: Given, objective: Objective) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
-    model = build_model(given, objective, plan_of(given.plan, "model"))
+    model = build_model(given, objective, given.plan.for_part("model"))
     check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
     kind = generator_kind(given.plan, given.config)
     if kind == "none":
@@ -160,7 +160,7 @@ class FilledLM(MaskedLM):
         Args:
             network: the generator; None draws from the unigram distribution of the training sequences.
         """
-        super().__init__(dataclasses.replace(given, plan=plan_of(given.plan, *self.PARTS)), model)
+        super().__init__(dataclasses.replace(given, plan=given.plan.for_part(*self.PARTS)), model)
         self.main, self.generator, self.unigram = model, None, None
         if network is None:
             self.unigram = Unigram.of(given.train.ids, self.masker.ordinary)

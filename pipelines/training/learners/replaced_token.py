@@ -19,7 +19,7 @@ from guidance.objectives.replaced_token import replaced_token_loss, two_classes
 from guidance.objectives.selection import places_of
 from pipelines.training.batches import pad
 from pipelines.training.learner import Given
-from pipelines.training.learners.generator import build_generator, plan_of
+from pipelines.training.learners.generator import build_generator
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_lm import FilledLM
 from pipelines.training.models import build_model, check_lengths
@@ -32,7 +32,7 @@ def prepare(given: Given, objective: Objective) -> ReplacedToken:
     kind = generator_kind(given.plan, given.config, always=True)
     if kind == "none":
         raise InputError("--objective electra needs a generator", hint="--generator auto, or unigram")
-    model = build_model(given, objective, plan_of(given.plan, *ReplacedToken.PARTS))
+    model = build_model(given, objective, given.plan.for_part(*ReplacedToken.PARTS))
     if model.config.model_type not in objective.families:
         raise InputError(
             f"--objective {objective.name} trains a discriminator of {' or '.join(objective.families)}, and the model to "

@@ -546,7 +546,7 @@ def test_a_role_that_matches_no_token_is_refused_by_name(store: Store) -> None:
     part = build(store, made.data, idf=made.idf.reference, deps=deps.reference)
     assert any("no token has a head, relation or pos value" in line for line in part.manifest["warnings"])
     with pytest.raises(
-        PlanError, match=r"guide '.*' has no member in the training text: .* knows the head of no token"
+        PlanError, match=r"guide '.*' matches nothing in the training text: .* no token has the feature head"
     ):
         train(store, made, plan=ROLES, masks=part.reference)
 

@@ -394,7 +394,7 @@ class BatchGuidance:
         seeds_B = None if self.seeds_B is None else seeds_of(self.seeds_B, site.stack, site.layer, number)
         return HeadInputs(
             heads=assignment.heads,
-            num_guided=self.guided.num_guided(number),
+            num_guided=self.guided.num_guided[number],
             pattern=self.pattern_inputs(number, site, scope),
             prepared=self.prepared(number, site, scope),
             parameters=self.guided.parameters_of(module, number),

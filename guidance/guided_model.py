@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ class GuidedModel:
         sites: the attention modules of the model, and the extra heads of the plan, with their sites.
         added: the attention modules beside which the plan adds heads, with the sites of these.
         site_plans: what the plan says about each site; empty if every guide is off.
+        num_guided: by number of a guide, the number of heads on which it acts, in all layers.
         attacks: the guides that attack in a second pass, by number, with each of their sites.
         tables: what patterns and rules look up beside tokens: ``cooccurrence``, ``importance``, ``masking_proportion``.
         backends: the function that computes the heads of each path; see `guidance.attention.backends`.
@@ -61,6 +63,10 @@ class GuidedModel:
         self._check_tables()
         every = [site for table in (self.sites, self.added) for sites in table.values() for site in sites]
         self.site_plans = plan_sites(plan, every, part, self.tables.get("importance"))
+        self.num_guided = Counter[int]()
+        for site_plan in self.site_plans.values():
+            for assignment in site_plan.assignments:
+                self.num_guided[assignment.number] += len(assignment.heads)
         self.attacks = [(a.number, site) for site, found in self.site_plans.items() for a in found.making("attack")]
         self.backends: Mapping[str, Attend] = {}
 
@@ -89,11 +95,6 @@ class GuidedModel:
         guide = self.plan.guides[number]
         kind = (guide.stack, guide.attention)
         return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
-
-    def num_guided(self, number: int) -> int:
-        """The number of heads on which a guide acts, in all layers."""
-        found = (a for plan in self.site_plans.values() for a in plan.assignments if a.number == number)
-        return sum(len(assignment.heads) for assignment in found)
 
     def key_of(self, number: int) -> str:
         """The name under which a site holds the parameters of a guide."""

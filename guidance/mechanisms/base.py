@@ -220,9 +220,9 @@ class Mechanism:
         """The number of keys that the pattern names in this batch; None to count nothing here."""
         return None if inputs.predicate is None else inputs.predicate.counts().sum()
 
-    def denominator(self, inputs: Tokens, pattern: Predicate | None) -> Tensor:
+    def denominator(self, tokens: Tokens, pattern: Predicate | None) -> Tensor:
         """What the sum of its loss over the examples of a batch is divided by: the examples that are not only padding."""
-        return (inputs.lengths_B > 0).sum()
+        return (tokens.lengths_B > 0).sum()
 
     # contributions
 

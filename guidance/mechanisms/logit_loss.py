@@ -58,9 +58,9 @@ class LogitLoss(Mechanism):
         """Counted over mis-predicted rows, so that the pattern is not written out for all others."""
         return (prepared[1] > 0).sum()
 
-    def denominator(self, inputs: Tokens, pattern: Predicate | None) -> Tensor:
+    def denominator(self, tokens: Tokens, pattern: Predicate | None) -> Tensor:
         """The number N of mis-predictions; see ``rows``."""
-        in_vocabulary, every = mispredictions(inputs, pattern)
+        in_vocabulary, every = mispredictions(tokens, pattern)
         return in_vocabulary if self.rows == "in_vocabulary" else every
 
     def row_losses(self, query_BhQD: Tensor, key_BhKD: Tensor, scale: float, inputs: HeadInputs) -> Tensor:

@@ -1,6 +1,7 @@
 """What a training step costs with each preset, over the same model without it, side by side.
 
     python -m benchmarks.step_cost [--device cuda] [--rounds 9] [--only ag,asa] [--lengths 128] [--json FILE]
+    python -m benchmarks.step_cost --beside CHECKOUT   # also the ratio to another checkout of this project
 
 A small RoBERTa (4 layers x 256, 8 heads) that predicts 15 % of the tokens of a batch, the same for all; forward, backward
 and update in turn.  What is compared with is ``plain``, the same step without a plan:
@@ -12,23 +13,31 @@ and update in turn.  What is compared with is ``plain``, the same step without a
     pal        the same patterns in extra heads beside the layer's own
     asa        all heads attacked in a second pass, which predicts 15 % of the tokens, with divergence and penalty
     fix        all heads fixed: what attention that is written down costs
+    gaussian   the heads of the preset hard-coded
+    random     all heads attacked by random masks in a second pass
     explicit   as whole, with `output_attentions` and the loss of ag written out, as one would by hand
     mcmisp     an ELECTRA of that size with a generator of a third: with conflicts at mis-predictions, over without
 
 Times are medians over rounds, in each of which all take their turn in a random order; ratios are medians of the ratios
 within a round.  Memory is the peak of one step above what was allocated before it (CUDA), or the bytes that autograd keeps
-for the backward pass (CPU).  The parts of a step (first forward pass, second, losses, backward, update) are medians too.
+for the backward pass (CPU).  With ``--beside`` two processes, one for each checkout, take turns within every round; the
+last columns are the time and the memory of this checkout over those of the other one.  The parts of a step (first forward pass, second, losses, backward, update) are medians too.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,10 +50,9 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from guidance.installation import Handle, install
+import guidance
+from guidance import Guide, Plan, install
 from guidance.objectives.selection import logits_at, places_of
-from guidance.patterns.features import Cooccurrence
-from guidance.plan import Guide, Plan
 
 VOCABULARY, LAYERS, WIDTH, HEADS, SENTENCE = 4000, 4, 256, 8, 16
 FIX = Plan((Guide("next", "fix", heads=("first 4",)), Guide("previous", "fix", heads=("last 4",))))
@@ -101,7 +109,7 @@ class Step:
         chosen = torch.rand(self.ids.shape, device=device) < 0.15
         self.places, self.labels = places_of(chosen), self.ids.where(chosen, -100)
         plan = plan_of(kind)
-        self.handle: Handle | None = install(self.model, plan, Words()) if plan else None
+        self.handle: Any = install(self.model, plan, Words()) if plan else None
         self.columns = made_up_features(self.ids)
         self.finish()
 
@@ -173,7 +181,7 @@ class ElectraStep(Step):
         self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
         self.chosen = torch.rand(self.ids.shape, device=device) < 0.15
         rows = torch.arange(VOCABULARY).where(torch.arange(VOCABULARY) >= 7, -1)
-        table = Cooccurrence(rows, torch.rand(VOCABULARY, VOCABULARY).half())
+        table = cooccurrence_class()(rows, torch.rand(VOCABULARY, VOCABULARY).half())
         plan = Plan((Guide("conflict", "logit_loss", heads=("first 5",)),))
         given = {"tokenizer": Words(), "tables": {"cooccurrence": table}}
         self.handle = install(self.model["discriminator"], plan, **given) if kind == "mcmisp" else None  # type: ignore[index, arg-type]
@@ -199,9 +207,16 @@ class ElectraStep(Step):
         return loss  # type: ignore[no-any-return]
 
 
+def cooccurrence_class() -> Any:
+    """The class of co-occurrence tables; checkouts of before November 2026 do not export it."""
+    found = getattr(guidance, "Cooccurrence", None)
+    return found or importlib.import_module("guidance.features").Cooccurrence
+
+
 def plan_of(kind: str) -> Plan | None:
     """The plan of a row of the table; none for the baselines."""
     presets = {"ag": "ag", "roles": "roles", "patterns": "patterns", "pal": "pal-patterns", "asa": "asa"}
+    presets |= {"gaussian": "gaussian", "random": "random-mask"}
     return Plan.load(f"preset:{presets[kind]}") if kind in presets else FIX if kind == "fix" else None
 
 
@@ -218,7 +233,7 @@ def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 BASELINES = {"mcmisp": "electra"}
-KINDS = ("whole", "ag", "roles", "patterns", "pal", "asa", "fix", "explicit", "mcmisp")
+KINDS = ("whole", "ag", "roles", "patterns", "pal", "asa", "fix", "gaussian", "random", "explicit", "mcmisp")
 
 
 def make(kind: str, *shape: Any) -> Step:
@@ -246,28 +261,80 @@ def kept_bytes(step: Step) -> int:
     return sum(kept.values())
 
 
-def measure(kinds: tuple[str, ...], rounds: int, *shape: Any) -> dict[str, dict[str, Any]]:
-    """By kind: seconds, ratio and memory ratio to its baseline, and the seconds of its parts."""
+class Checkout:
+    """The steps of one checkout of this project, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        command = [sys.executable, "-P", __file__, "--worker"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def ask(self, *request: Any) -> Any:
+        """Send a request to `work` and wait for its answer."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("the process of a checkout has ended; see its message above")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work() -> None:
+    """Answer requests on stdin: make steps of some kinds, tell the memory of a step, take one."""
+    steps: dict[str, Step] = {}
+    for line in sys.stdin:
+        request, *given = json.loads(line)
+        if request == "make":
+            names, shape = given
+            steps = {name: make(name, *shape) for name in names}
+            answer: Any = guidance.__file__
+        else:
+            answer = kept_bytes(steps[given[0]]) if request == "memory" else steps[given[0]]()
+        print(json.dumps(answer), flush=True)
+
+
+def measure(checkouts: list[Checkout], kinds: tuple[str, ...], rounds: int, *shape: Any) -> dict[str, dict[str, Any]]:
+    """By kind: seconds, ratio and memory ratio to its baseline, and the seconds of its parts.
+
+    With a second checkout also ``before``, the ratio of the first one's time to the second one's, and ``memory_before``.
+    """
     names = tuple(dict.fromkeys([*(BASELINES.get(kind, "plain") for kind in kinds), *kinds]))
-    steps = {name: make(name, *shape) for name in names}
-    memory = {name: kept_bytes(step) for name, step in steps.items()}
+    for checkout in checkouts:
+        checkout.ask("make", names, shape)
+    memory = [{name: checkout.ask("memory", name) for name in names} for checkout in checkouts]
     # what runs before a step leaves its mark on caches and on the allocator, so each round has an order of its own
     shuffled = random.Random(0)
-    timings = []
+    timings: list[list[dict[str, dict[str, float]]]] = [[] for _ in checkouts]
     for _ in range(rounds):
-        timing = {name: steps[name]() for name in shuffled.sample(names, len(names))}
-        timings.append({name: timing[name] for name in names})
-    totals = [{name: sum(parts.values()) for name, parts in one.items()} for one in timings]
+        turns = [(name, number) for name in names for number in range(len(checkouts))]
+        found: list[dict[str, dict[str, float]]] = [{} for _ in checkouts]
+        for name, number in shuffled.sample(turns, len(turns)):
+            found[number][name] = checkouts[number].ask("step", name)
+        for number, timing in enumerate(found):
+            timings[number].append({name: timing[name] for name in names})
+    totals = [[{name: sum(parts.values()) for name, parts in one.items()} for one in mine] for mine in timings]
     rows = {}
     for name in names:
         base = BASELINES.get(name, name if name in BASELINES.values() else "plain")
         rows[name] = {
-            "seconds": statistics.median(one[name] for one in totals),
-            "ratio": statistics.median(one[name] / one[base] for one in totals),
-            "mib": memory[name] / 2**20,
-            "memory_ratio": memory[name] / memory[base],
-            "parts": {part: statistics.median(one[name][part] for one in timings) for part in timings[0][name]},
+            "seconds": statistics.median(one[name] for one in totals[0]),
+            "ratio": statistics.median(one[name] / one[base] for one in totals[0]),
+            "mib": memory[0][name] / 2**20,
+            "memory_ratio": memory[0][name] / memory[0][base],
+            "parts": {part: statistics.median(one[name][part] for one in timings[0]) for part in timings[0][0][name]},
         }
+        if len(checkouts) > 1:
+            pairs = zip(*totals, strict=True)
+            rows[name]["before"] = statistics.median(now[name] / before[name] for now, before in pairs)
+            rows[name]["memory_before"] = memory[0][name] / memory[1][name]
     return rows
 
 
@@ -277,22 +344,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default=",".join(KINDS), help="rows of the table, parted by commas")
     parser.add_argument("--lengths", default="128,512", help="of the sequences, parted by commas")
+    parser.add_argument("--dropouts", default="0.1,0.0", help="of hidden states and attention, parted by commas")
+    parser.add_argument("--beside", type=Path, help="another checkout of this project")
     parser.add_argument("--json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        work()
+        return
     device, results = arguments.device, []
+    here = Path(__file__).resolve().parent.parent
+    checkouts = [Checkout(folder.resolve()) for folder in (here, arguments.beside) if folder]
     print(f"device {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     for length in map(int, arguments.lengths.split(",")):
         batch = 4096 // length
-        for dropout in (0.1, 0.0):
-            rows = measure(tuple(arguments.only.split(",")), arguments.rounds, length, batch, dropout, device)
+        for dropout in map(float, arguments.dropouts.split(",")):
+            rows = measure(
+                checkouts, tuple(arguments.only.split(",")), arguments.rounds, length, batch, dropout, device
+            )
             print(f"\nlength {length}, batch {batch}, dropout {dropout}")
             for name, row in rows.items():
                 parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in row["parts"].items())
+                beside = f"{row['before']:6.2f} {row['memory_before']:5.2f}   " if "before" in row else ""
                 print(
                     f"{name:>9} {row['seconds']:7.3f} s {row['ratio']:6.2f}   {row['mib']:6.0f} MiB"
-                    f" {row['memory_ratio']:5.2f}   {parts}"
+                    f" {row['memory_ratio']:5.2f}   {beside}{parts}",
+                    flush=True,
                 )
             results.append({"length": length, "batch": batch, "dropout": dropout, "rows": rows})
+    for checkout in checkouts:
+        checkout.close()
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump({"device": device, "torch": torch.__version__, "results": results}, file, indent=2)

@@ -1,9 +1,10 @@
-"""A plan in the Hugging Face Trainer: one argument more.
+"""A plan in the Hugging Face Trainer: one further argument.
 
     python examples/hf_trainer.py                    # attention guidance
-    python examples/hf_trainer.py preset:ag out/     # checkpoints and model in a folder of your own
+    python examples/hf_trainer.py preset:ag out/     # keeps checkpoints and model in a folder
+    python examples/hf_trainer.py preset:asa         # an adversary, in a second pass over each batch
 
-A small BERT learns to fill in blanks in a handful of sentences; nothing is downloaded.
+A small BERT learns to fill in masked words of eight sentences.  Nothing is downloaded.
 """
 
 # ruff: noqa: T201
@@ -20,7 +21,7 @@ import guidance
 
 
 def main(plan: str = "preset:ag", folder: str = "") -> None:
-    """Train with a plan, save, open again, and show that both compute the same."""
+    """Train with a plan, save the model, open it again, and compare the outputs of both."""
     torch.manual_seed(0)
     tokenizer = new_tokenizer()
     batches = [blanked(tokenizer, seed) for seed in range(20)]
@@ -41,7 +42,7 @@ def main(plan: str = "preset:ag", folder: str = "") -> None:
         trainer = guidance.GuidedTrainer(
             model=new_model(tokenizer),
             args=arguments,
-            plan=plan,  # preset:NAME, a TOML file, or a Plan
+            plan=plan,  # the further argument: preset:NAME, a TOML file, or a Plan
             tokenizer=tokenizer,
             train_dataset=dataset,
             eval_dataset=dataset[:8],

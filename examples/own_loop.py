@@ -1,9 +1,9 @@
-"""A plan in a training loop of one's own: five lines, marked 1 to 5.
+"""A plan in your own training loop: five lines, marked 1 to 5.
 
     python examples/own_loop.py                      # attention guidance
     python examples/own_loop.py preset:asa out/      # adversarial self-attention, saved to a folder
 
-A small BERT learns to fill in blanks in a handful of sentences; nothing is downloaded.
+A small BERT learns to fill in masked words of eight sentences.  Nothing is downloaded.
 """
 
 # ruff: noqa: T201
@@ -21,7 +21,7 @@ STEPS = 40
 
 
 def main(plan: str = "preset:ag", folder: str = "") -> None:
-    """Train with a plan, save, open again, and show that both compute the same."""
+    """Train with a plan, save the model, open it again, and compare the outputs of both."""
     torch.manual_seed(0)
     tokenizer = new_tokenizer()
     model = new_model(tokenizer)
@@ -34,12 +34,12 @@ def main(plan: str = "preset:ag", folder: str = "") -> None:
         guided = handle.guide(batch["input_ids"], batch["attention_mask"], step=step)  # 2
         output = model(**batch, guidance=guided)  # 3
         loss = output.loss + guided.loss(step, STEPS)  # 4
-        if handle.attacks:  # plans with an adversary attack in a second pass
-            again = guided.attack()
-            attacked = model(**batch, guidance=again)
-            asked = batch["labels"] != -100
-            loss = loss + again.adversarial_loss(
-                output.logits, attacked.logits, "token", asked, step=step, total_steps=STEPS
+        if handle.attacks:  # only plans with an adversary or a random mask need a second pass
+            attack = guided.attack()
+            attacked = model(**batch, guidance=attack)
+            is_predicted = batch["labels"] != -100
+            loss = loss + attack.adversarial_loss(
+                output.logits, attacked.logits, "token", is_predicted, step=step, total_steps=STEPS
             )
         loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""What both examples share: a handful of sentences, a tokenizer of their words, a small model, and blanks to fill in."""
+"""What both examples share: eight sentences, a tokenizer of their words, a small model, and batches with masked words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENTENCES = [
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word."""
+    """A tokenizer with one token for each word of the sentences."""
     words = sorted({word for sentence in SENTENCES for word in sentence.split()})
     ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
     words_only = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, "[UNK]"))
@@ -33,7 +33,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
-    """Two layers of four heads, from nothing."""
+    """An untrained BERT with two layers of four heads."""
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -47,7 +47,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
 
 
 def blanked(tokenizer: PreTrainedTokenizerFast, seed: int, sentences: list[str] = SENTENCES) -> dict[str, Tensor]:
-    """The sentences as a batch, one word in six behind a mask; labels ask for those alone."""
+    """The sentences as a batch with about one word in six masked.  Only masked words have labels."""
     batch = tokenizer(sentences, padding=True, return_tensors="pt", return_token_type_ids=False)
     ids, words = batch["input_ids"], batch["input_ids"] >= 5
     hidden = words & (torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < 1 / 6)

@@ -1,4 +1,4 @@
-"""The pages of ``docs/`` are true: links lead somewhere, examples run, nothing that a plan may say is missing."""
+"""The pages of ``docs/`` are true: links lead somewhere, examples run, and no key, option or public name is missing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_shown_output_is_what_the_command_prints(
 
 
 def said(name: str) -> set[str]:
-    """What a page says in backticks, word by word."""
+    """The words that a page has in backticks."""
     spans = re.findall(r"`([^`\n]+)`", without_code(text_of(name)) + " ".join(blocks(name, "toml")))
     return {word for span in spans for word in re.findall(r"[\w-]+", span)}
 
@@ -152,6 +152,13 @@ def test_the_code_of_the_library_page_runs_and_leaves_nothing_registered(
     assert not any(registry.packages for registry in REGISTRIES)
     shown = [block for block in blocks("docs/library.md", "toml") if block.startswith("[packages]")]
     assert len(shown) == 1 and shown[0] in capsys.readouterr().out
+
+
+def test_the_library_page_names_every_feature_and_family() -> None:
+    assert set(FEATURES) - said("docs/library.md") == set()
+    models = text_of("docs/library.md").split("\n## Models and limits\n")[1].split("\n## ")[0]
+    labels = {label for family in FAMILIES.values() for label in re.split(r" and (?=[A-Z])", family.label)}
+    assert {label for label in labels if label not in models} == set()
 
 
 def test_no_page_has_a_gap_left() -> None:

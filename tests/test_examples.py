@@ -1,4 +1,4 @@
-"""The examples run as scripts, from anywhere, and do what they say; the README quotes what stands in them."""
+"""The examples run as scripts from any folder and print what they promise; their README names each of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EXAMPLES = ROOT / "examples"
 COMMANDS = re.findall(r"^python examples/(.*)$", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.M)
 
 
-def run(command: str, place: Path) -> str:
+def run(command: str, folder: Path) -> str:
     name, *arguments = command.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / name), *arguments],
-        cwd=place,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -41,22 +41,22 @@ def test_the_readme_runs_every_example() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_trains_saves_and_opens_the_same_model(command: str, tmp_path: Path) -> None:
     plan = [] if len(command.split()) > 1 else ["preset:ag"]
-    said = run(" ".join([command, *plan, "out"]), tmp_path)
-    assert said.splitlines()[-1] == "saved and opened again: the same to the last bit"
-    losses = [float(loss) for loss in re.findall(r"(?:task|'loss/task':) '?([0-9.]+)", said)]
+    output = run(" ".join([command, *plan, "out"]), tmp_path)
+    assert output.splitlines()[-1] == "saved and opened again: the same to the last bit"
+    losses = [float(loss) for loss in re.findall(r"(?:task|'loss/task':) '?([0-9.]+)", output)]
     assert len(losses) == 4 and losses[-1] < losses[0]
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "plan.toml", "tokenizer.json"} <= files
     assert ("guidance.safetensors" in files) == ("asa" in command)
 
 
-def test_a_plan_of_ones_own_is_a_file(tmp_path: Path) -> None:
+def test_a_plan_can_be_a_file_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[[guide]]\nmechanism = "gate"\n\n[[guide]]\npattern = "window"\nmechanism = "mask"\nheads = [0]\nsize = 3\n'
     )
     assert "the same to the last bit" in run("own_loop.py mine.toml", tmp_path)
 
 
-def test_five_lines_are_marked() -> None:
+def test_the_five_lines_of_the_loop_are_marked() -> None:
     marked = re.findall(r"# (\d)\b", (EXAMPLES / "own_loop.py").read_text(encoding="utf-8"))
     assert marked == ["1", "2", "3", "4", "5"]

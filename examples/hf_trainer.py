@@ -1,10 +1,9 @@
-"""A plan in the Hugging Face Trainer: one further argument.
+"""A plan in the Hugging Face Trainer: one more argument.
 
     python examples/hf_trainer.py                    # attention guidance
-    python examples/hf_trainer.py preset:ag out/     # keeps checkpoints and model in a folder
-    python examples/hf_trainer.py preset:asa         # an adversary, in a second pass over each batch
+    python examples/hf_trainer.py preset:ag out/     # save checkpoints and model to a folder
 
-A small BERT learns to fill in masked words of eight sentences.  Nothing is downloaded.
+A small BERT learns to predict masked words in a few sentences; nothing is downloaded.
 """
 
 # ruff: noqa: T201
@@ -21,7 +20,7 @@ import guidance
 
 
 def main(plan: str = "preset:ag", folder: str = "") -> None:
-    """Train with a plan, save the model, open it again, and compare the outputs of both."""
+    """Train with a plan, save, load, and check that the loaded model computes the same."""
     torch.manual_seed(0)
     tokenizer = new_tokenizer()
     batches = [blanked(tokenizer, seed) for seed in range(20)]
@@ -42,7 +41,7 @@ def main(plan: str = "preset:ag", folder: str = "") -> None:
         trainer = guidance.GuidedTrainer(
             model=new_model(tokenizer),
             args=arguments,
-            plan=plan,  # the further argument: preset:NAME, a TOML file, or a Plan
+            plan=plan,  # preset:NAME, a TOML file, or a Plan
             tokenizer=tokenizer,
             train_dataset=dataset,
             eval_dataset=dataset[:8],

@@ -3,7 +3,7 @@
     python examples/own_loop.py                      # attention guidance
     python examples/own_loop.py preset:asa out/      # adversarial self-attention, saved to a folder
 
-A small BERT learns to fill in masked words of eight sentences.  Nothing is downloaded.
+A small BERT learns to predict masked words in a few sentences; nothing is downloaded.
 """
 
 # ruff: noqa: T201
@@ -21,11 +21,11 @@ STEPS = 40
 
 
 def main(plan: str = "preset:ag", folder: str = "") -> None:
-    """Train with a plan, save the model, open it again, and compare the outputs of both."""
+    """Train with a plan, save, load, and check that the loaded model computes the same."""
     torch.manual_seed(0)
     tokenizer = new_tokenizer()
     model = new_model(tokenizer)
-    handle = guidance.install(model, guidance.Plan.load(plan), tokenizer)  # 1: before the optimizer is made
+    handle = guidance.install(model, guidance.Plan.load(plan), tokenizer)  # 1: before creating the optimizer
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     model.train()
@@ -34,12 +34,12 @@ def main(plan: str = "preset:ag", folder: str = "") -> None:
         guided = handle.guide(batch["input_ids"], batch["attention_mask"], step=step)  # 2
         output = model(**batch, guidance=guided)  # 3
         loss = output.loss + guided.loss(step, STEPS)  # 4
-        if handle.attacks:  # only plans with an adversary or a random mask need a second pass
-            attack = guided.attack()
-            attacked = model(**batch, guidance=attack)
-            is_predicted = batch["labels"] != -100
-            loss = loss + attack.adversarial_loss(
-                output.logits, attacked.logits, "token", is_predicted, step=step, total_steps=STEPS
+        if handle.attacks:  # plans with an adversary need a second pass
+            again = guided.attack()
+            attacked = model(**batch, guidance=again)
+            predicted = batch["labels"] != -100
+            loss = loss + again.adversarial_loss(
+                output.logits, attacked.logits, "token", predicted, step=step, total_steps=STEPS
             )
         loss.backward()
         optimizer.step()

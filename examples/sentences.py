@@ -1,4 +1,4 @@
-"""What both examples share: eight sentences, a tokenizer of their words, a small model, and batches with masked words."""
+"""Code shared by the examples: sentences, a tokenizer of their words, a small model, and masking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENTENCES = [
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each word of the sentences."""
+    """A word-level tokenizer."""
     words = sorted({word for sentence in SENTENCES for word in sentence.split()})
     ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
     words_only = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, "[UNK]"))
@@ -33,7 +33,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
-    """An untrained BERT with two layers of four heads."""
+    """A random model with two layers of four heads."""
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -47,7 +47,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> BertForMaskedLM:
 
 
 def blanked(tokenizer: PreTrainedTokenizerFast, seed: int, sentences: list[str] = SENTENCES) -> dict[str, Tensor]:
-    """The sentences as a batch with about one word in six masked.  Only masked words have labels."""
+    """The sentences as a batch, with one word in six masked; only masked words have labels."""
     batch = tokenizer(sentences, padding=True, return_tensors="pt", return_token_type_ids=False)
     ids, words = batch["input_ids"], batch["input_ids"] >= 5
     hidden = words & (torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < 1 / 6)

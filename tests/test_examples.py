@@ -1,4 +1,4 @@
-"""The examples run as scripts from any folder and print what they promise; their README names each of them."""
+"""The examples run as scripts from any folder and do what they say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_readme_runs_every_example() -> None:
+def test_the_readme_of_the_examples_lists_and_runs_them_all() -> None:
     scripts = {path.name for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
     assert {command.split()[0] for command in COMMANDS} == scripts
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
@@ -39,18 +39,18 @@ def test_the_readme_runs_every_example() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_example_trains_saves_and_opens_the_same_model(command: str, tmp_path: Path) -> None:
+def test_an_example_trains_saves_and_loads_the_same_model(command: str, tmp_path: Path) -> None:
     plan = [] if len(command.split()) > 1 else ["preset:ag"]
-    output = run(" ".join([command, *plan, "out"]), tmp_path)
-    assert output.splitlines()[-1] == "saved and opened again: the same to the last bit"
-    losses = [float(loss) for loss in re.findall(r"(?:task|'loss/task':) '?([0-9.]+)", output)]
+    out = run(" ".join([command, *plan, "out"]), tmp_path)
+    assert out.splitlines()[-1] == "saved and opened again: the same to the last bit"
+    losses = [float(loss) for loss in re.findall(r"(?:task|'loss/task':) '?([0-9.]+)", out)]
     assert len(losses) == 4 and losses[-1] < losses[0]
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "plan.toml", "tokenizer.json"} <= files
     assert ("guidance.safetensors" in files) == ("asa" in command)
 
 
-def test_a_plan_can_be_a_file_of_your_own(tmp_path: Path) -> None:
+def test_an_example_takes_a_plan_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[[guide]]\nmechanism = "gate"\n\n[[guide]]\npattern = "window"\nmechanism = "mask"\nheads = [0]\nsize = 3\n'
     )

@@ -112,7 +112,7 @@ def said(name: str) -> set[str]:
 def test_the_page_of_plans_describes_every_key_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["plan", "new"]) == 0
     template = capsys.readouterr().out
-    options = re.findall(r"\b([a-z]\w*)(?: = |: left out)", template)
+    options = re.findall(r"\b([a-z]\w*)(?: = |: .* by default)", template)
     keys = {*options, *re.findall(r"^#   ([a-z]\w*)", template, re.M)}
     added = set(re.findall(r"^(\w+) = ", "".join(b for b in blocks("docs/plans.md", "toml") if "[pal]" in b), re.M))
     assert {"mechanism", "hold_steps", "penalty_weight", "unique", "conflict", "gate", "placement"} <= keys

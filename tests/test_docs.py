@@ -1,18 +1,26 @@
-"""The pages of ``docs/`` are true: links lead somewhere, examples run, nothing that a plan may say is missing."""
+"""The pages of ``docs/`` are true: links lead somewhere, examples run, and no key, option or public name is missing."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import guidance
 from cli import main
+from guidance.attention.backends import BACKENDS
+from guidance.mechanisms import MECHANISMS
+from guidance.models.families import FAMILIES
+from guidance.patterns import PATTERNS
+from guidance.patterns.features import FEATURES
 from guidance.plan import presets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +104,7 @@ def test_shown_output_is_what_the_command_prints(
 
 
 def said(name: str) -> set[str]:
-    """What a page says in backticks, word by word."""
+    """The words that a page has in backticks."""
     spans = re.findall(r"`([^`\n]+)`", without_code(text_of(name)) + " ".join(blocks(name, "toml")))
     return {word for span in spans for word in re.findall(r"[\w-]+", span)}
 
@@ -104,7 +112,7 @@ def said(name: str) -> set[str]:
 def test_the_page_of_plans_describes_every_key_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["plan", "new"]) == 0
     template = capsys.readouterr().out
-    options = re.findall(r"\b([a-z]\w*)(?: = |: left out)", template)
+    options = re.findall(r"\b([a-z]\w*)(?: = |: .* by default)", template)
     keys = {*options, *re.findall(r"^#   ([a-z]\w*)", template, re.M)}
     added = set(re.findall(r"^(\w+) = ", "".join(b for b in blocks("docs/plans.md", "toml") if "[pal]" in b), re.M))
     assert {"mechanism", "hold_steps", "penalty_weight", "unique", "conflict", "gate", "placement"} <= keys
@@ -120,11 +128,58 @@ def test_the_page_of_plans_lists_every_pattern_and_preset(capsys: pytest.Capture
     assert listed == set(presets())
 
 
-def test_the_code_of_the_library_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+REGISTRIES = (PATTERNS, FEATURES, MECHANISMS, FAMILIES, BACKENDS)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Whatever a failing page leaves registered would stand in the way of later tests."""
+    yield
+    for registry in REGISTRIES:
+        for name in list(registry.packages):
+            registry.remove(name)
+
+
+@pytest.mark.usefixtures("registries")
+def test_the_code_of_the_library_page_runs_and_leaves_nothing_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
+    page = types.ModuleType("my_package")
+    monkeypatch.setitem(sys.modules, "my_package", page)
     for number, block in enumerate(blocks("docs/library.md", "python")):
-        exec(compile(block, f"docs/library.md, block {number}", "exec"), names)
+        exec(compile(block, f"docs/library.md, block {number}", "exec"), page.__dict__)
+    assert not any(registry.packages for registry in REGISTRIES)
+    shown = [block for block in blocks("docs/library.md", "toml") if block.startswith("[packages]")]
+    assert len(shown) == 1 and shown[0] in capsys.readouterr().out
+
+
+def test_the_library_page_names_every_feature_and_family() -> None:
+    assert set(FEATURES) - said("docs/library.md") == set()
+    models = text_of("docs/library.md").split("\n## Models and limits\n")[1].split("\n## ")[0]
+    labels = {label for family in FAMILIES.values() for label in re.split(r" and (?=[A-Z])", family.label)}
+    assert {label for label in labels if label not in models} == set()
+
+
+def test_no_page_has_a_gap_left() -> None:
+    assert [name_of(page) for page in PAGES if "<!-- api:" in page.read_text(encoding="utf-8")] == []
+
+
+def test_tables_of_signatures_name_what_there_is() -> None:
+    tables = text_of("docs/library.md").split("\n## Every public name\n")[1]
+    for kind, heading in ((guidance.Handle, "of a handle"), (guidance.BatchGuidance, "of a batch's guidance")):
+        rows = re.findall(r"^\| (`.*?) \|", tables.split(f"| {heading} |")[1].split("\n\n")[0], re.M)
+        spans = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
+        assert spans
+        for span in spans:
+            name, call, arguments = span.partition("(")
+            if not call:
+                continue
+            known = inspect.signature(getattr(kind, name)).parameters
+            given = {argument.strip(" *").partition("=")[0] for argument in arguments.rstrip(")").split(",")} - {""}
+            own = {each for each, it in known.items() if it.kind is not inspect.Parameter.VAR_KEYWORD} - {"self"}
+            assert own <= given, span
+            assert given <= own or any(it.kind is inspect.Parameter.VAR_KEYWORD for it in known.values()), span
 
 
 def test_the_library_page_names_everything_that_the_package_exports() -> None:

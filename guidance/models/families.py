@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from guidance.errors import UnsupportedModel
-from guidance.registry import Registry
+from guidance.registry import Registry, load_entry_points
 from guidance.sites import Site
 
 
@@ -102,9 +102,13 @@ _NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
 def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
     """Every attention module of a model, with its sites in the order of its calls.
 
+    Modules that installed packages name as entry points are imported first if the model is of no known family.
+
     Raises:
         UnsupportedModel: it has none that we know.
     """
+    if not any(family_of(module) for module in model.modules()):
+        load_entry_points()
     found: dict[nn.Module, tuple[Site, ...]] = {}
     places: dict[tuple[str, str], int] = {}
     for name, module in model.named_modules():

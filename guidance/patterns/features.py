@@ -135,7 +135,10 @@ class Tokens:
             is_of_pairs = feature is not None and feature.of_pairs
             shape = self.ids_BT.shape + (self.ids_BT.shape[-1:] if is_of_pairs else ())
             if column.shape != shape:
-                raise InputError(f"{name} has shape {tuple(column.shape)}, the ids have {tuple(self.ids_BT.shape)}")
+                raise InputError(
+                    f"{name} has shape {tuple(column.shape)}, the ids have {tuple(self.ids_BT.shape)}",
+                    hint=f"{name} has one value for each query and key: {tuple(shape)}" if is_of_pairs else None,
+                )
             if feature and not feature.accepts(column.dtype):
                 raise InputError(f"the feature {name!r} is {feature.kind}, not {column.dtype}", hint=feature.summary)
 

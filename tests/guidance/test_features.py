@@ -26,6 +26,9 @@ def test_a_feature_of_another_length_is_refused() -> None:
         three(marked=torch.zeros(1, 4, dtype=torch.bool))
     with pytest.raises(InputError, match=r"attention mask has shape \(3,\)"):
         Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(3, dtype=torch.bool))
+    with pytest.raises(InputError, match=r"matrix has shape \(1, 3\)") as raised:
+        three(matrix=torch.zeros(1, 3, dtype=torch.bool))
+    assert raised.value.hint == "matrix has one value for each query and key: (1, 3, 3)"
 
 
 @pytest.mark.parametrize("name", FEATURES)

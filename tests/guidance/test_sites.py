@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
+    Data2VecTextConfig,
     MarianConfig,
     MarianForCausalLM,
     MBartConfig,
@@ -37,6 +40,7 @@ from guidance.models.canary import Canary, send
 from guidance.models.families import FAMILIES as ROWS
 from guidance.models.families import find_sites, supported
 from guidance.plan import Guide, Plan
+from guidance.registry import ENTRY_POINTS
 from guidance.sites import select_heads
 from tests.guidance.models import (
     FAMILIES,
@@ -187,6 +191,28 @@ def test_xlnet_is_refused() -> None:
     model = XLNetLMHeadModel(XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=4, d_inner=16))
     with pytest.raises(UnsupportedModel, match="XLNetLMHeadModel"):
         find_sites(model)
+
+
+def test_a_family_of_an_installed_package_is_found_without_importing_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "more_families.py").write_text(
+        'import guidance\n\nguidance.register_family("data2vec_text", "Data2VecTextSelfAttention", package=__name__)\n'
+    )
+    info = tmp_path / "more_families-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-families\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nmore = more_families\n")
+    config = Data2VecTextConfig(vocab_size=40, hidden_size=16, num_attention_heads=4, num_hidden_layers=2)
+    model = AutoModel.from_config(config)
+    with pytest.raises(UnsupportedModel, match="no attention module that can be guided"):
+        find_sites(model)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert len(find_sites(model)) == 2
+        assert ROWS.packages == {"data2vec_text": "more_families"}
+    finally:
+        ROWS.remove("data2vec_text")
 
 
 def test_supported_names_every_row() -> None:

@@ -21,7 +21,9 @@ def list_patterns(session: Session) -> None:
     from guidance.options import declared
     from guidance.patterns import PATTERNS
     from guidance.plan import as_toml
+    from guidance.registry import load_entry_points
 
+    load_entry_points()
     rows: list[dict[str, Any]] = [
         {
             "name": pattern.name,
@@ -48,7 +50,8 @@ def list_patterns(session: Session) -> None:
     ]
     say_table(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
     session.tell(
-        "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... }, { sum = [...] }"
+        "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... },"
+        " { queries = ... }, { sum = [...] }"
     )
 
 

@@ -96,11 +96,11 @@ def load_entry_points() -> None:
     """
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.value not in _loaded:
-            _loaded.add(point.value)
             try:
                 importlib.import_module(point.module)
             except Exception as error:  # code of another package
                 raise InputError(f"the package that registers {point.name!r} cannot be imported: {error}") from error
+            _loaded.add(point.value)
 
 
 def missing_package(packages: Mapping[str, Any], name: str) -> str | None:

@@ -93,8 +93,6 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
     Args:
         training: whether the losses of the plan are computed; else only what acts at inference reads anything.
     """
-    from guidance.patterns.features import FEATURES
-
     for masks in inputs_of("masks", inputs) or (None,):
         known = masks.counts["columns"] if masks else ("segment",)
         missing = [need for need in features(plan, training=training) if need not in known]
@@ -107,7 +105,7 @@ def check_needs(plan: Plan, source: str, inputs: Mapping[str, Any], *, training:
         raise PlanError(
             f"{source}: it needs the features {', '.join(missing)} (guide {label!r} needs {need})"
             + (f", which {masks.reference} does not have" if masks else ""),
-            hint=f"{need}: {reason}" if reason else f"{FEATURES[need].source}; give it with --masks",
+            hint=f"{need}: {reason}" if reason else _source_of(need),
         )
     if training and (given := inputs_of("masks", inputs)):
         for need in features(plan):
@@ -140,3 +138,13 @@ def read_tables(inputs: Mapping[str, Any], totals: Literal["pairs", "tokens"] = 
     if "scores" in inputs:
         tables["importance"] = read_scores(inputs["scores"].paths[0])
     return tables
+
+
+def _source_of(need: str) -> str:
+    """Where a feature comes from, and whether a run of ``guide pretrain`` can have it."""
+    from guidance.patterns.features import FEATURES
+
+    source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
+    if "guide build-masks" in source:
+        return f"{source}; give it with --masks"
+    return f"{source}; the command line has no such input, so train in your own code"

@@ -10,7 +10,9 @@ from typing import Any
 def template(preset: str | None = None) -> str:
     """A commented plan: two example rows, or those of a preset, with all keys, patterns and mechanisms in comments."""
     from guidance.plan import Plan, presets
+    from guidance.registry import load_entry_points
 
+    load_entry_points()
     if preset is not None:
         Plan.load(f"preset:{preset}")  # raises for an unknown name
     body = presets()[preset] if preset else _FIRST_ROWS

@@ -549,5 +549,5 @@ def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch
         return read(data, source)
 
     monkeypatch.setattr(checkpoint, "read_config", republish_then_read)
-    with pytest.raises(GuideError, match="built again"):
+    with pytest.raises(GuideError, match="was rebuilt while it was being read"):
         trainings.train(store, init=first.reference, steps=1)

@@ -167,7 +167,7 @@ def test_added_heads_of_layers_that_share_a_module_are_shown_for_each_layer(guid
     Path("plan.toml").write_text('[pal]\nheads = 2\nlayers = ["last 2"]\nwidth = 8\n')
     answer = guide("plan", "check", "plan.toml", "--model", "albert:4x2")
     assert answer.code == 2
-    assert "[pal]: layer 2 shares its module with layers that are to have no added heads" in answer.err
+    assert "[pal]: layer 2 shares its module with layers that get no added heads" in answer.err
     Path("plan.toml").write_text(
         '[pal]\nheads = 2\nwidth = 8\n[[guide]]\npattern = "next"\nmechanism = "mask"\nheads = ["pal:0"]'
     )
@@ -259,10 +259,10 @@ def test_a_decoder_is_no_model_that_can_be_guided(guide):
         ("[]", "there are no scores"),
         ('[{"layer": 0, "head": 0}]', "not a table of scores"),
         ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "there twice"),
-        ('[{"layer": 0, "head": 0, "score": 1}]', "nothing for layer 0, head 1"),
+        ('[{"layer": 0, "head": 0, "score": 1}]', "no score for layer 0, head 1"),
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),
-        ("[[NaN, 1], [1, 1]]", "not a number for layer 0, head 0"),
+        ("[[NaN, 1], [1, 1]]", "NaN for layer 0, head 0"),
     ],
 )
 def test_scores_that_are_no_scores_of_this_model_are_refused(guide, text, message):

@@ -56,7 +56,7 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     ),
     "a word that is no rule": (
         (guide("off", "", "the best"),),
-        *(None, "bert", r"guide 1 \(off\): 'the best' selects nothing", "first 2"),
+        *(None, "bert", r"guide 1 \(off\): 'the best' is not a selector", "first 2"),
     ),
     "added heads without [pal]": (
         (guide("mask", "window", "pal:0"),),
@@ -80,7 +80,7 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     ),
     "added heads in no layer": (
         (NEXT,),
-        *(Pal(width=8, layers=("not 0",)), "bert", r"\[pal\]: its layers select none", "leave the key out"),
+        *(Pal(width=8, layers=("not 0",)), "bert", r"\[pal\]: layers selects no layer", "leave the key out"),
     ),
     "added heads in one of the layers that share a module": (
         (NEXT,),
@@ -88,7 +88,7 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
     ),
     "added heads where there is no place": (
         (NEXT,),
-        *(PAL, "modernbert", "ModernBertForMaskedLM: its layers normalise before", "BertLayer"),
+        *(PAL, "modernbert", "ModernBertForMaskedLM has pre-norm layers", "BertLayer"),
     ),
     **{
         f"fix and {mechanism} on one head": (
@@ -269,7 +269,7 @@ TABLES: dict[str, tuple[Guide, dict[str, Any] | None, Any, str]] = {
     ),
     "scores of a wider model": (
         LEAST,
-        *(_importance([1.0] * 12, [2.0] * 12), None, r"guide 1 \(off\): the table of scores is \(2, 12\), not"),
+        *(_importance([1.0] * 12, [2.0] * 12), None, r"guide 1 \(off\): the table of scores has shape \(2, 12\), not"),
     ),
     "scores of a deeper model": (
         LEAST,
@@ -281,12 +281,12 @@ TABLES: dict[str, tuple[Guide, dict[str, Any] | None, Any, str]] = {
         LEAST,
         _importance([1.0, torch.nan, 0, 0], [2.0] * 4),
         None,
-        r"not a number for layer 0",
+        r"NaN for layer 0",
     ),
-    "scores in one row": (LEAST, {"importance": torch.rand(8)}, None, r"the table of scores is \(8,\)"),
+    "scores in one row": (LEAST, {"importance": torch.rand(8)}, None, r"the table of scores has shape \(8,\)"),
     "scores by name of another model": (
         LEAST,
-        *({"importance": {(la, h): 1.0 for la in range(3) for h in range(4)}}, None, "layer 2, head 0.*has not"),
+        *({"importance": {(la, h): 1.0 for la in range(3) for h in range(4)}}, None, "layer 2, head 0.*does not have"),
     ),
     "a list of scores": (LEAST, {"importance": [1.0, 2.0]}, None, r"importance is a list.*layers, heads"),
     "a plain tensor of co-occurrences": (CONFLICT, {"cooccurrence": torch.rand(40, 40)}, Words(), "cooccurrence"),

@@ -137,9 +137,9 @@ def test_a_vocabulary_is_placed_on_a_device_once() -> None:
     vocabulary = Vocabulary.from_tokenizer(_Words({"a": 0, ".": 1, "b": 2}))
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
     assert vocabulary.columns(ids)["character"].device.type == "meta"
-    kept = vocabulary._placed[ids.device]
+    first = vocabulary._by_device[ids.device]
     vocabulary.columns(ids)
-    assert vocabulary._placed[ids.device] is kept
+    assert vocabulary._by_device[ids.device] is first
 
 
 # tables

@@ -356,7 +356,7 @@ def test_layers_and_heads_that_are_not_there_are_refused() -> None:
 def test_layers_that_normalise_before_their_parts_are_refused_and_left_alone(family: str, placement: str) -> None:
     model, inputs = tiny_model(family), inputs_of(family)
     names, before = list(model.state_dict()), model(**inputs).logits
-    with pytest.raises(PlanError, match="normalise before their parts"):
+    with pytest.raises(PlanError, match="has pre-norm layers"):
         install(model, Plan(pal=pal(placement=placement)))
     assert list(model.state_dict()) == names
     assert torch.equal(model(**inputs).logits, before)

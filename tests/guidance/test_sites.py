@@ -240,15 +240,15 @@ def test_of_equal_scores_the_lower_layer_and_then_the_lower_head_comes_first() -
     ("scores", "message"),
     [
         (None, "'least important 1' needs a table of scores"),
-        (torch.zeros(2, 4), r"the table of scores is \(2, 4\), not \(layers, heads\) = \(2, 3\)"),
-        (torch.zeros(1, 3), r"the table of scores is \(1, 3\)"),
-        (torch.zeros(3, 3), r"the table of scores is \(3, 3\)"),
-        (torch.zeros(6), r"the table of scores is \(6,\)"),
-        (torch.tensor([[0, 0, 0], [0, torch.nan, 0]]), "not a number for layer 1, head 1"),
-        (SCORES | {(0, 2): float("nan")}, "not a number for layer 0, head 2"),
-        ({pair: score for pair, score in SCORES.items() if pair != (1, 0)}, "nothing for layer 1, head 0"),
-        (SCORES | {(0, 3): 1.0}, "layer 0, head 3, which the model has not"),
-        (SCORES | {(2, 0): 1.0}, "layer 2, head 0, which the model has not"),
+        (torch.zeros(2, 4), r"the table of scores has shape \(2, 4\), not \(layers, heads\) = \(2, 3\)"),
+        (torch.zeros(1, 3), r"the table of scores has shape \(1, 3\)"),
+        (torch.zeros(3, 3), r"the table of scores has shape \(3, 3\)"),
+        (torch.zeros(6), r"the table of scores has shape \(6,\)"),
+        (torch.tensor([[0, 0, 0], [0, torch.nan, 0]]), "NaN for layer 1, head 1"),
+        (SCORES | {(0, 2): float("nan")}, "NaN for layer 0, head 2"),
+        ({pair: score for pair, score in SCORES.items() if pair != (1, 0)}, "no score for layer 1, head 0"),
+        (SCORES | {(0, 3): 1.0}, "layer 0, head 3, which the model does not have"),
+        (SCORES | {(2, 0): 1.0}, "layer 2, head 0, which the model does not have"),
     ],
 )
 def test_scores_that_are_missing_or_do_not_fit_are_refused(scores: Any, message: str) -> None:
@@ -259,16 +259,16 @@ def test_scores_that_are_missing_or_do_not_fit_are_refused(scores: Any, message:
 
 
 @pytest.mark.parametrize("rule", ["least important 7", "most important 4 per layer"])
-def test_a_rule_that_wants_more_heads_than_there_are_is_refused(rule: str) -> None:
-    with pytest.raises(PlanError, match=r"wants more than the \d heads there are"):
+def test_a_rule_that_asks_for_more_heads_than_exist_is_refused(rule: str) -> None:
+    with pytest.raises(PlanError, match=r"asks for more heads than the \d that exist"):
         select_heads([rule], [0, 1], 3, SCORES)
 
 
 @pytest.mark.parametrize(
     "rule", ["least important", "least important -1", "important 1", "least important 1.5", 3, "3"]
 )
-def test_what_is_no_rule_or_no_head_is_refused(rule: int | str) -> None:
-    with pytest.raises(PlanError, match=r"selects nothing|head 3 does not exist"):
+def test_an_unknown_rule_or_head_is_refused(rule: int | str) -> None:
+    with pytest.raises(PlanError, match=r"is not a selector|head 3 does not exist"):
         select_heads([rule], [0, 1], 3, SCORES)
 
 

@@ -103,7 +103,7 @@ def test_losses_and_gradients_equal_those_computed_from_eager_probabilities(fami
     inputs = batch((6, 6) if family == "modernbert" else (6, 3))
     eager, model = tiny_model(family, "eager").double(), tiny_model(family).double()
     handle = install(model, Plan((*HALF.guides, guide("period", 1, 2, name="stops"))), _Tokenizer())
-    mine = losses(model, handle, inputs)
+    found = losses(model, handle, inputs)
     attentions = eager(**inputs, output_attentions=True).attentions
     marked = inputs["input_ids"] == 5
     for label, pattern, heads in (("next", "next", [0]), ("first", "first", [2]), ("stops", "period", [1, 2])):
@@ -122,8 +122,8 @@ def test_losses_and_gradients_equal_those_computed_from_eager_probabilities(fami
                 for b in range(2)
             ]
         )
-        torch.testing.assert_close(mine[label], expected, rtol=1e-6, atol=1e-8)
-        mine[label].sum().backward(retain_graph=True)
+        torch.testing.assert_close(found[label], expected, rtol=1e-6, atol=1e-8)
+        found[label].sum().backward(retain_graph=True)
         expected.sum().backward(retain_graph=True)
     for (name, left), right in zip(model.named_parameters(), eager.parameters(), strict=True):
         if right.grad is not None:

@@ -3,12 +3,12 @@
 GuideError
 ├── InputError        what the user gave is wrong: usage, configuration, data, a plan, an artifact
 │   ├── PlanError             a plan that cannot be read or does not fit the model
-│   ├── UnknownName           a name that is in no table; near names are listed
+│   ├── UnknownName           a name that is not registered; the message suggests the nearest
 │   ├── UnsupportedModel      a model whose attention cannot be guided
 │   └── GuidanceHadNoEffect   a guide that reached no head, or matched nothing
-├── MachineError      the machine would not do it: space, permission, lock, device, a missing extra
-├── NumericalError    numbers went bad: a loss, gradient or statistic is not finite
-├── GateFailed        a limit that the user asked for was not met
+├── MachineError      the machine cannot do it: space, permission, lock, device, a missing extra
+├── NumericalError    a loss, gradient or statistic is not finite
+├── GateFailed        a limit that the user set was not met
 └── Interrupted       work stopped early on request; what was done is saved
 
 Only the command line turns these into exit codes.
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 
 class GuideError(Exception):
-    """An expected failure; everything else that escapes is a bug of ours."""
+    """An expected failure; any other exception that escapes is a bug in this package."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -38,13 +38,13 @@ class PlanError(InputError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the known name that is nearest, or nothing where none is near."""
+    """``; did you mean 'x'?`` with the nearest known name, or an empty string if none is near."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class UnknownName(InputError):
-    """A name is in no table.
+    """A name is not registered.
 
     Attributes:
         name: the name that was given.
@@ -65,7 +65,7 @@ class GuidanceHadNoEffect(InputError):
 
 
 class MachineError(GuideError):
-    """The machine would not do it."""
+    """The machine cannot do what was asked: space, permission, lock, device, or a missing extra."""
 
 
 class NumericalError(GuideError):
@@ -73,7 +73,7 @@ class NumericalError(GuideError):
 
 
 class GateFailed(GuideError):
-    """A limit that the user asked for was not met."""
+    """A limit that the user set was not met."""
 
 
 class Interrupted(GuideError):

@@ -21,7 +21,7 @@ from guidance.batch import BatchGuidance
 from guidance.errors import InputError, PlanError
 from guidance.guided_model import GuidedModel
 from guidance.models.adapters import adapt, switch
-from guidance.models.added_heads import ProjectedAttention, add_pending, place_of
+from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.patterns.features import FEATURES, TABLES, Tokens, Vocabulary
 from guidance.patterns.predicates import Pairs, Predicate
@@ -196,7 +196,7 @@ class Installation:
         for module, sites in self.handle.added.items():
             pal = self.handle.plan.pal
             assert pal is not None
-            normalisation = place_of(self.handle.model, module, pal.placement)
+            normalisation = normalisation_of(self.handle.model, module, pal.placement)
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
             self.handle.sites[added] = added.guide_sites = sites

@@ -1,7 +1,7 @@
 """Options: the keyword arguments of patterns and mechanisms, as a plan writes them, checked by their annotations.
 
-A function or dataclass declares its options as annotated keyword parameters with defaults, and that is all that has to
-be said about them: what a plan may write, what `guide patterns list` prints and what is refused follow from it.
+A function or dataclass declares its options as annotated keyword parameters with defaults.  What a plan may write, what
+`guide patterns list` prints and what is refused all follow from these declarations.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from guidance.errors import PlanError, UnknownName
 
 @dataclass(frozen=True)
 class Within:
-    """The range of a number, both ends included; written into an annotation."""
+    """The range of a number, both ends included, for use in ``Annotated``."""
 
     least: float = -math.inf
     most: float = math.inf
 
     def check(self, name: str, value: float) -> None:
-        """Raises PlanError when the value is outside."""
+        """Raises PlanError if the value is outside the range."""
         if not self.least <= value <= self.most:
             raise PlanError(f"{name} = {value!r} is not between {self.least:g} and {self.most:g}")
 
@@ -44,11 +44,14 @@ def declared(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given options, of the types that the function declares.
+    """The given options, converted to the types that the function declares.
+
+    Args:
+        what: names the function in messages.
 
     Raises:
-        UnknownName: an option that it does not have.
-        PlanError: a value of another type or out of range.
+        UnknownName: the function has no such option.
+        PlanError: a value has the wrong type, or is out of range.
     """
     known = declared(function)
     target = function.__init__ if inspect.isclass(function) else function
@@ -69,7 +72,7 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         return value
     if origin is Literal:
         if value not in arguments:
-            raise PlanError(f"{name} = {value!r}", hint=f"one of: {', '.join(map(str, arguments))}")
+            raise PlanError(f"{name} = {value!r} is not a choice", hint=f"one of: {', '.join(map(str, arguments))}")
         return value
     if origin in (typing.Union, types.UnionType):
         inner = [argument for argument in arguments if argument is not type(None)]

@@ -1,7 +1,7 @@
-"""Sites: on which heads?  The attention modules of a model, and rules that select layers and heads.
+"""Sites: the attention modules of a model, and the rules that select layers and heads.
 
-A site is one call of an attention module in a forward pass.  Its layer is counted among the calls of its kind; it is never
-a module's ``layer_idx``, which several architectures lack.
+A site is one call of an attention module in a forward pass.  Layers are counted over the calls of one kind, because
+several architectures have no ``layer_idx``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from guidance.errors import PlanError
 
 EXTRA = "guided"
-"""The name under which an attention module holds the parameters that a plan adds to it."""
+"""The attribute of an attention module that holds the parameters that a plan adds to it."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Site:
     """One call of an attention module: ``stack`` is encoder or decoder, ``attention`` self, cross, or pal for added heads.
 
     Attributes:
-        layer: counted from 0 among the sites of the same stack and attention.
-        name: of the module; where layers share a module, so do they share its name.
+        layer: counted from 0 over the sites of the same stack and attention.
+        name: the name of the module; layers that share a module share its name.
     """
 
     stack: str
@@ -37,7 +37,7 @@ class Site:
 
 Selector = int | str
 """A number, or a rule: ``all``, ``2-4`` (both ends included), ``first 2``, ``last 2``, ``fraction 0.5`` (the first half),
-``not 0-1`` (takes away what came before it).  For heads also by a table of scores: ``least important 3`` or
+``not 0-1`` (removes from what came before).  Heads can also be selected by a table of scores: ``least important 3`` or
 ``most important 0.25`` of all heads in the guide's layers, or ``least important 1 per layer``."""
 
 _HINT = "use a number, all, 2-4, first 2, last 2, fraction 0.5, or not 0-1"
@@ -46,8 +46,11 @@ _HINT = "use a number, all, 2-4, first 2, last 2, fraction 0.5, or not 0-1"
 def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, ...]:
     """The numbers below ``count`` that a list of selectors names, sorted.
 
+    Args:
+        what: ``layer`` or ``head``, for messages.
+
     Raises:
-        PlanError: a selector that is no rule, or a number that does not exist.
+        PlanError: a selector is not a rule, or a number does not exist.
 
     Example:
         >>> select(["fraction 0.5", "not 0-1"], 12, "head")
@@ -55,9 +58,9 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
     """
     chosen: set[int] = set()
     for selector in selectors:
-        takes_away, rule = _parted(selector)
+        removes, rule = _split(selector)
         numbers = _numbers(rule, count)
-        if takes_away:
+        if removes:
             chosen -= set(range(count)).intersection(numbers)
             continue
         outside = next((n for n in numbers if not 0 <= n < count), None)
@@ -67,7 +70,7 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
                 found = f"{selector!r} asks for more {what}s than there are"
             raise PlanError(
                 f"{found}: the model has {what}s 0 to {count - 1}",
-                hint=f"a model with more {what}s, or a plan that names fewer",
+                hint=f"use a model with more {what}s, or a plan that names fewer",
             )
         chosen.update(numbers)
     return tuple(sorted(chosen))
@@ -87,15 +90,15 @@ def select_heads(
 ) -> dict[int, tuple[int, ...]]:
     """For each of a guide's layers, the heads that a list of selectors names, sorted.
 
-    Of heads with equal scores the one in the lower layer comes first, then the lower head.
+    Rules by score compare all heads in the given layers.  Ties go to the lower layer, then to the lower head.
 
     Args:
-        layers: the layers of the guide, among which rules by score choose.
-        scores: of all heads of the model.
-        num_layers: how many layers the model has, to notice the scores of another model.
+        layers: the layers of the guide.
+        scores: one for every head of the model.
+        num_layers: the layers of the model, to detect scores of another model.
 
     Raises:
-        PlanError: a selector that is no rule, a head that does not exist, or scores that are missing or do not fit.
+        PlanError: a selector is not a rule, a head does not exist, or the scores are missing or do not fit the model.
 
     Example:
         >>> select_heads(["least important 2"], [0, 1], 2, {(0, 0): 0.3, (0, 1): 0.1, (1, 0): 0.2, (1, 1): 0.4})
@@ -103,7 +106,7 @@ def select_heads(
     """
     chosen: set[tuple[int, int]] = set()
     for selector in selectors:
-        takes_away, rule = _parted(selector)
+        removes, rule = _split(selector)
         pairs: set[tuple[int, int]]
         if by_score := _BY_SCORE.fullmatch(str(rule)):
             if scores is None:
@@ -114,17 +117,18 @@ def select_heads(
             groups = [[layer] for layer in layers] if by_score["per"] else [list(layers)]
             pairs = {pair for group in groups for pair in _ranked(by_score, table, group)}
         else:
-            numbers = range(num_heads) if takes_away else select([rule], num_heads, "head")
+            # heads to remove need not exist
+            numbers = range(num_heads) if removes else select([rule], num_heads, "head")
             pairs = {(layer, head) for layer in layers for head in numbers}
-            if takes_away:
-                wanted = set(_numbers(rule, num_heads))
-                pairs = {(layer, head) for layer, head in pairs if head in wanted}
-        chosen = chosen - pairs if takes_away else chosen | pairs
-    return {layer: tuple(sorted(head for place, head in chosen if place == layer)) for layer in layers}
+            if removes:
+                named = set(_numbers(rule, num_heads))
+                pairs = {(layer, head) for layer, head in pairs if head in named}
+        chosen = chosen - pairs if removes else chosen | pairs
+    return {layer: tuple(sorted(head for other, head in chosen if other == layer)) for layer in layers}
 
 
 _BY_SCORE = re.compile(
-    r"(?P<end>least|most) important (?:(?P<number>\d{1,6})|(?P<share>0?\.\d+|1\.0*))(?P<per> per layer)?"
+    r"(?P<end>least|most) important (?:(?P<number>\d{1,6})|(?P<fraction>0?\.\d+|1\.0*))(?P<per> per layer)?"
 )
 
 
@@ -136,24 +140,24 @@ def _score_table(
         rows, columns = scores.shape if scores.dim() == 2 else (0, 0)
         if columns != num_heads or rows <= max(layers, default=-1) or rows != (num_layers or rows):
             raise PlanError(
-                f"the table of scores is {tuple(scores.shape)}, not (layers, heads)"
+                f"the table of scores has shape {tuple(scores.shape)}, not (layers, heads)"
                 f" = ({num_layers or max(layers, default=0) + 1}, {num_heads})",
-                hint="make it with this model",
+                hint="compute it with this model",
             )
         scores = {(layer, head): float(s) for layer, row in enumerate(scores.tolist()) for head, s in enumerate(row)}
     wanted = [(layer, head) for layer in layers for head in range(num_heads)]
     for layer, head in wanted:
         score = scores.get((layer, head))
         if score is None or math.isnan(score):
-            found = "nothing" if score is None else "not a number"
+            found = "no score" if score is None else "NaN"
             raise PlanError(f"the table of scores has {found} for layer {layer}, head {head}")
-    strange = next(
+    unknown = next(
         ((la, h) for la, h in scores if not (0 <= h < num_heads and 0 <= la < (num_layers or math.inf))), None
     )
-    if strange is not None:
+    if unknown is not None:
         raise PlanError(
-            f"the table of scores has layer {strange[0]}, head {strange[1]}, which the model has not",
-            hint="make it with this model",
+            f"the table of scores has layer {unknown[0]}, head {unknown[1]}, which the model does not have",
+            hint="compute it with this model",
         )
     return {pair: float(scores[pair]) for pair in wanted}
 
@@ -161,21 +165,21 @@ def _score_table(
 def _ranked(rule: re.Match[str], table: Mapping[tuple[int, int], float], group: list[int]) -> list[tuple[int, int]]:
     sign = 1 if rule["end"] == "least" else -1
     ranked = sorted((pair for pair in table if pair[0] in group), key=lambda pair: (sign * table[pair], pair))
-    number = _share(rule["share"], len(ranked)) if rule["share"] else int(rule["number"])
+    number = _fraction_of(rule["fraction"], len(ranked)) if rule["fraction"] else int(rule["number"])
     if number > len(ranked):
-        raise PlanError(f"{rule[0]!r} wants more than the {len(ranked)} heads there are")
+        raise PlanError(f"{rule[0]!r} asks for more heads than the {len(ranked)} that exist")
     return ranked[:number]
 
 
-def _parted(selector: Selector) -> tuple[bool, Selector]:
-    """Whether a selector takes away, and what."""
+def _split(selector: Selector) -> tuple[bool, Selector]:
+    """Whether a selector removes numbers, and its rule."""
     if isinstance(selector, str) and selector.startswith("not "):
         return True, selector.removeprefix("not ")
     return False, selector
 
 
-def _share(share: str, count: int) -> int:
-    return math.floor(float(share) * count + 0.5)  # half a head counts as one
+def _fraction_of(fraction: str, count: int) -> int:
+    return math.floor(float(fraction) * count + 0.5)  # half a head counts as one
 
 
 def _numbers(selector: Selector, count: int) -> Sequence[int]:
@@ -189,7 +193,7 @@ def _numbers(selector: Selector, count: int) -> Sequence[int]:
         number = int(match[2])
         return range(number) if match[1] == "first" else range(count - number, count)
     if match := re.fullmatch(r"fraction (0?\.\d+|1(?:\.0*)?)", selector):
-        return range(_share(match[1], count))
+        return range(_fraction_of(match[1], count))
     if _BY_SCORE.fullmatch(selector):
         raise PlanError(f"{selector!r} selects heads, not layers", hint=_HINT)
-    raise PlanError(f"{selector!r} selects nothing", hint=f"{_HINT}; for heads also least important 3")
+    raise PlanError(f"{selector!r} is not a selector", hint=f"{_HINT}; for heads also least important 3")

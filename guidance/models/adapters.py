@@ -1,14 +1,16 @@
-"""Adapters: how models are brought to call our attention function.
+"""Adapters: make models call our attention function.
 
-Most ask the interface of transformers for a function by name, and `switch` changes the name in all their parts.
+Most models look up their attention function by name in the interface of transformers.  `switch` changes that name in
+every part of a model.
 
-DeBERTa-v2 and v3 compute attention in their own module, and lose unknown keywords on the way to it.  `adapt` swaps the
-classes of layers and attention modules for subclasses of theirs: names, parameters and the keys of ``state_dict`` stay,
-and without work to do the module's own code runs.
+DeBERTa-v2 and v3 compute attention in their own module and drop unknown keywords before it.  `adapt` replaces the classes
+of their layers and attention modules by subclasses.  Names, parameters and the keys of ``state_dict`` stay, and a module
+without guided heads runs its own code.
 
-The way of the guidance: a hook takes ``guidance=`` from the call of the model and puts it on every layer; the layer
-passes it to itself as a keyword, because gradient checkpointing keeps keywords for its replay in the backward pass, when
-the model may have seen other guidance; and hands it to its attention module just before that runs.
+Guidance reaches a DeBERTa attention module in three steps.  A hook takes ``guidance=`` out of the model's call and stores
+it on every layer.  The layer passes it to itself as a keyword, because gradient checkpointing saves keywords for its
+replay in the backward pass, when the model may have received other guidance.  The layer then sets it on its attention
+module just before that runs.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Layer, D
 
 
 class Guidance(Protocol):
-    """What travels through a model as ``guidance=``."""
+    """The object that a model receives as ``guidance=``."""
 
     def works_at(self, module: nn.Module) -> bool:
-        """Whether there is anything to do in this attention module."""
+        """True if the attention function must run in this module."""
 
     def boolean(self, mask: Tensor) -> Tensor:
-        """The mask as booleans; the same object for the same mask."""
+        """The mask as booleans; the same mask gives the same object."""
 
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
@@ -39,7 +41,7 @@ class GuidedDebertaAttention(DisentangledSelfAttention):
 
     attention_function: AttentionFunction
     guidance: Guidance | None = None
-    """For the next call only."""
+    """Valid for the next call only."""
 
     def forward(
         self,
@@ -66,13 +68,13 @@ class GuidedDebertaAttention(DisentangledSelfAttention):
             bias = self.disentangled_attention_bias(
                 query, key, relative_pos, self.pos_dropout(rel_embeddings), num_terms
             )
-            # without c2p and p2c the sum of the position scores is the number 0
-            bias_BHQK = self._by_head(bias) if isinstance(bias, Tensor) else None
+            # without c2p and p2c, transformers returns the number 0
+            bias_BHQK = self._split_heads(bias) if isinstance(bias, Tensor) else None
         context_BQHD, attention_BHQK = self.attention_function(
             self,
-            self._by_head(query),
-            self._by_head(key),
-            self._by_head(value),
+            self._split_heads(query),
+            self._split_heads(key),
+            self._split_heads(value),
             guidance.boolean(attention_mask),
             dropout=self.dropout.p if self.training else 0.0,
             scaling=(query.shape[-1] * num_terms) ** -0.5,
@@ -82,16 +84,16 @@ class GuidedDebertaAttention(DisentangledSelfAttention):
         )
         return context_BQHD.flatten(-2), attention_BHQK if output_attentions else None
 
-    def _by_head(self, states: Tensor) -> Tensor:
+    def _split_heads(self, states: Tensor) -> Tensor:
         return states.unflatten(0, (-1, self.num_attention_heads))
 
 
 class GuidedDebertaLayer(DebertaV2Layer):
-    """A layer that carries the guidance of a forward pass to its attention module, in a checkpoint's replay too."""
+    """A layer that passes the guidance of a forward pass to its attention module, also in a checkpoint's replay."""
 
     current: Guidance | None = None
     adapters = 0
-    """How many plans have adapted it and are still there."""
+    """How many installed plans have adapted this layer."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **({"guidance": self.current} | kwargs))
@@ -102,13 +104,13 @@ class GuidedDebertaLayer(DebertaV2Layer):
 
 
 def switch(model: nn.Module, name: str) -> Callable[[], None]:
-    """Make all parts of a model ask the interface of transformers for the attention function of that name.
+    """Make all parts of a model look up the attention function of that name in the interface of transformers.
 
-    Not only the model as a whole: in older versions the stacks of T5, which have configurations of their own, keep
-    their function in silence.  Models without the interface are left alone.
+    Setting it on the whole model is not enough: in older versions of transformers the stacks of T5 have their own
+    configurations and silently keep their function.  Models without the interface stay as they are.
 
     Returns:
-        What undoes it.
+        A function that undoes it.
     """
     parts = [p for p in model.modules() if isinstance(p, PreTrainedModel) and not _is_deberta(p)]
     before = [str(part.config._attn_implementation or "sdpa") for part in parts]
@@ -123,14 +125,14 @@ def switch(model: nn.Module, name: str) -> Callable[[], None]:
 
 
 def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[], None]:
-    """Make every DeBERTa-v2 layer of a model call an attention function where its guidance has work; other models stay.
+    """Make every DeBERTa-v2 layer of a model call an attention function where it is guided; other models stay as they are.
 
-    The function gets (module, query, key, value, mask) as from transformers, the mask boolean (B, 1, Q, K), and as
-    keywords dropout, scaling, guidance, ``position_bias`` (B, H, Q, K), to be added to the scaled scores, and
+    The function receives (module, query, key, value, mask) as in transformers, with a boolean mask (B, 1, Q, K).  Its
+    keywords are dropout, scaling, guidance, ``position_bias`` (B, H, Q, K), which is added to the scaled scores, and
     ``layer_input`` (B, K, width).
 
     Returns:
-        What undoes it.  Where a model is adapted twice, the second undoing restores it.
+        A function that undoes it.  A model that was adapted twice is restored once both are undone.
     """
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, DebertaV2Layer)]
     hooks = []
@@ -140,8 +142,8 @@ def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[
         layer.attention.self.attention_function = attention_function
     for part in model.modules():
         if isinstance(part, PreTrainedModel) and _is_deberta(part):
-            hooks.append(part.register_forward_pre_hook(_take, with_kwargs=True))
-            hooks.append(part.register_forward_hook(_drop, always_call=True))
+            hooks.append(part.register_forward_pre_hook(_distribute_guidance, with_kwargs=True))
+            hooks.append(part.register_forward_hook(_clear_guidance, always_call=True))
 
     def undo() -> None:
         for hook in hooks:
@@ -164,12 +166,12 @@ def _is_deberta(model: nn.Module) -> bool:
 
 
 def _layers(model: nn.Module) -> Iterator[GuidedDebertaLayer]:
-    # looked up anew each time, so that a copy of a model guides its own layers
+    # not cached, so that a copy of a model finds its own layers
     return (module for module in model.modules() if isinstance(module, GuidedDebertaLayer))
 
 
-def _take(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Before the model runs: take the guidance out of its call and put it on the layers."""
+def _distribute_guidance(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Before the model runs: take the guidance out of its call and store it on the layers."""
     guidance = kwargs.pop("guidance", None)
     if guidance is not None:
         model.took_guidance = True  # type: ignore[assignment]
@@ -178,8 +180,8 @@ def _take(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dic
     return args, kwargs
 
 
-def _drop(model: nn.Module, args: Any, output: Any) -> None:
-    """After it has run or failed: a later call without guidance must not find this one's."""
+def _clear_guidance(model: nn.Module, args: Any, output: Any) -> None:
+    """After the model has run or failed: a later call without guidance must not find this one's."""
     if model.__dict__.pop("took_guidance", False):
         for layer in _layers(model):
             layer.current = None

@@ -1,12 +1,12 @@
-"""Projected attention layers: small extra heads beside a layer's own, in which patterns can be put without touching it.
+"""Projected attention layers: small extra heads beside a layer's own, which can be guided without changing the layer's.
 
 Source: Li et al. 2022, section 3.3, after Stickland & Murray 2019.  With the layer's input h,
 
     PAL(h) = gelu(W2 MHA(W1 h + b1) + b2),
 
-is added inside the layer's last normalisation, where the published code has it, or beside the self-attention, as the
-paper writes.  The published code starts every weight at zero, which is a point from which only b2 ever moves; here only
-W2 and b2 are zero, so that a model begins as the plain one and everything can learn.
+is added to the input of the layer's last normalisation, as in the published code, or of the normalisation after the
+self-attention, as in the paper.  The published code starts every weight at zero, and from there only b2 ever moves.  Here
+only W2 and b2 are zero, so the model starts out equal to the plain one and every weight can learn.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from guidance.sites import EXTRA, Selector, Site, select
 
 @dataclass(frozen=True)
 class Pal:
-    """The table ``[pal]`` of a plan: extra heads, which its guides address as ``pal:0`` and so on.
+    """The table ``[pal]`` of a plan: extra heads, which guides address as ``pal:0`` and so on.
 
     Attributes:
-        width: of the projection; each head has ``width / heads`` of it.
-        heads: how many.
-        layers: which layers get them.
-        placement: ``layer``: inside the layer's last normalisation; ``attention``: beside the self-attention.
-        dropout: of the attention probabilities.
+        width: the width of the projection; each head has ``width / heads``.
+        heads: the number of extra heads in a layer.
+        layers: the layers that get extra heads.
+        placement: ``layer``: before the layer's last normalisation; ``attention``: before the one after the self-attention.
+        dropout: the dropout of the attention probabilities.
         start: ``trainable``, or ``zero`` as in the published code.
     """
 
@@ -68,7 +68,7 @@ class ProjectedAttention(nn.Module):
         self.guide_sites: tuple[Site, ...] = ()
 
     def forward(self, layer_input_BTd: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """From the layer's input to what is added, (B, T, d).
+        """What the extra heads add for a layer's input, (B, T, d).
 
         Args:
             attend: the attention function, from (self, query, key, value, dropout) to (B, T, heads, D).
@@ -82,7 +82,7 @@ class ProjectedAttention(nn.Module):
         return nn.functional.gelu(self.up(output.flatten(2)))
 
 
-PLACES: dict[str, tuple[str, str]] = {
+NORMALISATIONS: dict[str, tuple[str, str]] = {
     "BertLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
     "RobertaLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
     "XLMRobertaLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
@@ -94,62 +94,62 @@ PLACES: dict[str, tuple[str, str]] = {
     "MarianEncoderLayer": ("self_attn_layer_norm", "final_layer_norm"),
     "BartEncoderLayer": ("self_attn_layer_norm", "final_layer_norm"),
 }
-"""By layer class: the normalisation after the self-attention, and the last one; what is added goes into their input."""
+"""By layer class: the normalisation after the self-attention, and the last one.  Extra heads are added to their input."""
 
 
 def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[nn.Module, tuple[Site, ...]]:
-    """The extra heads of a model, by the attention module beside which they stand; a site for each of its calls.
+    """The sites of a model's extra heads, by the attention module beside which they stand; one for each of its calls.
 
     Args:
-        sites: of the model, by module.
+        sites: the sites of the model, by module.
 
     Raises:
-        PlanError: no layer is to have them, or some are and others that share their module are not.
+        PlanError: no layer is selected, or only some of the layers that share a module are.
     """
-    mine = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
-    count = 1 + max((site.layer for found in mine.values() for site in found), default=-1)
+    encoder = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
+    count = 1 + max((site.layer for found in encoder.values() for site in found), default=-1)
     try:
         layers = set(select(pal.layers, count, "layer"))
     except PlanError as error:
         raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
     if not layers:
-        raise PlanError("[pal]: its layers select none", hint="leave the key out to mean all of them")
-    for found in mine.values():
+        raise PlanError("[pal]: layers selects no layer", hint="leave the key out to mean all of them")
+    for found in encoder.values():
         if 0 < len(shared := layers & {site.layer for site in found}) < len(found):
             raise PlanError(
-                f"[pal]: layer {min(shared)} shares its module with layers that are to have no added heads",
+                f"[pal]: layer {min(shared)} shares its module with layers that get no added heads",
                 hint=f"select layers {found[0].layer} to {found[-1].layer} together, or none of them",
             )
     return {
         module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in found)
-        for module, found in mine.items()
+        for module, found in encoder.items()
         if found[0].layer in layers
     }
 
 
-def place_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Module:
-    """The normalisation into whose input the extra heads of a layer go.
+def normalisation_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Module:
+    """The normalisation to whose input the extra heads beside an attention module are added.
 
     Raises:
-        PlanError: the layer normalises before its parts, or is not in the table.
+        PlanError: the layer is not in `NORMALISATIONS`; pre-norm layers have no such normalisation.
     """
     for layer in model.modules():
         for base in type(layer).__mro__:
-            if base.__name__ in PLACES and any(module is attention for module in layer.modules()):
-                return layer.get_submodule(PLACES[base.__name__][placement == "layer"])
+            if base.__name__ in NORMALISATIONS and any(module is attention for module in layer.modules()):
+                return layer.get_submodule(NORMALISATIONS[base.__name__][placement == "layer"])
     raise PlanError(
-        f"[pal]: {type(model).__name__}: its layers normalise before their parts, and extra heads go into the input of a"
-        " normalisation that follows them",
-        hint=f"layers with a place for them: {', '.join(sorted(PLACES))}",
+        f"[pal]: {type(model).__name__} has pre-norm layers; extra heads are added before a normalisation that follows"
+        " the attention or the feed-forward part",
+        hint=f"layers that can have extra heads: {', '.join(sorted(NORMALISATIONS))}",
     )
 
 
 def add_pending(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Before a normalisation runs: add what the extra heads of its layer have computed to its input."""
+    """Before a normalisation runs: add the output of the layer's extra heads to its input."""
     pal: ProjectedAttention = module.__dict__["guide_pal"][0]
     if pal.pending is None:
         return None
-    size = arguments[0].shape[1]  # less than the sequence where the model runs its feed-forward part in chunks
+    size = arguments[0].shape[1]  # shorter than the sequence if the model runs its feed-forward part in chunks
     added, rest = pal.pending[:, :size], pal.pending[:, size:]
     pal.pending = rest if rest.shape[1] else None
     return (arguments[0] + added.to(arguments[0].dtype), *arguments[1:])

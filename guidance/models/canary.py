@@ -1,7 +1,7 @@
 """The canary: proof that guidance reaches every site of a model.
 
-Models that do not route through the interface of transformers swallow the keyword ``guidance=`` in silence.  So a tiny
-forward pass comes before everything else; whatever does not answer as the table of sites says is refused by name.
+A model that does not use the attention interface of transformers silently ignores the keyword ``guidance=``.  So a tiny
+forward pass runs first, and a model whose modules do not answer as the table of sites says is refused by name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from guidance.sites import Site
 
 
 class Canary:
-    """Travels through a model as ``guidance=`` and keeps which modules called the attention function.
+    """Passed to a model as ``guidance=``, records which modules call the attention function.
 
     Attributes:
-        calls: per call, in order, the module and whether it had a mask.
+        calls: for each call, in order, the module and whether it had a mask.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[nn.Module, bool]] = []
 
     def works_at(self, module: nn.Module) -> bool:
-        """Every attention module is to show itself."""
+        """True, so that every attention module calls the attention function."""
         return True
 
     def boolean(self, mask: Tensor) -> Tensor:
@@ -38,36 +38,37 @@ class Canary:
         return mask.bool()
 
     def record(self, module: nn.Module, mask: Tensor | None) -> None:
-        """What the attention function says when it meets a canary."""
+        """Record a call; the attention function calls this."""
         self.calls.append((module, mask is not None))
 
 
 def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> Canary:
-    """Prove that every site calls our function as often as it should, with a mask where there is padding.
+    """Prove that every site calls our function the right number of times, with a mask if there is padding.
 
-    One forward pass over two sentences of a few tokens, in evaluation: no gradients, no random numbers.
+    Runs one forward pass over two short sentences in evaluation mode, without gradients or random numbers.
 
     Raises:
-        UnsupportedModel: a site does not call, a module calls that is no site, or padding does not arrive.
+        UnsupportedModel: a site does not call, a module calls that is not a site, or the padding mask does not arrive.
     """
-    canary, who = Canary(), type(model).__name__
+    canary, model_name = Canary(), type(model).__name__
     with evaluating(model), torch.no_grad():
         model(**_tiny_batch(model, sites), guidance=canary)
     calls = [module for module, _ in canary.calls]
-    for module, mine in sites.items():
-        if calls.count(module) != len(mine):
-            often = "once" if len(mine) == 1 else f"{len(mine)} times"
+    for module, module_sites in sites.items():
+        if calls.count(module) != len(module_sites):
+            expected = "once" if len(module_sites) == 1 else f"{len(module_sites)} times"
             raise UnsupportedModel(
-                f"{who}: {mine[0].name} called the attention function {calls.count(module)} times, not {often}",
+                f"{model_name}: {module_sites[0].name} called the attention function {calls.count(module)} times,"
+                f" not {expected}",
                 hint=f"supported: {supported()}",
             )
-    if strangers := {type(module).__name__ for module in calls if module not in sites}:
-        raise UnsupportedModel(f"{who}: {', '.join(sorted(strangers))} is not in the table of sites")
+    if unknown := {type(module).__name__ for module in calls if module not in sites}:
+        raise UnsupportedModel(f"{model_name}: {', '.join(sorted(unknown))} is not in the table of sites")
     for module, had_mask in canary.calls:
         site = sites[module][0]
-        # a decoder's own attention may do without a mask: it looks back only
+        # a decoder's self-attention is causal and needs no mask for right padding
         if not had_mask and (site.stack, site.attention) != ("decoder", "self"):
-            raise UnsupportedModel(f"{who}: padding does not reach the attention function at {site.name}")
+            raise UnsupportedModel(f"{model_name}: padding does not reach the attention function at {site.name}")
     return canary
 
 
@@ -76,10 +77,10 @@ def used_parameters(
     sites: Mapping[nn.Module, tuple[Site, ...]],
     guide: Callable[[Mapping[str, Tensor]], Any] | None = None,
 ) -> set[nn.Parameter]:
-    """The parameters that move on which the outputs depend, found on a tiny batch.
+    """The trainable parameters on which the outputs depend, found with a tiny batch.
 
     Args:
-        guide: from the batch to the guidance that goes with it; without, the model is called plainly.
+        guide: makes the guidance for a batch; None to call the model without guidance.
     """
     batch = _tiny_batch(model, sites)
     with evaluating(model), torch.enable_grad():
@@ -104,20 +105,20 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
     width = -(-6 // chunk) * chunk
     ids = torch.full((2, width), word, device=device)
     mask = torch.ones_like(ids)
-    if isinstance(end, int) and 0 <= end < config.vocab_size:  # classifiers of BART and T5 read the state at the end
+    if isinstance(end, int) and 0 <= end < config.vocab_size:  # BART and T5 classify the state at the end token
         ids[0, -1] = ids[1, 3] = end
     ids[1, 4:], mask[1, 4:] = pad, 0
     if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, T)
         ids, mask = ids[None], mask[None]
     batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    if any(site.stack == "decoder" for mine in sites.values() for site in mine) and config.is_encoder_decoder:
+    if any(site.stack == "decoder" for found in sites.values() for site in found) and config.is_encoder_decoder:
         batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
     return batch
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation, with the mode of every module restored afterwards."""
+    """Evaluation mode; restores the mode of every module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,6 +1,6 @@
-"""Combinations: patterns as data, joined with ``and``, ``or``, ``not``, ``queries`` and weighted sums, as a plan writes them.
+"""Combinations: patterns joined with ``and``, ``or``, ``not``, ``queries`` and weighted sums, as a plan writes them.
 
-A condition on queries is a combination too.  Rows of special tokens that see everything, and a square of nouns:
+A condition on queries is a combination too.  For example, delimiters that see everything, and nouns that see nouns:
 
     pattern = { or = ["same_segment", { queries = "delimiter" }] }
     pattern = { and = ["noun", { queries = "noun" }] }
@@ -42,7 +42,7 @@ def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[P
 
 
 def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
-    """Each token looks at the valid tokens that the part leaves out."""
+    """Each token looks at the valid tokens that the part does not name."""
     predicate = parts[0].build(tokens)
     if isinstance(predicate, Columns):
         return Columns(~predicate.keys_BK, predicate.valid_BT)
@@ -58,7 +58,7 @@ def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
 
 
 def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
-    """Each token weighs the others by the sum of what the parts say."""
+    """Each token's weights are the weighted sum of the parts' weights."""
     terms = [weight * part.build(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
     return Weights(reduce(torch.add, terms), tokens.valid_BT)
 
@@ -68,13 +68,13 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
 
     Args:
         spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
-            ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions again.  A part of a
-            sum may have a ``weight``.
-        given: further options of a name.
+            ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions
+            again.  A part of a sum may have a ``weight``.
+        given: further options, if ``spec`` is a name.
 
     Raises:
-        UnknownName: a pattern or an option that does not exist.
-        PlanError: anything else that is not such a description.
+        UnknownName: the pattern or one of its options does not exist.
+        PlanError: the description is not valid in another way.
     """
     if isinstance(spec, str):
         return find_pattern(spec).bound(given)
@@ -82,13 +82,13 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
         raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)
     if "name" in spec:
         inner = {name: value for name, value in spec.items() if name != "name"}
-        if twice := sorted(inner.keys() & given.keys()):
-            raise PlanError(f"the option {twice[0]!r} of the pattern is given twice")
+        if repeated := sorted(inner.keys() & given.keys()):
+            raise PlanError(f"the option {repeated[0]!r} of the pattern is given twice")
         if not isinstance(spec["name"], str):
             raise PlanError(f"the name of a pattern is {spec['name']!r}", hint=_SHAPES)
         return find_pattern(spec["name"]).bound({**inner, **given})
     if len(spec) != 1 or next(iter(spec)) not in _COMBINATIONS:
-        raise PlanError(f"pattern = {dict(spec)!r} is no description of a pattern", hint=_SHAPES)
+        raise PlanError(f"pattern = {dict(spec)!r} does not describe a pattern", hint=_SHAPES)
     if given:
         raise PlanError(
             f"a combination has no option {next(iter(given))!r}",
@@ -99,7 +99,7 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
 
 
 def pattern_names(spec: str | Mapping[str, Any]) -> list[str]:
-    """The names in a description that `read_pattern` can read."""
+    """The names of all patterns in a description that `read_pattern` accepts."""
     if isinstance(spec, str):
         return [spec]
     if "name" in spec:
@@ -120,17 +120,17 @@ def _items(operation: str, items: Any) -> Sequence[Any]:
     return items
 
 
-def _yes_or_no(operation: str, parts: Sequence[Pattern]) -> Sequence[Pattern]:
+def _without_weights(operation: str, parts: Sequence[Pattern]) -> Sequence[Pattern]:
     for part in parts:
         if part.weighted:
             raise PlanError(
-                f"{operation!r} is for patterns that name keys; {part.name!r} weighs them",
-                hint='weights add up: { sum = ["next", { name = "first", weight = 0.5 }] }',
+                f"{operation!r} takes patterns without weights; {part.name!r} has weights",
+                hint='add weighted patterns: { sum = ["next", { name = "first", weight = 0.5 }] }',
             )
     return parts
 
 
-def _in_words(part: Pattern) -> str:
+def _in_brackets(part: Pattern) -> str:
     return f"({part})" if " " in part.name else str(part)
 
 
@@ -147,23 +147,23 @@ def _combined(name: str, function: Callable[..., Predicate], parts: Sequence[Pat
 
 
 def _logical(operation: str, function: Callable[..., Predicate], items: Any) -> Pattern:
-    parts = _yes_or_no(operation, [read_pattern(item) for item in _items(operation, items)])
-    return _combined(f" {operation} ".join(map(_in_words, parts)), function, parts)
+    parts = _without_weights(operation, [read_pattern(item) for item in _items(operation, items)])
+    return _combined(f" {operation} ".join(map(_in_brackets, parts)), function, parts)
 
 
 def _negated(item: Any) -> Pattern:
-    parts = _yes_or_no("not", [read_pattern(item)])
-    return _combined(f"not {_in_words(parts[0])}", other, parts, positional=False)
+    parts = _without_weights("not", [read_pattern(item)])
+    return _combined(f"not {_in_brackets(parts[0])}", other, parts, positional=False)
 
 
 def _queries(item: Any) -> Pattern:
-    parts = _yes_or_no("queries", [read_pattern(item)])
+    parts = _without_weights("queries", [read_pattern(item)])
     if not parts[0].same_keys:
         raise PlanError(
             f"'queries' takes a pattern that names the same tokens for every query; {parts[0].name!r} does not",
             hint='for example { queries = "delimiter" }',
         )
-    return _combined(f"queries {_in_words(parts[0])}", these_queries, parts, positional=False, same_keys=False)
+    return _combined(f"queries {_in_brackets(parts[0])}", these_queries, parts, positional=False, same_keys=False)
 
 
 def _summed(items: Any) -> Pattern:
@@ -173,11 +173,11 @@ def _summed(items: Any) -> Pattern:
         if isinstance(item, Mapping) and "weight" in item:
             weight, item = item["weight"], {name: value for name, value in item.items() if name != "weight"}
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise PlanError(f"weight = {weight!r} of a part of a sum is not a number from 0")
+            raise PlanError(f"weight = {weight!r} of a part of a sum is not a finite number >= 0")
         parts.append(read_pattern(item))
         weights.append(float(weight))
-    terms = zip(weights, map(_in_words, parts), strict=True)
-    name = " + ".join(words if weight == 1 else f"{weight:g} {words}" for weight, words in terms)
+    terms = zip(weights, map(_in_brackets, parts), strict=True)
+    name = " + ".join(part if weight == 1 else f"{weight:g} {part}" for weight, part in terms)
     function = partial(weighted_sum, weights=tuple(weights))
     return _combined(name, function, parts, weighted=True, same_keys=False)
 

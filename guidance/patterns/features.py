@@ -1,4 +1,4 @@
-"""Token features: what a pattern may know about a batch.
+"""Token features: the information about a batch that patterns can use.
 
 Shapes in this package: B examples, T padded length, Q query tokens, K key tokens, H heads, D width, V vocabulary.
 Rows are queries, columns are keys.
@@ -22,10 +22,10 @@ class Feature:
     """One row of `FEATURES`.
 
     Attributes:
-        kind: the type of its values; only a column of ``float`` may hold NaN.
-        summary: what a value says about its token, in one line.
-        source: where it comes from, for messages.
-        of_pairs: True if it has a value for each (query, key), shape (B, T, T), instead of one for each token, (B, T).
+        kind: the type of the values; only ``float`` can hold NaN.
+        summary: the meaning of a value, in one line.
+        source: where the feature comes from, for messages.
+        of_pairs: True if there is a value for each (query, key), shape (B, T, T), and not for each token, (B, T).
     """
 
     name: str
@@ -35,7 +35,7 @@ class Feature:
     of_pairs: bool = False
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """Whether a tensor of that type can hold its values."""
+        """True if a tensor of that type can hold the values."""
         if self.kind == "int":
             return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
         return dtype == torch.bool if self.kind == "bool" else dtype.is_floating_point
@@ -85,14 +85,14 @@ def register_feature(
     source: str = "",
     of_pairs: bool = False,
 ) -> Feature:
-    """Add a feature, which `handle.guide` then takes as a keyword and patterns may need.
+    """Add a feature, which `handle.guide` then accepts as a keyword and patterns can require.
 
     Args:
         package: the package that registers it, usually ``__name__``.
-        source: where users get it, for messages; by default the caller.
+        source: where the feature comes from, for messages; by default from the caller.
 
     Raises:
-        PlanError: the name is taken, or is no name.
+        PlanError: the name is taken, or is not a valid name.
     """
     feature = Feature(name, kind, summary, source or _CALLER.format(f"{name}=..."), of_pairs)
     return FEATURES.add(name, feature, package)
@@ -106,7 +106,7 @@ TABLES: Mapping[str, str] = {
     "importance": "a number for every head, (layers, heads): give it to `install` as `tables=`",
     "masking_proportion": "(steps, layers), from an adversarial run: `guide pretrain --masking-run RUN`, or `tables=` of `install`",
 }
-"""What patterns look up besides tokens, and where each table comes from."""
+"""The tables that patterns and rules look up, and where each comes from."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class Tokens:
     Attributes:
         ids_BT: token ids, int64; positions that objectives masked hold the mask token.
         valid_BT: bool, False at padding, which never attends and is never attended to.
-        columns: further features by name, each (B, T), or (B, T, T) for features of pairs: those of `FEATURES`, or a
-            pattern's own.
-        tables: what patterns look up, by name, for example a `Cooccurrence`.
+        columns: further features by name, each (B, T), or (B, T, T) for features of pairs.  Names outside `FEATURES` may
+            have any type.
+        tables: tables by name, for example a `Cooccurrence`.
 
     Raises:
-        InputError: a feature does not have the shape or the type that `FEATURES` says.
+        InputError: a feature does not have the shape or the type that `FEATURES` declares.
     """
 
     ids_BT: Tensor
@@ -146,7 +146,7 @@ class Tokens:
         """A feature by name.
 
         Raises:
-            InputError: the batch does not have it; the message says where it comes from.
+            InputError: the batch does not have it.  The hint says where it comes from.
         """
         if name not in self.columns:
             feature = FEATURES.get(name)
@@ -157,7 +157,7 @@ class Tokens:
         """A table by name.
 
         Raises:
-            InputError: the batch does not have it; the message says where it comes from.
+            InputError: the batch does not have it.  The hint says where it comes from.
         """
         if name not in self.tables:
             raise InputError(f"the batch has no table {name!r}", hint=TABLES.get(name))
@@ -165,7 +165,7 @@ class Tokens:
 
     @property
     def lengths_B(self) -> Tensor:
-        """Valid tokens of each example, special tokens included."""
+        """The number of valid tokens in each example, special tokens included."""
         return self.valid_BT.sum(-1)
 
 
@@ -174,7 +174,7 @@ class Tokens:
 _PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)) - set(_PLAIN))
 _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
-"""The characters with which byte-level vocabularies write bytes: printable ones stand for themselves."""
+"""The characters that stand for bytes in byte-level vocabularies; printable ones stand for themselves."""
 
 
 @dataclass(frozen=True)
@@ -183,20 +183,22 @@ class Vocabulary:
 
     Attributes:
         columns_V: by name, a (V,) tensor: ``delimiter`` marks the tokens that open, close or part sequences
-            (``<s>``, ``</s>``, ``[CLS]``, ``[SEP]``), ``character`` is the code point of every token that is one
-            character and nothing else, wherever in a word it may stand.
+            (``<s>``, ``</s>``, ``[CLS]``, ``[SEP]``); ``character`` is the code point of every token that is a single
+            character, at the start of a word or inside it, else 0.
     """
 
     FEATURES: ClassVar = ("delimiter", "character")
 
     columns_V: Mapping[str, Tensor]
-    _placed: dict[torch.device, dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_device: dict[torch.device, dict[str, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
         """Read the features off a Hugging Face tokenizer."""
         vocabulary = tokenizer.get_vocab()
-        size = max(len(tokenizer), 1 + max(vocabulary.values(), default=0))  # some leave ids out
+        size = max(len(tokenizer), 1 + max(vocabulary.values(), default=0))  # some vocabularies skip ids
         delimiter, character = torch.zeros(size, dtype=torch.bool), [0] * size
         for name in ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id"):
             if (token_id := getattr(tokenizer, name, None)) is not None:
@@ -212,8 +214,8 @@ class Vocabulary:
         """Every feature for a batch of ids.
 
         Raises:
-            InputError: an id that the tokenizer does not have.  Only on the CPU: elsewhere looking would make the host
-                wait for the device, and such an id is a token without features.
+            InputError: an id is not in the vocabulary.  Only the CPU checks this; on other devices the check would make
+                the host wait, and such a token has no features instead.
         """
         device, size = ids_BT.device, len(next(iter(self.columns_V.values())))
         outside_BT = (ids_BT < 0) | (ids_BT >= size)
@@ -222,27 +224,27 @@ class Vocabulary:
                 f"the tokenizer has the ids 0 to {size - 1}, the batch has {int(ids_BT[outside_BT][0])}",
                 hint="are the ids from another tokenizer?",
             )
-        if device not in self._placed:
-            # one place more, for ids outside
-            self._placed[device] = {
+        if device not in self._by_device:
+            # one more entry, for ids outside the vocabulary
+            self._by_device[device] = {
                 name: torch.cat([values, values.new_zeros(1)]).to(device) for name, values in self.columns_V.items()
             }
-        places_BT = ids_BT.masked_fill(outside_BT, size)
-        return {name: values[places_BT] for name, values in self._placed[device].items()}
+        indices_BT = ids_BT.masked_fill(outside_BT, size)
+        return {name: values[indices_BT] for name, values in self._by_device[device].items()}
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether the vocabulary writes bytes instead of characters (GPT-2, RoBERTa, ModernBERT)."""
+    """True if the vocabulary consists of bytes instead of characters (GPT-2, RoBERTa, ModernBERT)."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     return type(decoder).__name__ == "ByteLevel" or hasattr(tokenizer, "byte_decoder")
 
 
 def _text(token: str, is_byte_level: bool) -> str:
-    """What a token stands for, without the marks of word beginnings and continuations; "" where that is no text."""
+    """The text of a token, without the marks for word starts and continuations; "" if its bytes are not text."""
     if is_byte_level and all(letter in _BYTES for letter in token):
         try:
             text = bytes(_BYTES[letter] for letter in token).decode("utf-8")
-        except UnicodeDecodeError:  # a part of a character
+        except UnicodeDecodeError:  # part of a character
             return ""
         return text if len(text) == 1 else text.removeprefix(" ")
     plain = token.replace("Ġ", "").replace("▁", "")
@@ -254,19 +256,19 @@ def _text(token: str, is_byte_level: bool) -> str:
 
 @dataclass(frozen=True)
 class Cooccurrence:
-    """How much the frequent tokens of a language expect each other (Xing et al. 2020, equations 9 and 10).
+    """How strongly the frequent tokens of a language predict each other (Xing et al. 2020, equations 9 and 10).
 
     Attributes:
-        rows_V: int64 (V,), the row of a token id in ``scores_NN``, or -1.
-        scores_NN: float (N, N) in [0, 1]: row i says how strongly token i expects each of the others.
+        rows_V: int64 (V,), the row of each token id in ``scores_NN``, or -1.
+        scores_NN: float (N, N) in [0, 1]; row i says how strongly token i predicts each of the others.
 
     Raises:
-        InputError: other shapes, types or ranges.
+        InputError: wrong shapes, types or ranges.
     """
 
     rows_V: Tensor
     scores_NN: Tensor
-    _placed: dict[torch.device, Cooccurrence] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_device: dict[torch.device, Cooccurrence] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rows, scores = self.rows_V, self.scores_NN
@@ -281,18 +283,18 @@ class Cooccurrence:
                 f"rows of a co-occurrence table are -1 to {len(scores) - 1}, not {int(rows.min())} to {int(rows.max())}"
             )
         if not bool(((scores >= 0) & (scores <= 1)).all()):
-            raise InputError("scores of a co-occurrence table lie between 0 and 1, and some do not")
+            raise InputError("scores of a co-occurrence table must be between 0 and 1; some are not")
 
     def to(self, device: torch.device) -> Cooccurrence:
-        """The same table on a device; moved once."""
+        """The same table on a device; copied once and then reused."""
         if device == self.scores_NN.device == self.rows_V.device:
             return self
-        if device not in self._placed:
-            self._placed[device] = Cooccurrence(self.rows_V.to(device), self.scores_NN.to(device))
-        return self._placed[device]
+        if device not in self._by_device:
+            self._by_device[device] = Cooccurrence(self.rows_V.to(device), self.scores_NN.to(device))
+        return self._by_device[device]
 
     def rows(self, ids_BT: Tensor) -> Tensor:
-        """The row of each id, (B, T); -1 where the table does not have it."""
+        """The row of each id, (B, T); -1 for ids that the table does not have."""
         size = len(self.rows_V)
         outside_BT = (ids_BT < 0) | (ids_BT >= size)
         return self.rows_V[ids_BT.clamp(0, size - 1)].masked_fill(outside_BT, -1)
@@ -304,7 +306,7 @@ UPOS = (
     *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM"),
     *("PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
 )
-"""Universal parts of speech; a token's ``pos`` is a place in this tuple."""
+"""Universal parts of speech; a token's ``pos`` is an index into this tuple."""
 
 RELATIONS = (
     *(
@@ -327,15 +329,15 @@ RELATIONS = (
     *("obj", "obl", "obl:agent", "obl:arg", "obl:lmod", "obl:npmod", "obl:tmod", "orphan", "parataxis", "punct"),
     *("reparandum", "root", "vocative", "xcomp"),
 )
-"""Universal dependency relations with their common subtypes; a token's ``relation`` is a place in this tuple."""
+"""Universal dependency relations with their common subtypes; a token's ``relation`` is an index into this tuple."""
 
 CODES: Mapping[str, tuple[str, ...]] = {"relation": RELATIONS, "pos": UPOS}
-"""What the numbers of a feature stand for: places in these tuples."""
+"""The names behind a feature's numbers: each number is an index into its tuple."""
 
-_PLACES = {name: place for place, name in enumerate(RELATIONS)}
+_RELATION_IDS = {name: number for number, name in enumerate(RELATIONS)}
 
 _OTHER_LABELS = {
-    # spaCy's English models (and the Stanford labels that they grew from)
+    # spaCy's English models, and the Stanford labels that they derive from
     "dobj": "obj",
     "dative": "iobj",
     "pobj": "obl",
@@ -378,12 +380,12 @@ _OTHER_LABELS = {
 
 
 def relation_id(label: str) -> int:
-    """The place of a dependency label in `RELATIONS`, or -1.
+    """The index of a dependency label in `RELATIONS`, or -1.
 
-    It takes the labels of Universal Dependencies and of spaCy's English models, in any case.  An unknown subtype counts
-    as its base (``obl:with`` is ``obl``), a known one does not (``nsubj:pass`` is not ``nsubj``, and ``neg``, which is
-    no ``advmod`` for spaCy, is ``advmod:neg``).
+    Labels of Universal Dependencies and of spaCy's English models are known, in upper or lower case.  An unknown subtype
+    becomes its base: ``obl:with`` is ``obl``.  A known subtype stays: ``nsubj:pass`` is not ``nsubj``, and spaCy's ``neg``
+    is ``advmod:neg``, not ``advmod``.
     """
     label = label.strip().lower()
     label = _OTHER_LABELS.get(label, label)
-    return _PLACES.get(label, _PLACES.get(label.split(":")[0], -1))
+    return _RELATION_IDS.get(label, _RELATION_IDS.get(label.split(":")[0], -1))

@@ -246,7 +246,7 @@ def test_shades_grow_with_the_weight_and_only_zero_looks_empty():
         (["window", "--option", "size"], "is not NAME=VALUE"),
         (["window", "--option", "size=3", "--option", "size=5"], "given twice"),
         (["{ or = [ }"], "not a TOML inline table"),
-        (["{ xor = ['next'] }"], "no description of a pattern"),
+        (["{ xor = ['next'] }"], "does not describe a pattern"),
         (["dependency", "--text", "a b"], "`guide build-masks`"),
         (["dependency", "--text", "a b"], "--parser spacy:"),
         (["rare", "--text", "a b"], "rare needs idf, which this text lacks"),

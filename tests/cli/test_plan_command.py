@@ -172,7 +172,7 @@ def test_added_heads_of_layers_that_share_a_module_are_shown_for_each_layer(guid
     Path("plan.toml").write_text('[pal]\nheads = 2\nlayers = ["last 2"]\nwidth = 8\n')
     answer = guide("plan", "check", "plan.toml", "--model", "albert:4x2")
     assert answer.code == 2
-    assert "[pal]: layer 2 shares its module with layers that are to have no added heads" in answer.err
+    assert "[pal]: layer 2 shares its module with layers that get no added heads" in answer.err
     Path("plan.toml").write_text(
         '[pal]\nheads = 2\nwidth = 8\n[[guide]]\npattern = "next"\nmechanism = "mask"\nheads = ["pal:0"]'
     )
@@ -229,7 +229,7 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
         (ROW.format("mask", '"least important 1"'), "roberta:2x2", "needs a table of scores"),
         (ROW.format("mask", '"fraction 0.1"'), "roberta:2x2", "guide 1 (next) selects no head"),
         ("[pal]\nlayers = [5]", "roberta:2x2", "[pal]: layer 5 does not exist"),
-        ("[pal]\nwidth = 8", "modernbert:2x2", "[pal]: ModernBertModel: "),
+        ("[pal]\nwidth = 8", "modernbert:2x2", "[pal]: ModernBertModel has pre-norm layers"),
         (ROW.format("mask", 0), "robreta:2x2", "did you mean 'roberta'?"),
         (ROW.format("mask", 0), "gpt2:2x2", "unknown family of models 'gpt2'"),
         (ROW.format("mask", 0), "roberta:0x2", "roberta:0x2 has no heads"),
@@ -264,10 +264,10 @@ def test_a_decoder_only_model_is_refused(guide):
         ("[]", "no scores found"),
         ('[{"layer": 0, "head": 0}]', "not a table of scores"),
         ('[{"layer": 0, "head": 0, "score": 1}, {"layer": 0, "head": 0, "score": 2}]', "occurs twice"),
-        ('[{"layer": 0, "head": 0, "score": 1}]', "nothing for layer 0, head 1"),
+        ('[{"layer": 0, "head": 0, "score": 1}]', "no score for layer 0, head 1"),
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),
-        ("[[NaN, 1], [1, 1]]", "not a number for layer 0, head 0"),
+        ("[[NaN, 1], [1, 1]]", "NaN for layer 0, head 0"),
     ],
 )
 def test_scores_that_do_not_fit_the_model_are_refused(guide, text, message):

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from guidance import checkpoint
+from guidance.checkpoint import opening
 from guidance.errors import GuideError, InputError, NumericalError, PlanError
 from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
@@ -535,10 +535,10 @@ def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch
     import safetensors.torch
 
     first = trainings.train(store, learning_rate=1e-3).artifact
-    read = checkpoint.read_config
+    read = opening.read_config
 
     def republish_then_read(data: bytes, source: str) -> Any:
-        monkeypatch.setattr(checkpoint, "read_config", read)
+        monkeypatch.setattr(opening, "read_config", read)
         with Artifact(first.path) as old:
             content = {name: old.read(name) for name in old.files}
         weights = safetensors.torch.load(content["model.safetensors"])
@@ -548,6 +548,6 @@ def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch
                 out.write(name, blob)
         return read(data, source)
 
-    monkeypatch.setattr(checkpoint, "read_config", republish_then_read)
+    monkeypatch.setattr(opening, "read_config", republish_then_read)
     with pytest.raises(GuideError, match="was rebuilt while it was being read"):
         trainings.train(store, init=first.reference, steps=1)

@@ -1,4 +1,4 @@
-"""The attention path on a GPU: needs torch, transformers and pytest alone."""
+"""The attention path on a GPU; needs only torch, transformers and pytest."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_losses_are_float32_under_bf16_autocast() -> None:
         assert torch.isfinite(loss).all()
 
 
-def test_fully_padded_example_costs_nothing_and_breaks_nothing() -> None:
+def test_a_fully_padded_example_has_no_loss_and_finite_gradients() -> None:
     made, given = model().cuda(), batch("cuda")
     given["attention_mask"][2] = 0
     guidance = install(made, PLAN).guide(**given)
@@ -81,9 +81,9 @@ def test_fully_padded_example_costs_nothing_and_breaks_nothing() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2", "t5"])
 @pytest.mark.parametrize("name", [name for name in PLANS if name not in RANDOM])
-def test_every_mechanism_does_on_the_gpu_what_it_does_on_the_cpu(family: str, name: str) -> None:
+def test_every_mechanism_gives_the_same_on_gpu_and_cpu(family: str, name: str) -> None:
     if name not in plans_of(family):
-        pytest.skip("layers that normalise before their parts have no place for added heads")
+        pytest.skip("pre-norm layers cannot have added heads")
     found = []
     for device in ("cpu", "cuda"):
         made, handle = installed(family, name)
@@ -94,7 +94,7 @@ def test_every_mechanism_does_on_the_gpu_what_it_does_on_the_cpu(family: str, na
         found.append((done.total.detach().cpu(), [p.grad.cpu() for p in made.parameters() if p.grad is not None]))
     (cpu_loss, cpu_gradients), (gpu_loss, gpu_gradients) = found
     torch.testing.assert_close(gpu_loss, cpu_loss, rtol=1e-3, atol=1e-4)
-    # a threshold may fall to the other side where the device rounds otherwise
+    # rounding differs between devices, and can move a unit across its threshold
     if "adversary" not in name and name != "all ten":
         for gpu, cpu in zip(gpu_gradients, cpu_gradients, strict=True):
             torch.testing.assert_close(gpu, cpu, rtol=1e-2, atol=1e-3)

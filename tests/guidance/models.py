@@ -1,4 +1,4 @@
-"""Tiny models of every supported family, from configurations, and an oracle for the attention loss."""
+"""Tiny models of every supported family, built from configurations, and an oracle for the attention loss."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "mbart": _BART,
     "mt5": _T5,
 }
-"""Beyond what all share; the second layer of ModernBERT sees two tokens to each side."""
+"""Settings of each family beyond `_COMMON`.  The second layer of ModernBERT sees two tokens to each side."""
 
 SEQ2SEQ = ("marian", "bart", "t5")
 RELATED = ("mbart", "mt5")
-"""Encoder-decoders whose attention is that of another family, but in layers of their own."""
+"""Encoder-decoders that copy the attention of another family into their own layer classes."""
 FAMILIES = tuple(family for family in _MORE if family not in (*SEQ2SEQ, *RELATED))
 UNSUPPORTED = {
     "deberta": DebertaConfig(**_COMMON),
@@ -98,7 +98,7 @@ _DROPOUT = {
 
 
 def dropout(family: str, p: float = 0.1) -> dict[str, float]:
-    """The settings that make a family drop attention probabilities and hidden states."""
+    """The settings that give a family dropout of attention probabilities and hidden states."""
     return dict.fromkeys(_DROPOUT.get(family, ("attention_probs_dropout_prob", "hidden_dropout_prob")), p)
 
 
@@ -108,12 +108,12 @@ def tiny_config(family: str, **changes: Any) -> Any:
 
 
 def tiny_model(family: str, implementation: str = "sdpa", seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A model that predicts tokens, with large random weights, so that attention is far from uniform."""
+    """A language model with large random weights, so that attention is far from uniform."""
     torch.manual_seed(seed)
     auto = AutoModelForSeq2SeqLM if family in (*SEQ2SEQ, *RELATED) else AutoModelForMaskedLM
-    # the module of DeBERTa-v2 has but one implementation, its own
-    known = "eager" if family == "deberta-v2" else implementation
-    model = auto.from_config(tiny_config(family, **changes), attn_implementation=known)
+    # DeBERTa-v2 has only its own implementation
+    available = "eager" if family == "deberta-v2" else implementation
+    model = auto.from_config(tiny_config(family, **changes), attn_implementation=available)
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -129,7 +129,7 @@ def batch(lengths: tuple[int, ...] = (7, 4, 5), width: int | None = None, seed: 
 def pair_batch(
     lengths: tuple[int, ...] = (7, 4, 5), targets: tuple[int, ...] = (3, 6, 2), seed: int = 1
 ) -> dict[str, Tensor]:
-    """What an encoder-decoder is trained on: sources, and targets of another length with their labels."""
+    """A training batch of an encoder-decoder: sources, and targets of other lengths with their labels."""
     decoder = batch(targets, seed=seed + 1)
     valid = decoder["attention_mask"].bool()
     return {
@@ -146,7 +146,7 @@ def inputs_of(family: str) -> dict[str, Tensor]:
 
 
 def pattern_keys(name: str, valid: list[bool], marked: list[bool], query: int) -> list[int]:
-    """The keys at which a pattern points one valid query, METHODS-style: neighbours must be valid tokens themselves."""
+    """The keys that a pattern names for a valid query, as in METHODS: a neighbour counts only if it is a valid token."""
     size = len(valid)
     if name in ("next", "previous", "self"):
         key = query + {"next": 1, "previous": -1, "self": 0}[name]
@@ -168,9 +168,9 @@ def oracle_loss(
     empty_rows: str = "uniform",
     reach: int | None = None,
 ) -> Tensor:
-    """The loss of one example in one layer, written out entry by entry: ``scores`` (heads, T, T) in float64.
+    """The loss of one example in one layer, computed entry by entry from ``scores`` (heads, T, T) in float64.
 
-    ``reach``: how far a query may look to each side.
+    ``reach`` is the number of tokens that a query sees to each side.
     """
     size = len(valid)
     length = sum(valid)

@@ -1,7 +1,7 @@
-"""Guided attention by plain loops, written from the papers: one head, one query at a time, in float64.
+"""Guided attention by plain loops, written from the papers: one head and one query at a time, in float64.
 
-An `Oracle` takes the place of a model's attention function.  It knows the batch as lists, and what each head is to do as
-`Row`s; from the guided model it takes nothing but the gates' numbers.
+An `Oracle` replaces a model's attention function.  It knows the batch as lists and the plan as `Row`s.  From the guided
+model it takes only the parameters of its gates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kind = tuple[str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a plan, for the oracle and for the toolkit alike."""
+    """One row of a plan, for both the oracle and the toolkit."""
 
     mechanism: str
     heads: tuple[int, ...] = (0, 1, 2, 3)
@@ -54,12 +54,12 @@ def plan_of(rows: Sequence[Row]) -> Plan:
 
 @dataclass
 class Oracle:
-    """What every head of a model computes on one batch.
+    """Computes every head of a model on one batch.
 
     Attributes:
         examples: the batch, by stack.
-        reach: by layer, how far its queries may look to each side, where the model itself says so.
-        gates: by row and module, the numbers of its gates.
+        reach: by layer, the model's own limit on the distance between a query and its keys.
+        gates: by row and module, the parameters of its gates.
         losses: by row, each example's sum of ``logit_loss`` over rows, layers and heads.
         counts: by row, each example's number of rows.
         probabilities: by kind and layer, (B, H, Q, K).
@@ -74,10 +74,10 @@ class Oracle:
     probabilities: dict[tuple[Kind, int], Tensor] = field(default_factory=dict)
     _names: dict[nn.Module, str] = field(default_factory=dict)
     _calls: dict[Kind, int] = field(default_factory=dict)
-    _wishes: dict[tuple[int, int, int, int], dict[int, float]] = field(default_factory=dict)
+    _pattern_weights: dict[tuple[int, int, int, int], dict[int, float]] = field(default_factory=dict)
 
     def enter(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Make a model use this oracle; gives what its call needs besides the batch."""
+        """Make a model use this oracle.  Returns the keywords that its call needs besides the batch."""
         self._names = {module: name for name, module in model.named_modules()}
         if model.config.model_type == "deberta-v2":
             adapt(model, self.attend)
@@ -104,7 +104,7 @@ class Oracle:
         position_bias: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """The attention of one layer; the mask that the model has made is not looked at."""
+        """The attention of one layer; the mask of the model is ignored."""
         parts = set(self._names[module].split("."))
         kind = ("decoder" if "decoder" in parts else "encoder", "cross" if parts & _CROSS else "self")
         layer = self._calls.get(kind, 0)
@@ -112,19 +112,19 @@ class Oracle:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         found = query.new_zeros(*query.shape[:3], key.shape[2])
-        for b, head, place in self._queries(query, kind[0]):
+        for b, head, position in self._queries(query, kind[0]):
             rows = [n for n, row in enumerate(self.rows) if row.kind == kind and layer in row.layers]
             rows = [n for n in rows if head in self.rows[n].heads]
-            products = (key[b, head] @ query[b, head, place]) * scaling
+            products = (key[b, head] @ query[b, head, position]) * scaling
             bias = torch.zeros_like(products)
             if position_bias is not None:
-                bias = position_bias[b % len(position_bias), head, place]
-            call = _Query(self, kind, layer, b, head, place, rows)
+                bias = position_bias[b % len(position_bias), head, position]
+            call = _Query(self, kind, layer, b, head, position, rows)
             if call.named("off"):
                 continue
             weights = call.distribution(products, bias)
-            found[b, head, place] = weights.detach()
-            output[b, place, head] = call.factor(self._names[module]) * (weights @ value[b, head])
+            found[b, head, position] = weights.detach()
+            output[b, position, head] = call.factor(self._names[module]) * (weights @ value[b, head])
             call.measure(products)
         self.probabilities[kind, layer] = found
         return output, None
@@ -132,8 +132,8 @@ class Oracle:
     def _queries(self, query: Tensor, stack: str) -> Iterator[tuple[int, int, int]]:
         for b, example in enumerate(self.examples[stack]):
             for head in range(query.shape[1]):
-                for place in range(len(example)):
-                    yield b, head, place
+                for position in range(len(example)):
+                    yield b, head, position
 
 
 _CROSS = {"encoder_attn", "EncDecAttention"}
@@ -148,7 +148,7 @@ class _Query:
     layer: int
     b: int
     head: int
-    place: int
+    position: int
     rows: list[int]
 
     @property
@@ -158,8 +158,8 @@ class _Query:
 
     @property
     def is_valid(self) -> bool:
-        """It is no padding, which asks without a wish, so that it reads what it may."""
-        return self.oracle.examples[self.kind[0]][self.b].valid[self.place]
+        """False for padding, for which patterns name no keys."""
+        return self.oracle.examples[self.kind[0]][self.b].valid[self.position]
 
     @property
     def is_causal(self) -> bool:
@@ -167,28 +167,28 @@ class _Query:
 
     @property
     def allowed(self) -> list[int]:
-        """The keys that it may see at all."""
+        """The keys that the query may see without a plan."""
         reach = self.oracle.reach.get(self.layer, math.inf)
         if self.kind[1] == "cross":
-            return self.example.places
-        near = [k for k in self.example.places if abs(k - self.place) <= reach]
-        return [k for k in near if k <= self.place or not self.is_causal]
+            return self.example.positions
+        near = [k for k in self.example.positions if abs(k - self.position) <= reach]
+        return [k for k in near if k <= self.position or not self.is_causal]
 
-    def wish(self, number: int) -> dict[int, float]:
-        """What a row's pattern says, within what can be seen."""
-        name = (number, self.layer, self.b, self.place)
-        if name not in self.oracle._wishes:
-            self.oracle._wishes[name] = self._wish(number)
-        return self.oracle._wishes[name]
+    def pattern_weights(self, number: int) -> dict[int, float]:
+        """The weights of a row's pattern on the allowed keys."""
+        key = (number, self.layer, self.b, self.position)
+        if key not in self.oracle._pattern_weights:
+            self.oracle._pattern_weights[key] = self._compute_pattern_weights(number)
+        return self.oracle._pattern_weights[key]
 
-    def _wish(self, number: int) -> dict[int, float]:
+    def _compute_pattern_weights(self, number: int) -> dict[int, float]:
         row, example = self.oracle.rows[number], self.example
-        if not (self.is_valid and example.places):
+        if not (self.is_valid and example.positions):
             return {}
         names = {"scale", "inside", "outside", "boundary", "rows", "key_reduction", "head_reduction"}
         own = {name: value for name, value in row.options.items() if name not in names}
         spec = {"name": row.pattern, **own} if isinstance(row.pattern, str) else row.pattern
-        query = example.places[0] if self.kind[1] == "cross" else self.place
+        query = example.positions[0] if self.kind[1] == "cross" else self.position
         allowed = self.allowed
         return {k: weight for k, weight in keys(spec, example, query).items() if k in allowed}
 
@@ -196,7 +196,7 @@ class _Query:
         return [n for n in self.rows if self.oracle.rows[n].mechanism == mechanism]
 
     def distribution(self, products: Tensor, bias: Tensor) -> Tensor:
-        """How much each key counts, (K,)."""
+        """The attention probabilities, (K,)."""
         for number in self.rows:
             row = self.oracle.rows[number]
             if row.mechanism in ("fix", "gaussian"):
@@ -205,24 +205,24 @@ class _Query:
         masks = self.named("mask")
         if any(self.oracle.rows[n].options.get("scale") == "d_model" for n in masks):
             products = products / math.sqrt(4)  # the width of the model is that of four heads
-        seen = [k for k in self.allowed if all(k in self.wish(n) for n in masks)] or self.allowed
+        seen = [k for k in self.allowed if all(k in self.pattern_weights(n) for n in masks)] or self.allowed
         if not seen:
             return torch.zeros_like(products)
         scores = (products + bias)[seen]
         counts = torch.exp(scores - scores.max().detach())
         for number in self.named("bias"):
-            row, wish = self.oracle.rows[number], self.wish(number)
+            row, by_key = self.oracle.rows[number], self.pattern_weights(number)
             inside, outside = row.options.get("inside", 1.0), row.options.get("outside", 0.01)
-            weights = [min(wish.get(k, 0.0), 1.0) for k in seen]
+            weights = [min(by_key.get(k, 0.0), 1.0) for k in seen]
             counts = counts * counts.new_tensor([w * inside + (1 - w) * outside for w in weights])
         return (counts / counts.sum()) @ torch.eye(len(products), dtype=counts.dtype)[seen]
 
     def fix(self, number: int, options: Mapping[str, Any]) -> dict[int, float]:
-        weights = {k: w for k, w in self.wish(number).items() if w > 0}
+        weights = {k: w for k, w in self.pattern_weights(number).items() if w > 0}
         if not weights:
             boundary = options.get("boundary", "uniform")
-            everywhere = range(self.place + 1) if self.is_causal else range(len(self.example))
-            chosen = {"uniform": self.allowed, "self": [self.place], "all": everywhere}[boundary]
+            everywhere = range(self.position + 1) if self.is_causal else range(len(self.example))
+            chosen = {"uniform": self.allowed, "self": [self.position], "all": everywhere}[boundary]
             weights = dict.fromkeys(chosen if self.allowed else [], 1.0)
         return {k: w / sum(weights.values()) for k, w in weights.items()}
 
@@ -231,32 +231,32 @@ class _Query:
         offsets = options.get("offsets", (-1, 0) if self.is_causal else (-1, 1))
         offset = offsets[self.oracle.rows[number].heads.index(self.head) % len(offsets)]
         return {
-            k: math.exp(-((k - self.place - offset) ** 2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
+            k: math.exp(-((k - self.position - offset) ** 2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
             for k in self.allowed
         }
 
     def factor(self, name: str) -> Tensor | float:
-        """By what the head's output is multiplied."""
+        """The factor of the head's output."""
         for number in self.named("gate"):
             weight = self.oracle.gates[number, name][self.oracle.rows[number].heads.index(self.head)]
             return 2 / (1 + torch.exp(-weight))
         return 1.0
 
     def measure(self, products: Tensor) -> None:
-        """The loss on raw scores, equations 12 and 13, before the division by N."""
-        if not (self.is_valid and self.example.columns["mispredicted"][self.place]):
+        """Add the loss on raw scores, equations 12 and 13, before the division by N."""
+        if not (self.is_valid and self.example.columns["mispredicted"][self.position]):
             return
         for number in self.named("logit_loss"):
-            row, wish = self.oracle.rows[number], self.wish(number)
+            row, by_key = self.oracle.rows[number], self.pattern_weights(number)
             size = len(self.oracle.examples[self.kind[0]])
             each = self.oracle.losses.setdefault(number, [products.new_zeros(()) for _ in range(size)])
             count = self.oracle.counts.setdefault(number, [0] * size)
             loss = products.new_zeros(())
-            for k in self.example.places:
-                target = (products[k] * (1 - wish.get(k, 0.0))).detach()
+            for k in self.example.positions:
+                target = (products[k] * (1 - by_key.get(k, 0.0))).detach()
                 loss = loss + (products[k] - target) ** 2
             if row.options.get("key_reduction") == "mean":
-                loss = loss / len(self.example.places)
+                loss = loss / len(self.example.positions)
             if row.options.get("head_reduction", "mean") == "mean":
                 loss = loss / (len(row.heads) * len(row.layers))
             each[self.b] = each[self.b] + loss
@@ -265,7 +265,7 @@ class _Query:
             count[self.b] += int(is_first and is_counted)
 
     def _is_in_the_table(self, row: Row) -> bool:
-        """Whether the row's token, or with ``truth`` the one it stands for, has a row of co-occurrence."""
+        """True if the token, or with ``truth`` the original one, has a row in the co-occurrence table."""
         ids = self.example.columns["original"] if row.options.get("truth") else self.example.ids
-        token = ids[self.place]
+        token = ids[self.position]
         return token < len(ROWS) and ROWS[token] >= 0

@@ -1,6 +1,6 @@
 """Patterns by plain loops over one example, written from the papers, and batches on which to compare.
 
-An `Example` is lists: what each token is.  `keys` answers for one query at a time and knows no tensor.
+An `Example` holds the features of each token in lists.  `keys` answers for one query at a time and uses no tensors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from guidance.patterns.features import FEATURES, RELATIONS, UPOS, Cooccurrence, Tokens
 
 CHARACTERS = {5: ".", 6: ",", 7: "!", 8: ":", 9: "a"}
-"""The ids that are one character; 0 and 1 are delimiters."""
+"""The ids of single characters; 0 and 1 are delimiters."""
 ROWS = [-1, -1, 0, 1, 2, 3, -1, 4, 1, 0]
-"""Rows of the co-occurrence table; the ids 10 to 12 are beyond it."""
+"""Rows of the co-occurrence table, which does not have the ids 10 to 12."""
 SCORES = [[((3 * i + 5 * j) % 9) / 8 for j in range(5)] for i in range(5)]
 DTYPES = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
 
@@ -28,7 +28,7 @@ MAJOR = ("nsubj", "obj", "amod", "advmod")
 
 @dataclass(frozen=True)
 class Example:
-    """One row of a batch, padding included."""
+    """One example of a batch, padding included."""
 
     ids: list[int]
     valid: list[bool]
@@ -38,22 +38,22 @@ class Example:
         return len(self.ids)
 
     @property
-    def places(self) -> list[int]:
+    def positions(self) -> list[int]:
         """The valid positions."""
-        return [place for place in range(len(self)) if self.valid[place]]
+        return [position for position in range(len(self)) if self.valid[position]]
 
     @property
     def words(self) -> dict[int, list[int]]:
         """The positions of each word's pieces."""
         words: dict[int, list[int]] = {}
-        for place in self.places:
-            if self.columns["word"][place] >= 0:
-                words.setdefault(self.columns["word"][place], []).append(place)
+        for position in self.positions:
+            if self.columns["word"][position] >= 0:
+                words.setdefault(self.columns["word"][position], []).append(position)
         return words
 
     @property
     def delimiters(self) -> list[int]:
-        return [place for place in self.places if self.columns["delimiter"][place]]
+        return [position for position in self.positions if self.columns["delimiter"][position]]
 
     def of_word(self, name: str, word: int) -> Any:
         """A feature of a word."""
@@ -65,14 +65,14 @@ class Example:
         return {word, *children} | ({self.of_word("head", word)} & self.words.keys())
 
     def pieces(self, words: set[int]) -> set[int]:
-        return {place for word in words for place in self.words[word]}
+        return {position for word in words for position in self.words[word]}
 
 
 # patterns
 
 
 def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
-    """The keys at which a pattern points one valid query, with their weights."""
+    """The keys that a pattern names for one valid query, with their weights."""
     if isinstance(spec, str):
         spec = {"name": spec}
     if "or" in spec:
@@ -81,9 +81,9 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
         found = [set(keys(part, example, query)) for part in spec["and"]]
         return dict.fromkeys(set.intersection(*found), 1.0)
     if "not" in spec:
-        return dict.fromkeys(set(example.places) - set(keys(spec["not"], example, query)), 1.0)
+        return dict.fromkeys(set(example.positions) - set(keys(spec["not"], example, query)), 1.0)
     if "queries" in spec:
-        return dict.fromkeys(example.places if query in keys(spec["queries"], example, query) else [], 1.0)
+        return dict.fromkeys(example.positions if query in keys(spec["queries"], example, query) else [], 1.0)
     if "sum" in spec:
         total: dict[int, float] = {}
         for part in spec["sum"]:
@@ -95,39 +95,39 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
     options = {name: value for name, value in spec.items() if name != "name"}
     if spec["name"] in ("matrix", "weight_matrix"):
         row = example.columns[spec["name"]][query]
-        return {key: float(row[key]) for key in example.places if row[key]}
+        return {key: float(row[key]) for key in example.positions if row[key]}
     if spec["name"] == "conflict":
         return _conflict(example, query, **options)
     return dict.fromkeys(_named(spec["name"], options, example, query), 1.0)
 
 
 def _named(name: str, options: Mapping[str, Any], example: Example, query: int) -> set[int]:
-    places, columns = example.places, example.columns
+    positions, columns = example.positions, example.columns
     if name in ("delimiter", "marked", "negation", "stop_word"):
-        return {k for k in places if columns[name][k]}
+        return {k for k in positions if columns[name][k]}
     if name in ("next", "previous", "self"):
-        return {query + {"next": 1, "previous": -1, "self": 0}[name]} & set(places)
+        return {query + {"next": 1, "previous": -1, "self": 0}[name]} & set(positions)
     if name == "first":
-        return {places[0]}
+        return {positions[0]}
     if name == "all":
-        return set(places)
+        return set(positions)
     if name == "none":
         return set()
     if name == "period":
-        return {k for k in places if CHARACTERS.get(example.ids[k]) == "."}
+        return {k for k in positions if CHARACTERS.get(example.ids[k]) == "."}
     if name == "separator":
         marks = options.get("marks", ",;.?!")
-        return {k for k in places if columns["delimiter"][k] or CHARACTERS.get(example.ids[k], "none") in marks}
+        return {k for k in positions if columns["delimiter"][k] or CHARACTERS.get(example.ids[k], "none") in marks}
     if name == "matching_token":
-        same = {k for k in places if example.ids[k] == example.ids[query]}
+        same = {k for k in positions if example.ids[k] == example.ids[query]}
         if len(same) == 1:
-            return set(places) if options.get("unique", "all") == "all" else {query}
+            return set(positions) if options.get("unique", "all") == "all" else {query}
         return same if options.get("include_self", True) else same - {query}
     if name == "same_segment":
-        if options.get("free_first") and query == places[0]:
-            return set(places)
-        mine = columns["segment"][query]
-        return {k for k in places if columns["segment"][k] == mine} if mine >= 0 else {query}
+        if options.get("free_first") and query == positions[0]:
+            return set(positions)
+        segment = columns["segment"][query]
+        return {k for k in positions if columns["segment"][k] == segment} if segment >= 0 else {query}
     if name == "window":
         return _window(options, example, query)
     if name == "rare":
@@ -140,29 +140,29 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
     tags = {"noun": {"NOUN", "PROPN"}, "verb": {"VERB"}, "adjective": {"ADJ"}}[name]
     if not options.get("proper", True):
         tags = tags - {"PROPN"}
-    chosen = {k for k in places if columns["pos"][k] >= 0 and UPOS[columns["pos"][k]] in tags}
+    chosen = {k for k in positions if columns["pos"][k] >= 0 and UPOS[columns["pos"][k]] in tags}
     return set() if options.get("square") and query not in chosen else chosen
 
 
 def _window(options: Mapping[str, Any], example: Example, query: int) -> set[int]:
     reach = options.get("size", 3) // 2
     if not options.get("words"):
-        return {k for k in example.places if abs(k - query) <= reach}
+        return {k for k in example.positions if abs(k - query) <= reach}
     words = example.columns["word"]
-    stations = {k: words[k] if words[k] >= 0 else None for k in example.places}
-    numbers = [n for n in stations.values() if n is not None]
+    word_at = {k: words[k] if words[k] >= 0 else None for k in example.positions}
+    numbers = [n for n in word_at.values() if n is not None]
     lowest, highest = min(numbers, default=0), max(numbers, default=-1)
-    of_words = [k for k, n in stations.items() if n is not None]
+    of_words = [k for k, n in word_at.items() if n is not None]
     ends = example.delimiters
     if ends:
         if all(k > ends[0] for k in of_words):
-            stations[ends[0]] = lowest - 1
-        if all(k < ends[-1] for k in of_words) and stations[ends[-1]] is None:
-            stations[ends[-1]] = highest + 1
-    mine = stations[query]
-    if mine is None:
+            word_at[ends[0]] = lowest - 1
+        if all(k < ends[-1] for k in of_words) and word_at[ends[-1]] is None:
+            word_at[ends[-1]] = highest + 1
+    own = word_at[query]
+    if own is None:
         return {query}
-    return {k for k, n in stations.items() if n is not None and abs(n - mine) <= reach}
+    return {k for k, n in word_at.items() if n is not None and abs(n - own) <= reach}
 
 
 def _rare(example: Example, fraction: float, least: int) -> set[int]:
@@ -179,7 +179,7 @@ def _rare(example: Example, fraction: float, least: int) -> set[int]:
         candidates.sort(key=lambda word: (example.of_word("idf", word), example.words[word][0]))
         found |= set(candidates[-wanted:])
         fills = fills or len(candidates) < wanted
-    return example.pieces(found) | ({example.places[0]} if fills else set())
+    return example.pieces(found) | ({example.positions[0]} if fills else set())
 
 
 def _major(options: Mapping[str, Any], example: Example, query: int) -> set[int]:
@@ -200,12 +200,12 @@ def _conflict(example: Example, query: int, truth: bool = False, constant: float
     def row(token: int) -> int:
         return ROWS[token] if token < len(ROWS) else -1
 
-    mine = row(example.columns["original"][query] if truth else example.ids[query])
+    query_row = row(example.columns["original"][query] if truth else example.ids[query])
     found: dict[int, float] = {}
-    for key in example.places:
-        theirs = row(example.ids[key])
-        if mine >= 0 and theirs >= 0 and not example.columns["delimiter"][key]:
-            found[key] = SCORES[mine][theirs] if constant is None else constant
+    for key in example.positions:
+        key_row = row(example.ids[key])
+        if query_row >= 0 and key_row >= 0 and not example.columns["delimiter"][key]:
+            found[key] = SCORES[query_row][key_row] if constant is None else constant
     return found
 
 
@@ -213,19 +213,19 @@ def _conflict(example: Example, query: int, truth: bool = False, constant: float
 
 
 def sentence(seed: int, length: int) -> Example:
-    """A made-up example: delimiters at both ends and sometimes between, words of one to three pieces, all features."""
+    """A random example with all features: delimiters at both ends and sometimes inside, words of one or more pieces."""
     dice = random.Random(seed)
     inner = dice.randrange(2, length - 2) if length > 5 and dice.random() < 0.5 else -1
     ids, word, segment = [], [], []
     number = -1
-    for place in range(length):
-        is_delimiter = place in (0, length - 1, inner)
+    for position in range(length):
+        is_delimiter = position in (0, length - 1, inner)
         is_special = not is_delimiter and dice.random() < 0.08
-        ids.append((0 if place == 0 else 1) if is_delimiter else dice.randrange(2, 13))
-        continues = place > 0 and word[-1] >= 0 and dice.random() < 0.35
+        ids.append((0 if position == 0 else 1) if is_delimiter else dice.randrange(2, 13))
+        continues = position > 0 and word[-1] >= 0 and dice.random() < 0.35
         number += not (is_delimiter or is_special or continues)
         word.append(-1 if is_delimiter or is_special else number)
-        segment.append(-1 if is_special else int(0 <= inner < place))
+        segment.append(-1 if is_special else int(0 <= inner < position))
     per_word = [
         {
             "head": dice.choice([*range(number + 1), n, -1, number + 7]),
@@ -258,7 +258,7 @@ def sentence(seed: int, length: int) -> Example:
 
 
 def padded(example: Example, left: int, right: int, seed: int = 0) -> Example:
-    """The same with padding around it, which claims to be words, marks and delimiters."""
+    """The same example with padding around it, whose features claim words, marks and delimiters."""
     dice = random.Random(seed)
     noise: dict[str, Any] = {"bool": lambda: True, "int": lambda: dice.randrange(0, 3), "float": lambda: 9.0}
 
@@ -280,8 +280,8 @@ def padded(example: Example, left: int, right: int, seed: int = 0) -> Example:
 
 
 def holed(example: Example, *holes: int) -> Example:
-    """The same with padding inside."""
-    return Example(example.ids, [place not in holes for place in range(len(example))], example.columns)
+    """The same example with padding inside."""
+    return Example(example.ids, [position not in holes for position in range(len(example))], example.columns)
 
 
 def tokens(*examples: Example, without: tuple[str, ...] = ()) -> Tokens:
@@ -302,7 +302,7 @@ def dense(spec: Any, *examples: Example) -> torch.Tensor:
     size = len(examples[0])
     found = torch.zeros(len(examples), size, size, dtype=torch.float64)
     for number, example in enumerate(examples):
-        for query in example.places:
+        for query in example.positions:
             for key, weight in keys(spec, example, query).items():
                 found[number, query, key] = weight
     return found
@@ -363,4 +363,4 @@ EXAMPLES: tuple[Example, ...] = (
     holed(_BASE, *range(12)),
     Example(_IDS, [True] * 12, {**_BASE.columns, **_NOTHING}),
 )
-"""Full, padded on either side, of one or two tokens, with padding inside, all padding, without delimiters or words."""
+"""Full, padded on either side, of one or two tokens, with padding inside, only padding, without delimiters or words."""

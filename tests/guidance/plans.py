@@ -1,4 +1,4 @@
-"""A plan for every mechanism and some mixtures, and one way to run any of them on a tiny model of any family."""
+"""A plan for every mechanism, some mixtures, and a function that runs any of them on a tiny model of any family."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
 
 EVERY = (*FAMILIES, *SEQ2SEQ)
 WITHOUT_PAL = ("modernbert", "t5")
-"""Their layers normalise before their parts, and so have no place for added heads."""
+"""Families with pre-norm layers, which cannot have added heads."""
 
 
 def guide(mechanism: str, pattern: str | Mapping[str, Any] = "", *heads: int | str, **more: Any) -> Guide:
-    """A row; further keywords that a row does not know are options of its pattern or mechanism."""
+    """A row of a plan; keywords that are no fields of a row are options of its pattern or mechanism."""
     known = {name: more.pop(name) for name in list(more) if name in Guide.__dataclass_fields__}
     return Guide(pattern, mechanism, heads=heads or ("all",), options=more, **known)
 
@@ -59,6 +59,14 @@ PLANS: Mapping[str, Plan] = {
         ),
         Pal(width=8),
     ),
+    "pal, attention": Plan(
+        (
+            guide("mask", "window", "pal:0"),
+            guide("attention_loss", "next", "pal:1"),
+            guide("fix", "previous", "pal:2"),
+        ),
+        Pal(width=8, placement="attention"),
+    ),
     "all ten": Plan(
         (
             guide("attention_loss", "next", 0, 1),
@@ -76,15 +84,15 @@ PLANS: Mapping[str, Plan] = {
 }
 """By mechanism, with its options after a comma, and some mixtures."""
 
-PARAMETERS = ("gate", "adversary", "adversary, per head", "pal", "all ten")
+PARAMETERS = ("gate", "adversary", "adversary, per head", "pal", "pal, attention", "all ten")
 """Plans that add parameters."""
 
 RANDOM = ("adversary, per head", "random_mask")
-"""Plans that draw numbers."""
+"""Plans that draw random numbers."""
 
 
 class Words:
-    """As much of a tokenizer as the patterns ask for: id 3 opens, 4 parts, 5 is a full stop."""
+    """The part of a tokenizer that patterns need: id 3 is [CLS], 4 is [SEP], 5 a full stop."""
 
     cls_token_id, sep_token_id, bos_token_id, eos_token_id = 3, 4, None, None
 
@@ -96,25 +104,25 @@ class Words:
 
 
 def tables() -> dict[str, Any]:
-    """A table of co-occurrence for all ids but the first six."""
+    """A co-occurrence table with all ids except the first six."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.cat([torch.full((6,), -1), torch.arange(34)])
     return {"cooccurrence": Cooccurrence(rows, torch.rand(34, 34, generator=generator))}
 
 
 def columns(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the plans want to know beside ids and padding: predictions were wrong at even ids."""
+    """The features that the plans need besides ids and padding: tokens with even ids count as mispredicted."""
     return {"mispredicted": inputs["input_ids"] % 2 == 0}
 
 
 def installed(family: str, plan: Plan | str, **config: Any) -> tuple[PreTrainedModel, Handle]:
-    """A tiny model with a plan in it; what the plan adds starts from large random numbers."""
+    """A tiny model on which a plan is installed; see `install_plan`."""
     model = tiny_model(family, **config)
-    return model, put(model, plan)
+    return model, install_plan(model, plan)
 
 
-def put(model: PreTrainedModel, plan: Plan | str) -> Handle:
-    """Install a plan; what it adds gets large random numbers."""
+def install_plan(model: PreTrainedModel, plan: Plan | str) -> Handle:
+    """Install a plan, and set the parameters that it adds to large random numbers."""
     handle = install(model, PLANS[plan] if isinstance(plan, str) else plan, Words(), tables=tables())
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
@@ -125,13 +133,13 @@ def put(model: PreTrainedModel, plan: Plan | str) -> Handle:
 
 @dataclass(frozen=True)
 class Run:
-    """What came out of a pass, and of the attack on it.
+    """The results of a clean pass, and of the attacked one if the plan attacks.
 
     Attributes:
-        logits, attacked: at valid tokens, of the decoder where there is one; ``attacked`` is None without an attack.
+        logits, attacked: logits of both passes at valid tokens, of the decoder if there is one; ``attacked`` may be None.
         losses: by label, (B,).
-        penalty: of the adversaries, a scalar.
-        total: everything that is trained, a scalar.
+        penalty: the adversaries' penalty, a scalar, or None.
+        total: the whole training objective, a scalar.
     """
 
     logits: Tensor
@@ -144,13 +152,13 @@ class Run:
 
 
 def run(model: PreTrainedModel, handle: Handle, inputs: Mapping[str, Tensor], **more: Any) -> Run:
-    """One pass, and a second one where something attacks."""
-    asked = {name: value for name, value in inputs.items() if name not in ("labels", "inputs_embeds")}
+    """Run a pass, and a second one if the plan attacks."""
+    guided = {name: value for name, value in inputs.items() if name not in ("labels", "inputs_embeds")}
     given = {name: value for name, value in inputs.items() if name != "labels"} | more
     if "inputs_embeds" in given:
         given.pop("input_ids")
     valid_BT = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
-    guidance = handle.guide(**asked, **columns(inputs))
+    guidance = handle.guide(**guided, **columns(inputs))
     logits = model(**given, guidance=guidance).logits
     total = logits[valid_BT].float().square().mean() if valid_BT.any() else logits.sum() * 0.0
     total = total + guidance.loss()
@@ -180,9 +188,9 @@ def example(inputs: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
 
 
 def plans_of(family: str) -> list[str]:
-    """The plans that a family can follow."""
-    return [name for name in PLANS if not (name == "pal" and family in WITHOUT_PAL)]
+    """The plans that can be installed on a family."""
+    return [name for name, plan in PLANS.items() if not (plan.pal and family in WITHOUT_PAL)]
 
 
 CASES = [(family, name) for family in EVERY for name in plans_of(family)]
-"""Every family with every plan it can follow."""
+"""Every family with every plan that can be installed on it."""

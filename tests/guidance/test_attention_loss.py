@@ -1,4 +1,4 @@
-"""The closed form of the attention loss against entries written out one by one, in every option."""
+"""The closed form of the attention loss compared with loops over its entries, with every option."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def target(
 
 
 def masked(scores: Tensor, reach: int | None = None) -> Tensor:
-    """Scores as the attention path gives them: the lowest number where a query may not look."""
+    """Scores as the attention path passes them: the lowest number where a query may not look."""
     T = scores.shape[-1]
     allowed = TOKENS.valid_BT[:, None, None].expand(-1, 1, T, T)
     if reach is not None:
@@ -73,11 +73,11 @@ OPTIONS = [
 def written_out(
     scores_HQK: Tensor, example: Example, spec: Any, positional: bool, options: AttentionLoss, reach: int | None
 ) -> Tensor:
-    """The loss of one example in one layer, entry by entry."""
-    size, length = len(example), len(example.places)
+    """The loss of one example in one layer, computed entry by entry."""
+    size, length = len(example), len(example.positions)
     total = 0 * scores_HQK.sum()
-    for head, query in itertools.product(range(len(scores_HQK)), example.places):
-        seen = [k for k in example.places if reach is None or abs(k - query) <= reach]
+    for head, query in itertools.product(range(len(scores_HQK)), example.positions):
+        seen = [k for k in example.positions if reach is None or abs(k - query) <= reach]
         exponentials = {k: torch.exp(scores_HQK[head, query, k] - scores_HQK[head, query].max().detach()) for k in seen}
         denominator = sum(exponentials.values())
         wanted = {k: w for k, w in keys(spec, example, query).items() if k in seen and w > 0}
@@ -91,8 +91,8 @@ def written_out(
             if fallback == "uniform":
                 wanted = dict.fromkeys(seen, 1 / len(seen))
         for k in range(size):
-            share = exponentials[k] / denominator if k in seen else 0.0
-            total = total + (share - wanted.get(k, 0.0)) ** 2
+            probability = exponentials[k] / denominator if k in seen else 0.0
+            total = total + (probability - wanted.get(k, 0.0)) ** 2
     if options.reduction != "frobenius":
         total = total / max(length, 1) ** 2
     return total / len(scores_HQK) if options.reduction == "group_mean" else total
@@ -101,14 +101,14 @@ def written_out(
 every_pattern = pytest.mark.parametrize("spec", [*PATTERNS, *SPECS], ids=str)
 
 
-def test_every_pattern_but_none_names_keys_in_what_follows() -> None:
+def test_every_pattern_except_none_names_keys_in_the_examples() -> None:
     assert [spec for spec in (*PATTERNS, *SPECS) if not read_pattern(spec).build(TOKENS).counts().any()] == ["none"]
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("reach", [None, 1])
 @every_pattern
-def test_values_and_gradients_equal_the_entries_written_out_in_every_option(spec: Any, reach: int | None) -> None:
+def test_values_and_gradients_equal_those_of_the_loops_with_every_option(spec: Any, reach: int | None) -> None:
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     # float32 targets hold 1/3 to seven digits
     close = {"rtol": 1e-6, "atol": 1e-7}
@@ -132,12 +132,12 @@ def test_values_and_gradients_equal_the_entries_written_out_in_every_option(spec
         losses = options.reduce(distances, wanted)
         values, gradients = oracle[relevant]
         torch.testing.assert_close(losses, values, **close, msg=str(options))
-        for mine, other in zip(torch.autograd.grad((weights * losses).sum(), (q, k)), gradients, strict=True):
-            torch.testing.assert_close(mine, other, **close, msg=str(options))
+        for found, expected in zip(torch.autograd.grad((weights * losses).sum(), (q, k)), gradients, strict=True):
+            torch.testing.assert_close(found, expected, **close, msg=str(options))
 
 
 def test_next_token_on_uniform_attention_by_hand() -> None:
-    """Three tokens, p = 1/3 everywhere: rows 0 and 1 cost (2/3)^2 + 2/9 = 2/3 each, the uniform last row nothing."""
+    """Three tokens, p = 1/3: rows 0 and 1 cost (2/3)^2 + 2/9 = 2/3 each, and the last row, a uniform one, costs 0."""
     tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
     for boundary, expected in (("uniform", 4 / 3 / 9), ("zero", (4 / 3 + 1 / 3) / 9)):
         options = AttentionLoss(boundary=boundary)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_next_token_on_uniform_attention_by_hand() -> None:
 
 
 def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
-    """Four tokens, p = 1/4: towards (1/2, 0, 0, 1/2) a row costs 1/4, towards (1, 0, 0, 1) it costs 5/4."""
+    """Four tokens, p = 1/4: a row costs 1/4 with the target (1/2, 0, 0, 1/2), and 5/4 with (1, 0, 0, 1)."""
     mark = torch.tensor([[True, False, False, True]])
     tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool), {"delimiter": mark})
     for rows, expected in (("normalised", 1 / 4 * 4 / 16), ("indicator", 5 / 4 * 4 / 16)):
@@ -157,7 +157,7 @@ def test_two_delimiters_by_hand_normalised_and_as_an_indicator() -> None:
         assert options.reduce(distances, wanted).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_magnitudes_of_uniform_attention_at_length_512_are_those_of_the_paper_and_its_code() -> None:
+def test_losses_of_uniform_attention_at_length_512_match_the_paper_and_its_code() -> None:
     tokens = Tokens(torch.zeros(1, 512, dtype=torch.long), torch.ones(1, 512, dtype=torch.bool))
     scores = torch.zeros(1, 6, 512, 512)
     heads = {"next": slice(0, 1), "previous": slice(1, 2), "first": slice(2, 6)}
@@ -186,19 +186,19 @@ def test_autograd_agrees_with_finite_differences(spec: Any) -> None:
 def test_guides_that_share_heads_add_their_gradients() -> None:
     scores = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     first, period = target("first"), target("period")
-    shares = [((slice(0, 2),), first), ((slice(1, 3),), period)]
+    groups = [((slice(0, 2),), first), ((slice(1, 3),), period)]
 
     def gradient(chosen: list[tuple[Runs, Target]]) -> Tensor:
         _, *distances = GuidedSoftmax.apply(masked(scores), tuple(chosen))
         total = sum((d * (1 + n)).sum() for n, d in enumerate(distances))
         return torch.autograd.grad(total, scores)[0]
 
-    alone = [GuidedSoftmax.apply(masked(scores), (share,))[1] for share in shares]
+    alone = [GuidedSoftmax.apply(masked(scores), (group,))[1] for group in groups]
     expected = torch.autograd.grad(alone[0].sum() + 2 * alone[1].sum(), scores)[0]
-    torch.testing.assert_close(gradient(shares), expected)
+    torch.testing.assert_close(gradient(groups), expected)
 
 
-def test_heads_that_are_not_neighbours_are_measured_in_their_order() -> None:
+def test_heads_that_are_not_adjacent_are_measured_in_order() -> None:
     scores = masked(torch.randn(4, 5, 5, 5, dtype=torch.float64))
     wanted = target("next")
     everywhere = GuidedSoftmax.apply(scores, (((slice(0, 5),), wanted),))[1]
@@ -206,7 +206,7 @@ def test_heads_that_are_not_neighbours_are_measured_in_their_order() -> None:
     torch.testing.assert_close(some, everywhere[:, [0, 2, 3]])
 
 
-def test_the_gradient_of_the_output_joins_that_of_the_loss() -> None:
+def test_the_gradients_of_the_output_and_of_the_loss_add_up() -> None:
     scores = torch.randn(4, 2, 5, 5, dtype=torch.float64, requires_grad=True)
     value = torch.randn(4, 2, 5, 3, dtype=torch.float64)
     attention, distances = GuidedSoftmax.apply(masked(scores), (((slice(0, 2),), target("first")),))
@@ -235,7 +235,7 @@ def test_autocast_does_not_round_the_loss(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["group_mean", "head_mean", "frobenius"])
-def test_an_example_of_padding_alone_costs_nothing(reduction: str) -> None:
+def test_an_example_of_only_padding_has_no_loss_and_no_gradient(reduction: str) -> None:
     tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool))
     options = AttentionLoss(reduction=reduction)  # type: ignore[arg-type]
     for name in ("next", "first", "self"):
@@ -247,7 +247,7 @@ def test_an_example_of_padding_alone_costs_nothing(reduction: str) -> None:
         assert not torch.autograd.grad(loss.sum(), scores)[0].any()
 
 
-def test_options_that_do_not_exist_are_named_with_those_that_do() -> None:
+def test_unknown_options_are_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match="did you mean 'reduction'") as raised:
         read(AttentionLoss, {"reductoin": "frobenius"}, "attention_loss")
     assert "reduction" in str(raised.value.hint)

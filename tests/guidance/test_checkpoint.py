@@ -1,4 +1,4 @@
-"""Model folders: ours open without us, and nothing in one of somebody else's is ever run."""
+"""Model folders: ours open without this package, and nothing in a stranger's folder is ever run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sound RoBERTa."""
+    """A valid folder of a RoBERTa model."""
     return save(tiny_model("roberta"), tmp_path / "model")
 
 
@@ -64,7 +64,7 @@ def refused(folder: Path, message: str) -> None:
 
 
 class Evil:
-    """Unpickling this makes a file."""
+    """Unpickling this creates a folder."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -73,11 +73,11 @@ class Evil:
         return os.mkdir, (str(self.trace),)
 
 
-# ours
+# our folders
 
 
 @four_families
-def test_a_saved_model_opens_without_us_and_computes_the_same(family: str, tmp_path: Path) -> None:
+def test_a_saved_model_opens_with_transformers_alone_and_computes_the_same(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     expected = model(**batch()).logits
     install(model, PLAN)
@@ -111,7 +111,7 @@ def test_the_same_model_gives_the_same_bytes() -> None:
     assert model_files(tiny_model("bert"), PLAN) == model_files(tiny_model("bert"), PLAN)
 
 
-def test_a_saved_model_opens_in_a_process_that_never_heard_of_us(folder: Path) -> None:
+def test_a_saved_model_opens_in_a_process_without_this_package(folder: Path) -> None:
     script = (
         "import sys; sys.modules['guidance'] = None\n"
         "from transformers import AutoModelForMaskedLM\n"
@@ -121,13 +121,13 @@ def test_a_saved_model_opens_in_a_process_that_never_heard_of_us(folder: Path) -
     assert done.stdout.strip() == "RobertaForMaskedLM"
 
 
-def test_a_head_for_another_task_is_new_but_the_encoder_is_not(folder: Path) -> None:
+def test_a_new_task_head_is_allowed_and_the_encoder_is_loaded(folder: Path) -> None:
     model = load_model(folder, AutoModelForSequenceClassification)
     original = load_model(folder, AutoModelForMaskedLM)
     assert torch.equal(model.get_input_embeddings().weight, original.get_input_embeddings().weight)
 
 
-# somebody else's
+# folders of strangers
 
 
 def test_folders_without_a_configuration_are_refused(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_weights_that_are_only_pickled_are_refused_and_never_opened(
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps(Evil(tmp_path / "owned"), protocol=2))
     refused(folder, f"no safetensors, only {name}, which could run code")
-    # a safetensors file of another name does not open the way to it
+    # a safetensors file of another name does not change that
     (folder / "other.safetensors").write_bytes(safetensors.torch.save({"x": torch.zeros(1)}))
     refused(folder, "cannot be opened")
     assert not (tmp_path / "owned").exists()
@@ -227,7 +227,7 @@ def test_nested_configurations_are_cleaned_too() -> None:
         (b'{"model_type": "roberta", "id2label": 3}', "not a configuration of roberta"),
     ],
 )
-def test_a_configuration_that_is_none_is_refused(data: bytes, message: str) -> None:
+def test_an_invalid_configuration_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_config(data, "config.json")
 
@@ -246,7 +246,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_refused(folder: Path, tmp_pat
     assert not (tmp_path / "owned").exists()
 
 
-def test_weights_that_do_not_fit_or_are_not_there_are_refused(folder: Path) -> None:
+def test_weights_that_are_missing_or_do_not_fit_are_refused(folder: Path) -> None:
     stored = weights(tiny_model("roberta"))
     name = "roberta.encoder.layer.1.attention.self.key.weight"
     path = folder / "model.safetensors"
@@ -264,7 +264,7 @@ def test_weights_that_do_not_fit_or_are_not_there_are_refused(folder: Path) -> N
 
 
 def gated_plan() -> Plan:
-    """It adds parameters, and matters at inference."""
+    """A plan that adds parameters and matters at inference."""
     return Plan((Guide(mechanism="gate"), Guide("window", "mask", heads=(0,), options={"size": 3})))
 
 
@@ -280,7 +280,7 @@ every_plan = pytest.mark.parametrize("kind", PLANS)
 
 
 def installed(family: str, plan: Plan, **options: Any) -> Handle:
-    """A model that follows a plan, whose added parameters are no longer what they were at the start."""
+    """A guided model whose added parameters have random values."""
     handle = install(tiny_model(family), plan, **options)
     generator = torch.Generator().manual_seed(7)
     for name, parameter in handle.model.named_parameters():
@@ -299,7 +299,7 @@ def same_state(one: PreTrainedModel, other: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("kind", "family"), [*((kind, "bert") for kind in PLANS), ("pal", "roberta"), ("gate", "modernbert")]
 )
-def test_a_guided_model_comes_back_as_it_was(kind: str, family: str, tmp_path: Path) -> None:
+def test_a_loaded_guided_model_equals_the_saved_one(kind: str, family: str, tmp_path: Path) -> None:
     handle = installed(family, PLANS[kind])
     expected = handle.model(**batch()).logits
     guidance.save(handle, tmp_path / "model")
@@ -312,7 +312,7 @@ def test_a_guided_model_comes_back_as_it_was(kind: str, family: str, tmp_path: P
 
 
 @every_plan
-def test_what_a_plan_adds_stays_out_of_the_ordinary_weights(kind: str, tmp_path: Path) -> None:
+def test_added_parameters_are_stored_apart_from_the_models_weights(kind: str, tmp_path: Path) -> None:
     handle = installed("bert", PLANS[kind])
     guidance.save(handle, tmp_path)
     added = {name for name in handle.model.state_dict() if ".guided." in name}
@@ -326,7 +326,7 @@ def test_what_a_plan_adds_stays_out_of_the_ordinary_weights(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_model_of_another_precision_comes_back_in_it(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_model_in_another_precision_is_loaded_in_that_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     handle = install(tiny_model("bert").to(dtype), gated_plan())
     expected = handle.model(**batch()).logits
     guidance.save(handle, tmp_path)
@@ -336,7 +336,7 @@ def test_a_model_of_another_precision_comes_back_in_it(dtype: torch.dtype, tmp_p
     assert load_model(tmp_path, AutoModelForMaskedLM).dtype == torch.float32
 
 
-def test_what_only_losses_read_is_not_needed_to_load(tmp_path: Path) -> None:
+def test_inputs_that_only_losses_read_are_not_needed_to_load(tmp_path: Path) -> None:
     plan = Plan((Guide("conflict", "logit_loss", heads=(0,)),))
     handle = install(tiny_model("bert"), plan, Words(), tables=tables())
     expected = handle.model(**batch()).logits
@@ -352,7 +352,7 @@ def test_what_only_losses_read_is_not_needed_to_load(tmp_path: Path) -> None:
     assert again.tables
 
 
-def test_saving_what_was_loaded_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_saving_a_loaded_model_writes_the_same_bytes(tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path / "one")
     guidance.save(guidance.load(tmp_path / "one")[1], tmp_path / "two")
     names = {path.name for path in (tmp_path / "one").iterdir()}
@@ -361,7 +361,7 @@ def test_saving_what_was_loaded_writes_the_same_bytes(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_model_can_come_back_with_another_head(tmp_path: Path) -> None:
+def test_a_model_can_be_loaded_with_another_task_head(tmp_path: Path) -> None:
     handle = installed("bert", gated_plan())
     guidance.save(handle, tmp_path)
     model, _ = guidance.load(tmp_path, AutoModelForSequenceClassification)
@@ -371,7 +371,7 @@ def test_a_model_can_come_back_with_another_head(tmp_path: Path) -> None:
             assert torch.equal(tensor, handle.model.state_dict()[name])
 
 
-def test_a_model_that_generates_keeps_how_it_generates(tmp_path: Path) -> None:
+def test_the_generation_configuration_is_saved_and_loaded(tmp_path: Path) -> None:
     config = BartConfig(
         vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
@@ -382,7 +382,7 @@ def test_a_model_that_generates_keeps_how_it_generates(tmp_path: Path) -> None:
     assert guidance.load(tmp_path)[0].generation_config.num_beams == 3
 
 
-def test_the_tokenizer_in_the_folder_serves_patterns_that_look_for_tokens(tmp_path: Path) -> None:
+def test_patterns_that_need_a_tokenizer_use_the_one_in_the_folder(tmp_path: Path) -> None:
     plan = Plan((Guide("period", "mask", heads=(0,)),))
     handle = installed("bert", plan, tokenizer=tokenizer())
     expected = handle.model(**batch()).logits
@@ -404,7 +404,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-# folders that need us say so
+# folders that need this package say so
 
 
 OPEN = """
@@ -418,8 +418,8 @@ for folder in {folders!r}:
 """
 
 
-def test_whoever_opens_a_model_without_its_plan_is_told(tmp_path: Path) -> None:
-    """With the settings that everybody has: nothing is configured, and the warning is there."""
+def test_opening_a_model_without_its_plan_warns(tmp_path: Path) -> None:
+    """The warning appears under the default settings of transformers."""
     words = tokenizer()
     words.add_special_tokens({"mask_token": "w1"})
     folders = [str(tmp_path / name) for name in ("shaped", "ordinary")]
@@ -428,11 +428,11 @@ def test_whoever_opens_a_model_without_its_plan_is_told(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("TRANSFORMERS_")}
     script = OPEN.format(folders=folders)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean, check=True)
-    said = done.stderr.split("<opened>")[1:]
-    assert [MARKER in text and "UNEXPECTED" in text for text in said] == [True] * 4 + [False] * 4, done.stderr
+    outputs = done.stderr.split("<opened>")[1:]
+    assert [MARKER in text and "UNEXPECTED" in text for text in outputs] == [True] * 4 + [False] * 4, done.stderr
 
 
-def test_we_open_it_without_a_complaint_and_without_the_marker(
+def test_guidance_load_gives_no_warning_and_removes_the_marker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path)
@@ -444,19 +444,19 @@ def test_we_open_it_without_a_complaint_and_without_the_marker(
     assert not caplog.records and MARKER not in model.state_dict()
     with caplog.at_level(logging.WARNING):
         load_model(tmp_path, AutoModelForMaskedLM)
-    # heard once or twice, as other tests have left the loggers
+    # the record may arrive twice, depending on how other tests have left the loggers
     assert {record.name for record in caplog.records} == {"guide.checkpoint"}
     assert "its plan is not applied" in caplog.text
 
 
-def test_the_configuration_names_the_plan_only_where_it_matters(tmp_path: Path) -> None:
+def test_the_configuration_names_the_plan_only_if_it_matters_at_inference(tmp_path: Path) -> None:
     for name, plan in (("shaped", SHAPING["fix"]), ("ordinary", PLAN)):
         guidance.save(install(tiny_model("bert"), plan), tmp_path / name)
         config = AutoConfig.from_pretrained(tmp_path / name)
         assert getattr(config, "guide_plan", None) == (PLAN_FILE if name == "shaped" else None)
 
 
-def test_a_model_that_was_saved_again_without_its_plan_is_told_from_an_ordinary_one(tmp_path: Path) -> None:
+def test_a_model_saved_again_without_its_plan_differs_from_an_ordinary_one(tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path / "ours")
     AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     with pytest.raises(InputError, match="needs the plan that guided it"):
@@ -469,11 +469,11 @@ def test_a_model_that_was_saved_again_without_its_plan_is_told_from_an_ordinary_
         guidance.load(tmp_path / "absent")
 
 
-# what does not fit
+# files that do not fit
 
 
-def damaged(folder: Path, message: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    """`load` refuses the folder once its added parameters are changed."""
+def refused_after(folder: Path, message: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Assert that `load` refuses the folder after a change of its added parameters."""
     path = folder / EXTRA_FILE
     tensors = safetensors.torch.load_file(path)
     change(tensors)
@@ -499,11 +499,11 @@ def test_added_parameters_that_do_not_fit_are_refused_by_name(
     handle = installed("bert", gated_plan())
     guidance.save(handle, tmp_path)
     name = sorted(name for name in handle.model.state_dict() if ".guided." in name)[-1]
-    damaged(tmp_path, message.replace("NAME", name).replace("(.*)", name), lambda tensors: change(tensors, name))
+    refused_after(tmp_path, message.replace("NAME", name).replace("(.*)", name), lambda tensors: change(tensors, name))
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", pickle.dumps({"x": 1})])
-def test_added_parameters_that_are_no_safetensors_are_refused(data: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_of_added_parameters_is_refused(data: bytes, tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path)
     (tmp_path / EXTRA_FILE).write_bytes(data)
     with pytest.raises(InputError, match="cannot be opened"):
@@ -517,7 +517,7 @@ def test_added_parameters_that_are_no_safetensors_are_refused(data: bytes, tmp_p
     "named",
     [None, [], "BertModel", ["pipeline"], ["PreTrainedModel"], ["os.system"], [3], ["RobertaModel"], ["A", "B"]],
 )
-def test_only_a_class_of_transformers_that_fits_is_opened(named: Any, tmp_path: Path) -> None:
+def test_only_a_fitting_class_of_transformers_is_opened(named: Any, tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path)
     edit(tmp_path, architectures=named)
     with pytest.raises(InputError, match="names no model of transformers"):
@@ -536,7 +536,7 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
         guidance.load(tmp_path)
 
 
-def test_weights_of_another_model_do_not_restore(tmp_path: Path) -> None:
+def test_restoring_weights_of_another_model_is_refused(tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path)
     other = install(tiny_model("bert", hidden_size=32), gated_plan())
     with pytest.raises(InputError, match="has shape"):
@@ -557,7 +557,7 @@ def test_a_guided_model_is_not_saved_without_its_plan(tmp_path: Path) -> None:
     same_state(guidance.load(tmp_path / "x")[0], handle.model)
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("twenty years")
     with pytest.raises(InputError, match=r"holds 'thesis.tex' and is no model folder"):
         guidance.save(installed("bert", gated_plan()), tmp_path)
@@ -577,10 +577,10 @@ def test_a_model_folder_is_replaced_without_leftovers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
+def test_a_crash_while_saving_leaves_the_old_model_the_new_one_or_none(
     old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every system call that changes the folder: what is there is the old model, the new one, or none."""
+    """Crash at every system call that changes the folder."""
     before, after = install(tiny_model("bert", seed=5), PLAN), installed("bert", gated_plan())
     calls = 0
 
@@ -618,7 +618,7 @@ def test_a_crash_while_saving_leaves_nothing_that_looks_whole(
 # the package
 
 
-def test_the_package_is_light_until_something_is_asked_of_it() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     script = (
         "import sys, guidance\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"

@@ -1,4 +1,4 @@
-"""Compiled models follow their plans: one graph for each pass, and the losses and gradients of plain execution."""
+"""Compiled models follow their plans: one graph for each pass, with the losses and gradients of eager execution."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COMPILED = {
     "bart": "fix",
     "t5": "logit_loss",
 }
-"""What each family is compiled with: one graph takes seconds, and most of them are much alike."""
+"""The plan with which each family is compiled; not all combinations, because a graph takes seconds."""
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> Iterator[None]:
+def _reset_the_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -73,9 +73,9 @@ def test_added_heads_are_compiled_too() -> None:
     _check("bert", "pal", "aot_eager")
 
 
-def test_batches_of_other_shapes_are_followed_too() -> None:
+def test_batches_of_other_shapes_are_guided_too() -> None:
     model, handle = installed("bert", "attention_loss", num_hidden_layers=1)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)  # whose graphs are made sooner
+    compiled = torch.compile(model, backend="eager", fullgraph=True)  # the backend that compiles fastest
     for lengths in ((7, 4), (6, 5, 2), (9, 9)):
         inputs = batch(lengths)
         expected, found = run(model, handle, inputs), run(compiled, handle, inputs)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Data parallelism: two processes with half of the batch each get the gradients of one, and no parameter is missed."""
+"""Data parallelism: two processes with half of the batch each get the gradients of one, and every parameter is used."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CASES = [
     ("t5", "fix"),
 ]
 STEPS = 2
-"""A parameter that one step leaves out is noticed by the next one."""
+"""The second step fails if the first left a parameter without a gradient."""
 
 
 def _inputs(family: str, part: slice) -> dict[str, Tensor]:
-    """Both halves have the same number of tokens, so that means of halves are means of the whole."""
+    """Half of a batch.  Both halves have as many tokens, so the mean of their losses is the loss of the whole."""
     lengths, targets = (7, 4, 5, 6), (3, 5, 6, 2)
     inputs = pair_batch(lengths, targets) if family in SEQ2SEQ else batch(lengths)
     return {key: value[part] for key, value in inputs.items()}
@@ -52,7 +52,7 @@ def _worker(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What both processes found, case by case."""
+    """The folder with the gradients of both processes for each case."""
     path = tmp_path_factory.mktemp("parallel")
     torch.multiprocessing.spawn(_worker, args=(str(path),), nprocs=2)
     return path
@@ -69,7 +69,7 @@ def test_two_processes_get_the_gradients_of_one(family: str, name: str, folder: 
 
 
 @pytest.mark.parametrize(("family", "name"), [case for case in CASES if case[1] in ("fix", "all off")])
-def test_what_fixed_heads_leave_without_use_is_frozen(family: str, name: str) -> None:
+def test_parameters_that_fixed_heads_leave_unused_are_frozen(family: str, name: str) -> None:
     model, _ = installed(family, name)
     frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
     assert any("query" in key or ".q." in key or "q_proj" in key for key in frozen)

@@ -1,4 +1,4 @@
-"""What is known about tokens: features, vocabularies, tables and labels."""
+"""Token features, vocabularies, tables and labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_feature_of_another_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_a_feature_of_another_type_is_refused_so_that_idf_alone_can_hold_nan(name: str) -> None:
+def test_a_feature_of_the_wrong_type_is_refused_and_only_floats_can_hold_nan(name: str) -> None:
     good = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
     for kind, dtype in good.items():
         column = torch.zeros((1, 3, 3) if FEATURES[name].of_pairs else (1, 3), dtype=dtype)
@@ -44,7 +44,7 @@ def test_a_feature_of_another_type_is_refused_so_that_idf_alone_can_hold_nan(nam
     assert (FEATURES[name].kind == "float") == (name in ("idf", "weight_matrix"))
 
 
-def test_features_of_ones_own_may_have_any_type() -> None:
+def test_unregistered_features_may_have_any_type() -> None:
     assert three(colour=torch.tensor([[0.5, 1, 2]])).column("colour").dtype == torch.float32
 
 
@@ -68,7 +68,7 @@ def test_a_missing_table_is_named_with_the_command_that_builds_it() -> None:
 
 
 class _Words:
-    """As much of a tokenizer as features need; ids leave a gap."""
+    """The part of a tokenizer that features need; its ids may have gaps."""
 
     cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, 2
 
@@ -83,12 +83,12 @@ class _Words:
 
 
 def characters(tokenizer: Any) -> dict[str, str]:
-    """The tokens that are one character, with it."""
+    """By token, its character, for tokens that are one character."""
     values = Vocabulary.from_tokenizer(tokenizer).columns_V["character"].tolist()
     return {token: chr(values[token_id]) for token, token_id in tokenizer.get_vocab().items() if values[token_id]}
 
 
-def test_delimiters_and_characters_are_read_off_the_tokenizer() -> None:
+def test_delimiters_and_characters_are_read_from_the_tokenizer() -> None:
     words = {"[CLS]": 0, "[SEP]": 2, ".": 3, "##.": 4, "Ġ.": 5, "▁.": 6, "..": 7, "a.": 8, "##": 9, "b": 12}
     vocabulary = Vocabulary.from_tokenizer(_Words(words))
     columns = vocabulary.columns(torch.tensor([[0, 2, 3, 4, 5, 6, 7, 8, 9, 12, 11]]))
@@ -97,7 +97,7 @@ def test_delimiters_and_characters_are_read_off_the_tokenizer() -> None:
     assert columns["delimiter"].dtype == torch.bool and columns["character"].dtype == torch.int64
 
 
-def test_byte_level_vocabularies_write_other_letters_and_mean_the_same_characters() -> None:
+def test_tokens_of_byte_level_vocabularies_are_decoded_to_characters() -> None:
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
     def written(text: str) -> str:
@@ -112,11 +112,11 @@ def test_byte_level_vocabularies_write_other_letters_and_mean_the_same_character
     assert {token: found.get(token) for token in map(written, texts)} == {
         written(text): expected.get(text) for text in texts
     }
-    # a byte that begins a character is none
+    # the first byte of a character is not a character
     assert written("é")[0] not in found and "<s>" not in found
 
 
-def test_ids_that_the_tokenizer_does_not_have_are_refused() -> None:
+def test_ids_outside_the_vocabulary_are_refused() -> None:
     vocabulary = Vocabulary.from_tokenizer(_Words({"a": 0, "b": 1, "c": 2}))
     for wrong in (3, -1, -100):
         with pytest.raises(InputError, match=f"the ids 0 to 2, the batch has {wrong}"):
@@ -124,7 +124,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_gpu_an_unknown_id_has_no_features_and_nobody_waits() -> None:
+def test_on_a_gpu_an_unknown_id_has_no_features_and_the_host_does_not_wait() -> None:
     vocabulary = Vocabulary.from_tokenizer(_Words({"a": 0, "b": 1, "c": 2}))
     ids = torch.tensor([[0, 1, 3, -100]], device="cuda")
     vocabulary.columns(ids)
@@ -136,19 +136,19 @@ def test_on_a_gpu_an_unknown_id_has_no_features_and_nobody_waits() -> None:
     assert columns["character"].tolist() == [[ord("a"), ord("b"), 0, 0]]
 
 
-def test_a_vocabulary_is_placed_on_a_device_once() -> None:
+def test_a_vocabulary_is_copied_to_a_device_once() -> None:
     vocabulary = Vocabulary.from_tokenizer(_Words({"a": 0, ".": 1, "b": 2}))
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
     assert vocabulary.columns(ids)["character"].device.type == "meta"
-    kept = vocabulary._placed[ids.device]
+    first = vocabulary._by_device[ids.device]
     vocabulary.columns(ids)
-    assert vocabulary._placed[ids.device] is kept
+    assert vocabulary._by_device[ids.device] is first
 
 
 # tables
 
 
-def test_rows_of_a_table_and_ids_beyond_it() -> None:
+def test_ids_outside_a_table_have_row_minus_one() -> None:
     table = Cooccurrence(torch.tensor([-1, 1, 0]), torch.tensor([[0.0, 1.0], [0.5, 0.25]]))
     assert table.rows(torch.tensor([[0, 1, 2, 3, -1]])).tolist() == [[-1, 1, 0, -1, -1]]
     assert table.to(torch.device("cpu")) is table
@@ -171,7 +171,7 @@ def test_rows_of_a_table_and_ids_beyond_it() -> None:
         (torch.tensor([0]), torch.tensor([[float("nan")]]), "between 0 and 1"),
     ],
 )
-def test_a_table_that_is_none_is_refused(rows: Tensor, scores: Tensor, message: str) -> None:
+def test_an_invalid_table_is_refused(rows: Tensor, scores: Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Cooccurrence(rows, scores)
 
@@ -199,12 +199,12 @@ def test_a_table_that_is_none_is_refused(rows: Tensor, scores: Tensor, message: 
         (" Amod ", "amod"),
     ],
 )
-def test_labels_of_both_schemes_name_one_relation(label: str, relation: str) -> None:
+def test_labels_of_both_schemes_map_to_one_relation(label: str, relation: str) -> None:
     assert RELATIONS[relation_id(label)] == relation
 
 
 @pytest.mark.parametrize("label", ["", "_", "sb", ":", "subject", "pass"])
-def test_unknown_labels_are_no_relation(label: str) -> None:
+def test_unknown_labels_have_no_relation(label: str) -> None:
     assert relation_id(label) == -1
 
 
@@ -214,7 +214,7 @@ prt punct quantmod relcl xcomp"""
 """Every label of spaCy's English models."""
 
 
-def test_every_label_of_spacy_is_known_and_only_those_of_paper_b_are_its_major_relations() -> None:
+def test_every_label_of_spacy_is_known_and_four_are_major_relations() -> None:
     names = {label: RELATIONS[relation_id(label)] for label in SPACY.split() if relation_id(label) >= 0}
     assert set(names) == set(SPACY.split())
     major = {label for label, name in names.items() if name in ("nsubj", "obj", "amod", "advmod")}
@@ -225,5 +225,5 @@ def test_relations_and_parts_of_speech_are_those_of_universal_dependencies() -> 
     bases = {name for name in RELATIONS if ":" not in name}
     assert len(bases) == 37 and len(set(RELATIONS)) == len(RELATIONS)
     assert {name.split(":")[0] for name in RELATIONS} == bases
-    assert all(relation_id(name) == place for place, name in enumerate(RELATIONS))
+    assert all(relation_id(name) == number for number, name in enumerate(RELATIONS))
     assert len(UPOS) == 17 and list(UPOS) == sorted(UPOS)

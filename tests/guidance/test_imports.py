@@ -1,4 +1,4 @@
-"""What the library may lean on, and who may lean on whom."""
+"""Which packages the library may import, and which of our packages may import which."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_reads_pickles_or_runs_code_of_models(package: str) -> None:
                 assert (node.value.id, node.attr) != ("torch", "load") or path.name == "convert.py", path
 
 
-def test_one_file_opens_pickles_and_takes_nothing_but_weights() -> None:
+def test_only_one_file_opens_pickles_and_it_reads_only_weights() -> None:
     calls = []
     for path in [path for package in ("guidance", "pipelines", "cli") for path in sources(package)]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -72,13 +72,13 @@ def test_one_file_opens_pickles_and_takes_nothing_but_weights() -> None:
         called = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "torch.load"]
         assert len(named) == len(called), f"{path}: torch.load is passed on"
         calls += [(str(path.relative_to(ROOT)), node) for node in called]
-    ((place, call),) = calls
-    assert place == "pipelines/tools/convert.py"
+    ((path, call),) = calls
+    assert path == "pipelines/tools/convert.py"
     assert {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}["weights_only"] == "True"
     assert None not in {keyword.arg for keyword in call.keywords}
 
 
-def test_every_module_imports_in_silence_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_module_imports_without_output_and_has_a_docstring(capsys: pytest.CaptureFixture[str]) -> None:
     for found in pkgutil.walk_packages(guidance.__path__, "guidance."):
         module = importlib.import_module(found.name)
         assert module.__doc__, found.name

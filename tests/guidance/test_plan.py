@@ -1,4 +1,4 @@
-"""Plans as text: they survive the round trip, and what is wrong with one is said by row and key."""
+"""Plans as text: they survive the round trip, and an error names the row and the key."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ guides = st.builds(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(guides, max_size=3).map(tuple))
-def test_a_plan_written_and_read_is_the_same(rows: tuple[Guide, ...]) -> None:
+def test_a_plan_survives_the_round_trip_through_text(rows: tuple[Guide, ...]) -> None:
     plan = Plan(rows)
     assert Plan.parse(plan.dumps()) == plan
     assert Plan.parse(plan.dumps()).dumps() == plan.dumps()
@@ -68,7 +68,7 @@ def test_a_plan_written_and_read_is_the_same(rows: tuple[Guide, ...]) -> None:
 
 @given(st.text(max_size=60) | st.text(st.sampled_from('[]{}="guide\n.1-pattern#'), max_size=60))
 @settings(max_examples=80, deadline=None)
-def test_any_other_text_is_refused_as_a_plan_error_or_is_empty(written: str) -> None:
+def test_any_other_text_raises_a_plan_error_or_is_empty(written: str) -> None:
     with contextlib.suppress(PlanError):
         assert Plan.parse(written) == Plan()
 
@@ -122,7 +122,7 @@ def test_the_preset_ag_is_the_best_setting_of_the_paper() -> None:
         ("optional = 1", "optional = 1 is not a bool"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_row_and_the_key(written: str, message: str) -> None:
+def test_errors_name_the_row_and_the_key(written: str, message: str) -> None:
     with pytest.raises(PlanError, match=f"my.toml, guide 2: .*{message}"):
         Plan.parse(f"{ROW}\n{ROW}{written}\n", source="my.toml")
 
@@ -149,12 +149,12 @@ def test_what_is_wrong_is_said_with_the_row_and_the_key(written: str, message: s
         (f"[[guide]]\nheads = 1{'0' * 5000}", "not a plan"),
     ],
 )
-def test_text_that_is_no_plan_is_refused(written: str, message: str) -> None:
+def test_text_that_is_not_a_plan_is_refused(written: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Plan.parse(written)
 
 
-def test_files_are_read_and_those_that_cannot_be_are_named(tmp_path: Path) -> None:
+def test_plans_are_read_from_files_and_unreadable_files_are_named(tmp_path: Path) -> None:
     good = tmp_path / "plan.toml"
     good.write_text(ROW)
     assert Plan.load(good) == Plan((Guide("next", "attention_loss"),))
@@ -167,7 +167,7 @@ def test_files_are_read_and_those_that_cannot_be_are_named(tmp_path: Path) -> No
         Plan.load("preset:agg")
 
 
-def test_labels_are_unique_whatever_the_names() -> None:
+def test_labels_are_unique_for_any_names() -> None:
     def row(name: str) -> Guide:
         return Guide("next", "attention_loss", name=name)
 
@@ -195,7 +195,7 @@ def test_labels_are_unique_whatever_the_names() -> None:
         (["all", "not last 3"], (0, 1, 2)),
     ],
 )
-def test_rules_select_by_hand(rules: list[Any], expected: tuple[int, ...]) -> None:
+def test_rules_select_the_expected_numbers(rules: list[Any], expected: tuple[int, ...]) -> None:
     assert select(rules, 6, "head") == expected
 
 
@@ -208,19 +208,19 @@ def test_rules_select_by_hand(rules: list[Any], expected: tuple[int, ...]) -> No
         ("first 7", "head 6 does not exist"),
         ("last 7", "'last 7' asks for more heads than there are: the model has heads 0 to 5"),
         ("0-999999", "head 6 does not exist"),
-        ("0-99999999999999", "selects nothing"),
-        ("every", "'every' selects nothing"),
-        ("fraction 2", "selects nothing"),
-        ("not every", "'every' selects nothing"),
-        ("9" * 5000, "selects nothing"),
+        ("0-99999999999999", "is not a selector"),
+        ("every", "'every' is not a selector"),
+        ("fraction 2", "is not a selector"),
+        ("not every", "'every' is not a selector"),
+        ("9" * 5000, "is not a selector"),
     ],
 )
-def test_rules_that_select_nothing_that_exists_are_refused(rule: int | str, message: str) -> None:
+def test_invalid_rules_and_numbers_that_do_not_exist_are_refused(rule: int | str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         select([rule], 6, "head")
 
 
-def test_schedules_by_hand() -> None:
+def test_schedules_match_values_computed_by_hand() -> None:
     def at(schedule: str, step: int, total: int = 100, hold: int = 0) -> float:
         return Guide("next", "attention_loss", schedule=schedule, hold_steps=hold).factor(step, total)
 
@@ -229,12 +229,12 @@ def test_schedules_by_hand() -> None:
     assert [at("linear", t, hold=20) for t in (0, 19, 20, 60, 100)] == [1, 1, 1, 0.5, 0]
     assert [at("cosine", t) for t in (0, 50, 100)] == pytest.approx([1, 0.5, 0])
     assert at("cosine", 25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    # runs that are shorter than the hold never decay
+    # a run shorter than hold_steps never decays
     assert [at("linear", t, total=10, hold=20) for t in (0, 9)] == [1, 1]
     assert at("linear", 0, total=0) == 0
 
 
-def test_a_table_of_weights_counts_layers_from_below() -> None:
+def test_a_table_of_weights_uses_the_largest_depth_not_above_the_models() -> None:
     row = Guide("next", "attention_loss", weight=((4, 2.0), (12, 1.0)))
     assert [row.weight_for(n) for n in (4, 11, 12, 24)] == [2, 2, 1, 1]
 
@@ -245,19 +245,19 @@ def test_half_a_head_counts_as_one() -> None:
     assert select(["fraction 0.5"], 3, "head") == (0, 1)
 
 
-def test_weight_given_only_for_deeper_models_is_refused() -> None:
+def test_a_weight_given_only_for_deeper_models_is_refused() -> None:
     guide = Guide("next", "attention_loss", weight=((12, 10.0),))
     assert guide.weight_for(16) == 10.0
     with pytest.raises(PlanError, match="no weight for 8 layers"):
         guide.weight_for(8)
 
 
-def test_reference_length_does_not_go_with_a_sum() -> None:
+def test_a_reference_length_with_the_frobenius_reduction_is_refused() -> None:
     with pytest.raises(PlanError, match="frobenius"):
         Guide("next", "attention_loss", reference_length=512, options={"reduction": "frobenius"})
 
 
-def test_disabled_row_is_left_out_and_survives_the_round_trip() -> None:
+def test_a_disabled_row_is_not_installed_and_survives_the_round_trip() -> None:
     plan = Plan((Guide("next", "attention_loss", heads=(0,), enabled=False),))
     assert Plan.parse(plan.dumps()) == plan
     assert not install(tiny_model("roberta"), plan).site_plans

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with a plan: its gradients, its log, its folders and what it refuses."""
+"""The Hugging Face Trainer with a plan: gradients, log, folders, and refusals."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ PLAN = Plan(
 
 
 def examples(count: int = 32, seed: int = 3) -> list[dict[str, Any]]:
-    """Examples of different lengths, with different numbers of labels, all padded to twelve tokens."""
+    """Examples of different lengths and numbers of labels, all padded to twelve tokens."""
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for number in range(count):
         length = 3 + number % 10
         ids = torch.randint(3, 40, (12,), generator=generator)
         mask = torch.arange(12) < length
-        asked = mask & (torch.rand(12, generator=generator) < (0.1 if number % 3 else 0.8))
+        labelled = mask & (torch.rand(12, generator=generator) < (0.1 if number % 3 else 0.8))
         rows.append(
-            {"input_ids": ids.where(mask, PAD), "attention_mask": mask.long(), "labels": ids.where(asked, -100)}
+            {"input_ids": ids.where(mask, PAD), "attention_mask": mask.long(), "labels": ids.where(labelled, -100)}
         )
     return rows
 
@@ -80,12 +80,12 @@ def trainer(folder: Path, family: str = "bert", plan: Any = PLAN, rows: Any = No
 
 
 @pytest.fixture(autouse=True)
-def _messages_reach_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def _propagate_log_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of the first step."""
+    """Records the gradients of the first step."""
 
     def __init__(self) -> None:
         self.found: dict[str, Tensor] = {}
@@ -96,9 +96,9 @@ class Gradients(TrainerCallback):
 
 
 def gradients(make: Callable[..., Trainer], *, size: int, parts: int, **more: Any) -> tuple[dict[str, Tensor], Trainer]:
-    kept = Gradients()
+    recorder = Gradients()
     done = make(
-        callbacks=[kept],
+        callbacks=[recorder],
         per_device_train_batch_size=size,
         gradient_accumulation_steps=parts,
         max_steps=1,
@@ -106,7 +106,7 @@ def gradients(make: Callable[..., Trainer], *, size: int, parts: int, **more: An
         **more,
     )
     done.train()
-    return kept.found, done
+    return recorder.found, done
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -118,7 +118,7 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
 
 
 @four_families
-def test_a_step_does_not_depend_on_how_it_was_cut_up(family: str, tmp_path: Path) -> None:
+def test_a_step_does_not_depend_on_gradient_accumulation(family: str, tmp_path: Path) -> None:
     def make(**changes: Any) -> Trainer:
         return trainer(tmp_path, family, **changes)
 
@@ -131,7 +131,7 @@ def test_a_step_does_not_depend_on_how_it_was_cut_up(family: str, tmp_path: Path
 
 
 @four_families
-def test_a_step_has_the_gradients_of_a_loop_of_ones_own(family: str, tmp_path: Path) -> None:
+def test_a_step_has_the_gradients_of_a_plain_training_loop(family: str, tmp_path: Path) -> None:
     found, _ = gradients(lambda **changes: trainer(tmp_path, family, **changes), size=8, parts=4)
     model = tiny_model(family)
     handle = install(model, PLAN)
@@ -149,13 +149,13 @@ from pathlib import Path
 from tests.guidance.test_trainer import Gradients, trainer
 torch.set_num_threads(1)
 family, out, size, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-kept = Gradients()
-done = trainer(Path(out), family, callbacks=[kept], per_device_train_batch_size=size, gradient_accumulation_steps=parts,
-               max_steps=1, max_grad_norm=0.0)
+recorder = Gradients()
+done = trainer(Path(out), family, callbacks=[recorder], per_device_train_batch_size=size,
+               gradient_accumulation_steps=parts, max_steps=1, max_grad_norm=0.0)
 done.train()
 done.save_model()
 if os.environ.get("RANK", "0") == "0":
-    torch.save((kept.found, done.state.log_history[0]), Path(out) / "found.pt")
+    torch.save((recorder.found, done.state.log_history[0]), Path(out) / "found.pt")
 """
 
 
@@ -180,7 +180,7 @@ def test_two_processes_make_the_step_of_one(family: str, tmp_path: Path) -> None
 
 
 def test_the_plain_trainer_multiplies_gradients_by_the_micro_batches(tmp_path: Path) -> None:
-    """What we work around; when this fails, transformers has changed and `GuidedTrainer` may become simpler."""
+    """`GuidedTrainer` works around this.  If this test fails, transformers has changed and the workaround may go."""
 
     def make(callbacks: Any, **changes: Any) -> Trainer:
         model = tiny_model("bert")
@@ -193,7 +193,7 @@ def test_the_plain_trainer_multiplies_gradients_by_the_micro_batches(tmp_path: P
     assert sum(ratios) / len(ratios) == pytest.approx(4, rel=0.02)
 
 
-def test_decoders_are_guided_by_what_their_labels_become(tmp_path: Path) -> None:
+def test_decoders_are_guided_by_the_ids_made_from_their_labels(tmp_path: Path) -> None:
     def make(**changes: Any) -> Trainer:
         torch.manual_seed(0)
         config = BartConfig(
@@ -230,7 +230,7 @@ def test_the_schedule_follows_the_steps_of_the_trainer(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_parts_of_the_loss_are_means_over_the_steps_since_they_were_logged(tmp_path: Path) -> None:
+def test_logged_losses_are_means_over_the_steps_since_the_last_log(tmp_path: Path) -> None:
     often, seldom = (trainer(tmp_path, logging_steps=n) for n in (1, 4))
     often.train()
     seldom.train()
@@ -272,7 +272,7 @@ def test_gradient_checkpointing_keeps_the_gradients_of_guides(tmp_path: Path, ca
     assert largest_difference(plain, again) < 1e-6
 
 
-def test_training_pulls_the_heads(tmp_path: Path) -> None:
+def test_training_lowers_the_loss_on_heads(tmp_path: Path) -> None:
     plan = Plan((Guide("next", "attention_loss", heads=(0,), weight=100.0),))
     done = trainer(tmp_path, plan=plan, max_steps=60, learning_rate=3e-2)
     done.train()
@@ -301,7 +301,7 @@ def test_parameters_that_a_plan_adds_are_trained_saved_and_resumed(tmp_path: Pat
         assert all(torch.equal(t, other.state_dict()[name]) for name, t in whole.model.state_dict().items())
 
 
-def test_evaluation_follows_a_plan_that_shapes_outputs(tmp_path: Path) -> None:
+def test_evaluation_applies_a_plan_that_shapes_outputs(tmp_path: Path) -> None:
     done = trainer(tmp_path, plan=GATED, eval_dataset=examples(8, seed=9))
     model = tiny_model("bert")
     handle = install(model, GATED)
@@ -339,7 +339,7 @@ def test_columns_of_the_data_reach_the_patterns(parts: int, tmp_path: Path, capl
     assert done.handle.matches()["marked"] == int(((batch["marked"] & valid).sum(-1) * valid.sum(-1)).sum())
 
 
-def test_columns_that_the_plan_does_not_need_stay_out(tmp_path: Path) -> None:
+def test_columns_that_the_plan_does_not_need_are_removed(tmp_path: Path) -> None:
     rows = [row | {"surprise": torch.zeros(12)} for row in examples()]
     done = trainer(tmp_path, rows=rows)
     assert done.args.remove_unused_columns is True
@@ -349,7 +349,7 @@ def test_columns_that_the_plan_does_not_need_stay_out(tmp_path: Path) -> None:
 # folders
 
 
-def test_a_saved_model_opens_with_its_plan(tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_with_its_plan(tmp_path: Path) -> None:
     done = trainer(tmp_path / "run")
     done.train()
     done.save_model()
@@ -384,19 +384,19 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in whole.model.state_dict().items())
 
 
-def test_another_plan_does_not_resume(tmp_path: Path) -> None:
+def test_resuming_with_another_plan_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
     other = trainer(tmp_path, max_steps=4, plan=Plan((Guide("next", "attention_loss", heads=(0,)),)))
     with pytest.raises(InputError, match="was written with another plan"):
         other.train(resume_from_checkpoint=True)
 
 
-def test_the_best_model_comes_back_at_the_end(tmp_path: Path) -> None:
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
     done = trainer(
         tmp_path,
         max_steps=4,
         metric_for_best_model="eval_loss",
-        greater_is_better=True,  # so that the best is not the last
+        greater_is_better=True,  # so that the best model is not the last
         save_strategy="steps",
         save_steps=1,
         eval_strategy="steps",
@@ -412,7 +412,7 @@ def test_the_best_model_comes_back_at_the_end(tmp_path: Path) -> None:
     assert all(torch.equal(t, model.state_dict()[name]) for name, t in done.model.state_dict().items())
 
 
-# plans that attack, and plans that read mis-predictions
+# adversarial plans, and plans that need mispredictions
 
 
 ATTACK = Plan(
@@ -423,7 +423,7 @@ ATTACK = Plan(
 )
 
 
-def test_a_step_under_attack_does_not_depend_on_how_it_was_cut_up(tmp_path: Path) -> None:
+def test_an_adversarial_step_does_not_depend_on_gradient_accumulation(tmp_path: Path) -> None:
     def make(**changes: Any) -> Trainer:
         torch.manual_seed(5)
         return trainer(tmp_path, plan=ATTACK, **changes)
@@ -436,8 +436,8 @@ def test_a_step_under_attack_does_not_depend_on_how_it_was_cut_up(tmp_path: Path
         assert first.state.log_history[0][key] == pytest.approx(second.state.log_history[0][key], rel=1e-5)
 
 
-def test_a_step_under_attack_is_the_one_of_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """Task, half of the divergence at the labelled tokens, penalty and the loss on heads: values and gradients."""
+def test_an_adversarial_step_equals_that_of_a_plain_training_loop(tmp_path: Path) -> None:
+    """Values and gradients of the task, the divergence at labelled tokens with weight 0.5, the penalty, and the loss."""
     torch.manual_seed(5)
     found, done = gradients(lambda **changes: trainer(tmp_path, plan=ATTACK, **changes), size=32, parts=1)
     torch.manual_seed(5)
@@ -460,11 +460,11 @@ def test_a_step_under_attack_is_the_one_of_a_loop_of_ones_own(tmp_path: Path) ->
             assert float((found[name] - parameter.grad).abs().max()) < 1e-4 * scale + 1e-6, name
 
 
-def test_mispredictions_of_the_data_guide_a_trainer(tmp_path: Path) -> None:
+def test_mispredictions_in_the_data_reach_the_plan(tmp_path: Path) -> None:
     table = guidance.Cooccurrence(torch.arange(40), torch.rand(40, 40, generator=torch.Generator().manual_seed(1)))
     plan = Plan((Guide("conflict", "logit_loss", heads=(0, 1)),))
-    nowhere = torch.zeros(12, dtype=torch.bool)
-    rows = [row | {"mispredicted": row["labels"] != -100, "delimiter": nowhere} for row in examples()]
+    no_delimiter = torch.zeros(12, dtype=torch.bool)
+    rows = [row | {"mispredicted": row["labels"] != -100, "delimiter": no_delimiter} for row in examples()]
 
     def make(**changes: Any) -> GuidedTrainer:
         own = {key: changes.pop(key) for key in ("callbacks",)}
@@ -486,7 +486,7 @@ def test_mispredictions_of_the_data_guide_a_trainer(tmp_path: Path) -> None:
 
 
 class _Ids:
-    """As much of a tokenizer as patterns and a Trainer need."""
+    """The part of a tokenizer that patterns and a Trainer need."""
 
     cls_token_id, sep_token_id, bos_token_id, eos_token_id = 0, 2, None, None
 
@@ -510,7 +510,7 @@ def test_a_guide_that_matched_nothing_is_an_error_at_the_end(tmp_path: Path) -> 
         done.train()
 
 
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
+def test_a_loss_of_nan_ends_the_training(tmp_path: Path) -> None:
     model = tiny_model("bert")
     with torch.no_grad():
         model.get_input_embeddings().weight[20:] = float("nan")
@@ -526,7 +526,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
         ({"plan": Plan((Guide("conflict", "logit_loss"),))}, "needs the table cooccurrence"),
     ],
 )
-def test_what_would_train_without_the_plan_is_refused(changes: Any, message: str, tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_followed_is_refused(changes: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         trainer(tmp_path, **changes)
 
@@ -536,7 +536,7 @@ def test_model_init_is_refused(tmp_path: Path) -> None:
         GuidedTrainer(tiny_model("bert"), arguments(tmp_path), plan=PLAN, model_init=lambda: tiny_model("bert"))
 
 
-def test_a_trainer_that_cannot_be_built_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_a_trainer_that_cannot_be_built_leaves_the_model_unchanged(tmp_path: Path) -> None:
     model = tiny_model("bert")
     with pytest.raises(TypeError):
         GuidedTrainer(model, arguments(tmp_path), plan=PLAN, nonsense=3)

@@ -1,4 +1,4 @@
-"""The behaviour of transformers on which the attention path rests; an upgrade that changes it fails here first."""
+"""The behaviour of transformers on which the attention path depends; an upgrade that changes it fails here first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.guidance.models import (
 )
 
 ROUTED = tuple(family for family in FAMILIES if family != "deberta-v2") + SEQ2SEQ
-"""The families that ask the interface for an attention function; DeBERTa-v2 does not."""
+"""The families that look up their attention function in the interface; DeBERTa-v2 does not."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 every_family = pytest.mark.parametrize("family", FAMILIES + SEQ2SEQ)
@@ -49,7 +49,7 @@ every_seq2seq = pytest.mark.parametrize("family", SEQ2SEQ)
 
 
 class Spy:
-    """An attention function that keeps what it is called with, and a loss on the side."""
+    """An attention function that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Spy:
 
 @pytest.fixture
 def spy() -> Iterator[Spy]:
-    """Registered as ``spy`` with a mask, as ``maskless`` without."""
+    """A spy that is registered as ``spy`` with a mask function, and as ``maskless`` without."""
     spy = Spy()
     AttentionInterface.register("spy", spy)
     AttentionInterface.register("maskless", spy)
@@ -88,7 +88,7 @@ def spied(family: str, name: str = "spy", **changes: Any) -> Any:
 
 
 def num_calls(family: str) -> int:
-    """Two layers: of an encoder; of an encoder, of a decoder's own and of its cross-attention."""
+    """Two layers of each kind of attention: one kind in an encoder, three in an encoder-decoder."""
     return 6 if family in SEQ2SEQ else 2
 
 
@@ -101,7 +101,7 @@ def test_our_function_and_its_mask_are_registered_for_the_whole_process() -> Non
 
 
 @every_routed_family
-def test_a_registered_mask_function_makes_the_mask_arrive_as_booleans_of_four_dimensions(family: str, spy: Spy) -> None:
+def test_with_a_registered_mask_function_the_mask_is_a_boolean_tensor_of_four_dimensions(family: str, spy: Spy) -> None:
     model = spied(family)
     model(**inputs_of(family))
     assert len(spy.calls) == num_calls(family)
@@ -113,7 +113,7 @@ def test_a_registered_mask_function_makes_the_mask_arrive_as_booleans_of_four_di
 
 
 @every_routed_family
-def test_without_a_mask_function_the_mask_is_lost_in_silence(family: str, spy: Spy) -> None:
+def test_without_a_mask_function_the_mask_is_silently_lost(family: str, spy: Spy) -> None:
     spied(family, "maskless")(**inputs_of(family))
     assert [call["mask"] for call in spy.calls] == [None] * num_calls(family)
 
@@ -146,11 +146,11 @@ def test_unknown_keywords_reach_every_layer_as_the_same_object(family: str, spy:
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED)
-def test_models_outside_our_table_swallow_unknown_keywords_in_silence(family: str) -> None:
+def test_unsupported_models_silently_ignore_unknown_keywords(family: str) -> None:
     AutoModelForMaskedLM.from_config(UNSUPPORTED[family])(**batch(), guidance=object())
 
 
-def test_deberta_v2_swallows_unknown_keywords_and_asks_no_interface(spy: Spy) -> None:
+def test_deberta_v2_ignores_unknown_keywords_and_the_interface(spy: Spy) -> None:
     model = tiny_model("deberta-v2")
     model.set_attn_implementation("spy")
     model(**batch(), token=object())
@@ -158,7 +158,7 @@ def test_deberta_v2_swallows_unknown_keywords_and_asks_no_interface(spy: Spy) ->
 
 
 @every_routed_family
-def test_attentions_are_returned_where_the_function_returns_them_and_only_when_asked_per_call(family: str) -> None:
+def test_attentions_are_returned_if_the_function_returns_them_and_the_call_asks_for_them(family: str) -> None:
     def with_weights(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return sdpa_attention_forward(*args, **kwargs)[0], torch.ones(1)
 
@@ -175,17 +175,17 @@ def test_attentions_are_returned_where_the_function_returns_them_and_only_when_a
         table._global_mapping.pop("weights")
 
 
-# what is peculiar to a family
+# peculiarities of families
 
 
-def test_local_layers_of_modernbert_say_their_window_and_mask_what_is_outside_it(spy: Spy) -> None:
+def test_local_layers_of_modernbert_pass_their_window_and_mask_keys_outside_it(spy: Spy) -> None:
     spied("modernbert")(**batch((6, 6)))
     assert [call["sliding_window"] for call in spy.calls] == [None, 3]
     distance = (torch.arange(6)[:, None] - torch.arange(6)[None]).abs()
     assert torch.equal(spy.calls[1]["mask"][0, 0], distance <= 2)
 
 
-def test_t5_passes_its_position_bias_and_leaves_scores_as_they_are(spy: Spy) -> None:
+def test_t5_passes_its_position_bias_and_does_not_scale_scores(spy: Spy) -> None:
     model = spied("t5")
     model(**pair_batch())
     for call in spy.calls:
@@ -203,7 +203,7 @@ def test_only_t5_passes_a_position_bias(spy: Spy) -> None:
 
 
 @every_seq2seq
-def test_cross_attention_looks_from_targets_to_sources_and_decoders_look_back_only(family: str, spy: Spy) -> None:
+def test_cross_attention_maps_targets_to_sources_and_decoders_are_causal(family: str, spy: Spy) -> None:
     model = spied(family)
     model(**pair_batch())
     shapes = {
@@ -221,7 +221,7 @@ def test_cross_attention_looks_from_targets_to_sources_and_decoders_look_back_on
 
 
 @every_seq2seq
-def test_decoders_without_padding_may_get_no_mask_and_say_that_they_are_causal(family: str, spy: Spy) -> None:
+def test_decoders_without_padding_may_get_no_mask_and_have_is_causal_set(family: str, spy: Spy) -> None:
     model = spied(family)
     inputs = pair_batch((6, 6), (5, 5))
     model(**{key: value for key, value in inputs.items() if key != "decoder_attention_mask"})
@@ -235,15 +235,15 @@ def test_albert_calls_one_module_for_every_layer(spy: Spy) -> None:
     assert len(spy.calls) == 5 and len({id(call["module"]) for call in spy.calls}) == 1
 
 
-def test_albert_knows_no_gradient_checkpointing() -> None:
-    # a replay would call the shared module again, and the count of its calls would start in the middle
+def test_albert_does_not_support_gradient_checkpointing() -> None:
+    # a replay would call the shared module again, and break the count of its calls
     model = tiny_model("albert")
     assert not model.supports_gradient_checkpointing
     with pytest.raises(ValueError, match=r"does not support (gradient|activation) checkpointing"):
         model.gradient_checkpointing_enable()
 
 
-def test_modules_do_not_know_their_layer_everywhere() -> None:
+def test_some_modules_have_no_layer_idx() -> None:
     for family, expected in (("distilbert", "absent"), ("albert", "absent"), ("marian", None), ("bert", 0)):
         module = next(iter(find_sites(tiny_model(family))))
         assert getattr(module, "layer_idx", "absent") == expected, family
@@ -268,7 +268,7 @@ def test_the_implementation_can_be_switched_and_is_never_saved(family: str, tmp_
 
 
 @every_family
-def test_weights_that_a_model_does_not_know_are_reported_when_it_is_opened(
+def test_opening_a_model_reports_unexpected_weights(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(family)
@@ -346,15 +346,15 @@ def test_checkpointing_calls_the_function_again_in_the_backward_pass_with_the_sa
 
 @every_checkpointed_family
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_only_checkpointing_without_reentry_keeps_the_gradient_of_a_loss_on_the_side(
+def test_only_checkpointing_without_reentry_gives_gradients_to_recorded_queries(
     family: str, reentrant: bool, spy: Spy
 ) -> None:
     model = checkpointed(family, reentrant)
     model(**trained_on(family))
-    on_the_side = [call["query"] for call in spy.calls]
-    assert {query.requires_grad for query in on_the_side} == {not reentrant}
+    queries = [call["query"] for call in spy.calls]
+    assert {query.requires_grad for query in queries} == {not reentrant}
     if not reentrant:
-        sum(query.sum() for query in on_the_side).backward()
+        sum(query.sum() for query in queries).backward()
         assert model.get_input_embeddings().weight.grad.any()
 
 
@@ -377,7 +377,7 @@ def test_a_model_with_a_registered_function_compiles(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "factor"), [("bert", 4.0), ("modernbert", 1.0)])
-def test_the_trainer_multiplies_gradients_by_accumulation_steps_where_a_head_divides_for_itself(
+def test_the_trainer_multiplies_gradients_by_accumulation_steps_for_models_that_average_their_loss(
     family: str, factor: float, tmp_path: Path
 ) -> None:
     ids = torch.randint(3, 40, (8, 6), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,49 @@
+"""Models as files: an ordinary Hugging Face folder, plus the plan and the parameters that the plan added.
+
+    config.json, model.safetensors    the model, which every Hugging Face tool opens
+    plan.toml                         the plan
+    guidance.safetensors              the parameters that the plan added, if any
+    target-tokenizer/                 the decoder's tokenizer, if it differs from the encoder's
+
+If the plan matters at inference, the folder warns other tools in two ways: transformers reports the tensor `MARKER` as
+unexpected, and ``config.json`` names the plan under `PLAN_KEY`.
+"""
+
+from guidance.checkpoint.layout import (
+    CONFIG_FILE,
+    EXTRA_FILE,
+    INDEX_FILE,
+    MARKER,
+    PLAN_FILE,
+    PLAN_KEY,
+    TARGET_FOLDER,
+    WEIGHTS_FILE,
+    is_extra,
+)
+from guidance.checkpoint.loading import load, load_model, restore, take_over
+from guidance.checkpoint.opening import read_config, read_plan
+from guidance.checkpoint.writing import model_files, save, tokenizer_files, weight_files, weights, write_folder
+
+__all__ = [
+    "CONFIG_FILE",
+    "EXTRA_FILE",
+    "INDEX_FILE",
+    "MARKER",
+    "PLAN_FILE",
+    "PLAN_KEY",
+    "TARGET_FOLDER",
+    "WEIGHTS_FILE",
+    "is_extra",
+    "load",
+    "load_model",
+    "model_files",
+    "read_config",
+    "read_plan",
+    "restore",
+    "save",
+    "take_over",
+    "tokenizer_files",
+    "weight_files",
+    "weights",
+    "write_folder",
+]

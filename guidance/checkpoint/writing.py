@@ -1,0 +1,146 @@
+"""Writes model folders: collects the files as bytes, then replaces the folder's content step by step."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from guidance.attention.function import NAME
+from guidance.checkpoint.layout import (
+    CONFIG_FILE,
+    EXTRA_FILE,
+    INDEX_FILE,
+    MARKER,
+    PICKLED_FILES,
+    PLAN_FILE,
+    PLAN_KEY,
+    WEIGHTS_FILE,
+    is_extra,
+)
+from guidance.errors import InputError, MachineError
+from guidance.installation import Handle
+from guidance.plan import Plan
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model by name, copied to the CPU, with those that a plan added; tied tensors come once."""
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in tied
+    }
+
+
+def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:
+    """The files for the tensors that `weights` returns: the model's own, and those that the plan added."""
+    own = {name: tensor for name, tensor in tensors.items() if not is_extra(name)}
+    if plan.shapes_outputs:
+        own[MARKER] = torch.zeros(1, dtype=torch.uint8)
+    files = {WEIGHTS_FILE: safetensors.torch.save(own, metadata={"format": "pt"})}
+    if extra := {name: tensor for name, tensor in tensors.items() if is_extra(name)}:
+        files[EXTRA_FILE] = safetensors.torch.save(extra, metadata={"format": "pt"})
+    return files
+
+
+def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
+    """The files of a model folder by name: configuration, weights and plan."""
+    settings = model.config.to_dict().items()
+    config = {key: value for key, value in settings if not key.startswith(("_attn", "_name_or_path"))}
+    config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
+    config.pop(PLAN_KEY, None)
+    if plan.shapes_outputs:
+        config[PLAN_KEY] = PLAN_FILE
+    files = {
+        CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True, default=str) + "\n").encode(),
+        **weight_files(weights(model), plan),
+        PLAN_FILE: plan.dumps().encode(),
+    }
+    if model.can_generate() and getattr(model, "generation_config", None) is not None:
+        files["generation_config.json"] = model.generation_config.to_json_string().encode()
+    return files
+
+
+def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
+    """The files of a Hugging Face tokenizer by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+
+
+def save(
+    guided: Handle | PreTrainedModel, folder: str | Path, *, tokenizer: Any = None, plan: Plan | None = None
+) -> None:
+    """Write a guided model to a folder, from which `load` restores it.
+
+    Args:
+        guided: the handle that `install` returned, or a model together with its ``plan``.
+        folder: a new folder, or a model folder, whose weights and plan are replaced.
+        tokenizer: saved beside the model, for patterns that read token features off it.
+
+    Raises:
+        InputError: the folder holds other files and no model, or a guided model comes without its plan.
+        MachineError: the folder cannot be written.
+    """
+    if isinstance(guided, Handle):
+        model, plan = guided.model, plan or guided.plan
+    else:
+        model = guided
+        if plan is None and (model.config._attn_implementation == NAME or any(map(is_extra, model.state_dict()))):
+            raise InputError("a guided model is saved with its plan", hint="save(handle, folder), or give plan=")
+    plan = plan or Plan()
+    files = model_files(model, plan) | (tokenizer_files(tokenizer) if tokenizer is not None else {})
+    write_folder(Path(folder), files)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = False) -> None:
+    """Write the files of a model folder, ``config.json`` last: without it, an interrupted write is no model folder.
+
+    Args:
+        among: the folder may hold other files, as a checkpoint of a Trainer does.
+
+    Raises:
+        InputError: the folder holds other files and no model.
+        MachineError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir()}
+        for name in filter(_is_partial, present):
+            (folder / name).unlink()
+        present = {name for name in present if not _is_partial(name)}
+        others = present - set(files)
+        if others and CONFIG_FILE not in present and not among:
+            raise InputError(
+                f"{folder}: holds {min(others)!r} and is no model folder", hint="name a folder that is empty or new"
+            )
+        for name, data in files.items():
+            with (folder / _partial_name(name)).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        for name in others:
+            if name in (INDEX_FILE, *PICKLED_FILES) or name.endswith(".safetensors"):
+                (folder / name).unlink()  # weights of the previous model
+        for name in sorted(files, key=lambda name: name == CONFIG_FILE):
+            os.replace(folder / _partial_name(name), folder / name)
+    except OSError as error:
+        raise MachineError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def _partial_name(name: str) -> str:
+    return f".{name}.partial"
+
+
+def _is_partial(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".partial")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipelines.engine.progress import Progress
 from pipelines.engine.stage import Result
+from pipelines.progress import Progress
 from pipelines.stages import corpus, dependencies, idf, masks, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.views import role_masks

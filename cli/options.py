@@ -32,8 +32,8 @@ from cli.config import misspelt, settings_for
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
-from pipelines.engine.progress import Progress, log
 from pipelines.engine.stage import Result, is_internal
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 

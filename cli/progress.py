@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cli.output import escape, tell
-from pipelines.engine.progress import Progress, Task, log
+from pipelines.progress import Progress, Task, log
 
 LINE_EVERY = 10.0
 """Seconds between two lines if stderr is not a terminal."""

@@ -16,7 +16,7 @@ from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
 from cli.tables import say_table
 from guidance.errors import InputError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store

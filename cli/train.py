@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, stage_command
+from pipelines import quickstart
 from pipelines.engine.stage import Result
-from pipelines.stages import pretrain, quickstart
+from pipelines.stages import pretrain
 from pipelines.training.objectives import OBJECTIVES, OWNERS
 
 TOPICS = {

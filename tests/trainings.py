@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipelines.engine.progress import Progress, Task
 from pipelines.engine.stage import Result
+from pipelines.progress import Progress, Task
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest

@@ -21,9 +21,9 @@ from cli import signals
 from cli.main import exit_code
 from guidance.errors import UnknownName
 from pipelines.engine import executor
-from pipelines.engine.progress import Progress, log
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
 from pipelines.engine.stage import Result, Run, Stage, knob
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 

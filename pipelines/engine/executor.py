@@ -23,8 +23,8 @@ from pydantic import field_validator
 
 from guidance.errors import GuideError, InputError, MachineError
 from pipelines.engine import stage
-from pipelines.engine.progress import log
 from pipelines.engine.stage import knob, require
+from pipelines.progress import log
 
 ATTEMPTS = 3
 """Give up after this many worker deaths in a row without a finished task."""

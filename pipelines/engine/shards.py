@@ -24,13 +24,13 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
-from pipelines.engine.progress import Progress, log
 from pipelines.engine.stage import Options, Result, Run, Stage, file_digest, recipe_of, run_stage
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.storage.store import Store
-from pipelines.text.corpus_files import BLOCKS
+from pipelines.storage.tables import BLOCKS
 
 Found = TypeVar("Found")
 

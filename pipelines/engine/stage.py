@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from guidance.errors import InputError, MachineError
 from pipelines import ROOT
-from pipelines.engine.progress import Progress, log
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest

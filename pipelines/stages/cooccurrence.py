@@ -23,20 +23,20 @@ from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.progress import Progress, log
 from pipelines.engine.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
 from pipelines.engine.stage import Options, Result, Run, Stage, knob
+from pipelines.progress import Progress, log
 from pipelines.statistics import pair_files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
+from pipelines.storage.tables import COUNTS, VOCABULARY
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs
 from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder
 
 __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
 
-VOCABULARY, COUNTS = "vocabulary.parquet", "counts.parquet"
 ROWS = 1 << 20
 """Rows per row group of ``counts.parquet``."""
 

@@ -14,8 +14,8 @@ from typing import BinaryIO, Literal, Unpack
 from pydantic import Field, model_validator
 
 from pipelines.engine import stage
-from pipelines.engine.progress import log
 from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
+from pipelines.progress import log
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents

@@ -22,7 +22,6 @@ from pydantic import Field, field_validator
 from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
-from pipelines.engine.progress import Progress
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -34,17 +33,17 @@ from pipelines.engine.shards import (
     shards_of,
 )
 from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
+from pipelines.progress import Progress
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.text.corpus_files import DOCUMENTS
+from pipelines.storage.tables import DOCUMENTS, TREES
 from pipelines.text.parsers import READERS
 from pipelines.text.sources import expand
 from pipelines.text.treebank import Treebank
 
-__all__ = ["STAGE", "TABLE", "Config", "dependency_schema", "run"]
+__all__ = ["STAGE", "Config", "dependency_schema", "run"]
 
-TABLE = "deps.parquet"
 WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
 only on the corpus, not on shards; a shard takes the windows that begin in it."""
@@ -126,7 +125,7 @@ def build(run: Run) -> None:
     summary = _Summary()
     facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
     schema = dependency_schema().with_metadata(facts)
-    with run.out.parquet(TABLE, schema) as writer:
+    with run.out.parquet(TREES, schema) as writer:
         for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
             summary.add(table)
             writer.write_table(table.cast(schema))

@@ -55,14 +55,12 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
         NumericalError: a likelihood is not finite.
     """
     check_working_folder()
-    from pipelines.stages.masks import origin
-
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(store.load(sequences, kind="sequences"))
         inputs: dict[str, Any] = {
             "model": model_input(model, store),
             "sequences": data,
-            "corpus": stack.enter_context(origin(data, "corpus", store)),
+            "corpus": stack.enter_context(store.load_input(data, "corpus")),
             **load_inputs(config, [data], store),
         }
         if not data.files.get(f"{config.split}.parquet", {}).get("rows"):

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.progress import Progress
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -28,14 +27,14 @@ from pipelines.engine.shards import (
     shards_of,
 )
 from pipelines.engine.stage import Options, Result, Run, Stage, knob
+from pipelines.progress import Progress
 from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
+from pipelines.storage.tables import IDF
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
 
-__all__ = ["STAGE", "TABLE", "Config", "idf_schema", "run"]
-
-TABLE = "idf.parquet"
+__all__ = ["STAGE", "Config", "idf_schema", "run"]
 
 ROWS = 1 << 16
 """Rows per row group, in the table and in partial files."""
@@ -131,7 +130,7 @@ def _publish(merged: Path, run: Run) -> None:
             yield pa.table([table["token"], table["df"], pa.array(idf)], schema=idf_schema())
 
     tokens = 0
-    with run.out.parquet(TABLE, idf_schema()) as file:
+    with run.out.parquet(IDF, idf_schema()) as file:
         for table in evenly(rows(), ROWS):
             file.write_table(table)
             tokens += table.num_rows

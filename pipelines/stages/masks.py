@@ -18,14 +18,15 @@ from typing import Any, Unpack
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.progress import Progress
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
 from pipelines.engine.stage import Options, Result, Run, Stage, internal, knob, require
+from pipelines.progress import Progress
+from pipelines.statistics.codes import CODES_KEY
 from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
-from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing, digest
+from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import SPLITS
 
@@ -34,7 +35,6 @@ __all__ = ["STAGE", "Config", "mask_schema", "run"]
 GROUP_TOKENS = 1 << 18
 """Tokens per row group of the result: a group ends with the first sequence that reaches this number."""
 
-_CODES = b"codes"
 _TREE = ("head", "relation", "pos", "negation")
 _HAS_VALUE: Mapping[str, Callable[[Any], Any]] = {
     "idf": lambda idf: idf > 0,
@@ -68,7 +68,7 @@ def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Optio
     with contextlib.ExitStack() as stack:
         verify = not config.shard
         data = stack.enter_context(store.load(sequences, kind="sequences", verify=verify))
-        text = stack.enter_context(origin(data, "corpus", store, verify=verify))
+        text = stack.enter_context(store.load_input(data, "corpus", verify=verify))
         inputs: dict[str, Any] = {"sequences": data, "corpus": text}
         for role in ("idf", "deps"):
             if reference := getattr(config, role):
@@ -82,29 +82,6 @@ def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Optio
         share = functools.partial(_partials, inputs, config, words)
         stage = dataclasses.replace(STAGE, build=functools.partial(build, stop_words=words))
         return run_sharded(stage, config, inputs, share, store=store, **options)
-
-
-def origin(artifact: Artifact, role: str, store: Store, *, verify: bool = True) -> Artifact:
-    """An input of an artifact, with the same content as when the artifact was built.
-
-    Raises:
-        ArtifactMissing: the input is gone, or has been rebuilt with other content.
-    """
-    known = artifact.manifest.get("inputs", {}).get(role, {})
-    reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
-    try:
-        found = store.load(reference, verify=verify)
-    except ArtifactMissing as error:
-        raise ArtifactMissing(
-            f"the {role} of {artifact.reference}, {reference}, is not in {store.root}",
-            hint="build it again from the same text; it gets the same id",
-        ) from error
-    if found.content != known.get("content"):
-        raise ArtifactMissing(
-            f"{found.reference} was rebuilt with other content after {artifact.reference} was built from it",
-            hint=f"build the {artifact.kind} again",
-        )
-    return found
 
 
 def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
@@ -150,23 +127,8 @@ def mask_schema(columns: Sequence[str]) -> Any:
         for name, kind in COLUMNS.items()
         if name in columns
     ]
-    codes = [{_CODES: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
+    codes = [{CODES_KEY: json.dumps(CODES[field.name])} if field.name in CODES else {} for field in fields]
     return pa.schema([f.with_metadata({**f.metadata, **more}) for f, more in zip(fields, codes, strict=True)])
-
-
-def check_codes(masks: Artifact) -> None:
-    """Raise ArtifactMismatch if the file's codes of relations or parts of speech differ from this version's."""
-    from guidance.patterns.features import CODES
-
-    for name in (name for name in masks.files if name.endswith(".parquet")):
-        with masks.open(name) as file:
-            schema = open_parquet(file).schema_arrow
-        for field in (schema.field(column) for column in CODES if column in schema.names):
-            if (codes := (field.metadata or {}).get(_CODES)) and json.loads(codes) != list(CODES[field.name]):
-                raise ArtifactMismatch(
-                    f"{masks.reference}: column {field.name} was written by a version of guide with other codes",
-                    hint="build it again: guide build-masks --force",
-                )
 
 
 # building

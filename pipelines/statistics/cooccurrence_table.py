@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.stages.cooccurrence import COUNTS, VOCABULARY
 from pipelines.statistics.pair_files import arrays_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.tables import COUNTS, VOCABULARY
 
 if TYPE_CHECKING:
     from guidance.patterns.features import Cooccurrence

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import NumericalError
 from pipelines.engine.shards import open_checked, remembered
-from pipelines.stages.dependencies import TABLE as DEPS
-from pipelines.stages.idf import TABLE as IDF
 from pipelines.statistics.text_ranges import FAR, TextRange, rows_in
 from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.storage.tables import BLOCKS, IDF, TREES
 from pipelines.text.blocks import BLOCK_LIMIT
-from pipelines.text.corpus_files import BLOCKS
 
 if TYPE_CHECKING:
     from guidance.statistics.roles import Pieces, Rarity, Roles, Words
@@ -123,7 +121,7 @@ class RoleTables:
         blocks = list(rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT))
         trees = None
         if self.deps:
-            trees = list(rows_in(Path(self.deps) / DEPS, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
+            trees = list(rows_in(Path(self.deps) / TREES, _TREE_COLUMNS, wanted, "sentence", wanted.sentences, 0))
         return self._join(blocks, trees, wanted)
 
     def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: TextRange) -> Words:

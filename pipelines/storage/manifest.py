@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, MachineError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 
 FORMAT = 1
 """Version of the manifest format; newer ones are refused."""

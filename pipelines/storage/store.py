@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, MachineError, did_you_mean
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import (
     Lock,
@@ -307,6 +307,28 @@ class Store:
         return artifact
 
     # removing
+
+    def load_input(self, artifact: Artifact, role: str, *, verify: bool = True) -> Artifact:
+        """An input of an artifact, with the same content as when the artifact was built.
+
+        Raises:
+            ArtifactMissing: the input is gone, or has been rebuilt with other content.
+        """
+        known = artifact.manifest.get("inputs", {}).get(role, {})
+        reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
+        try:
+            found = self.load(reference, verify=verify)
+        except ArtifactMissing as error:
+            raise ArtifactMissing(
+                f"the {role} of {artifact.reference}, {reference}, is not in {self.root}",
+                hint="build it again from the same text; it gets the same id",
+            ) from error
+        if found.content != known.get("content"):
+            raise ArtifactMissing(
+                f"{found.reference} was rebuilt with other content after {artifact.reference} was built from it",
+                hint=f"build the {artifact.kind} again",
+            )
+        return found
 
     def users(self, artifact: Artifact) -> list[Artifact]:
         """The artifacts that were made from this one."""

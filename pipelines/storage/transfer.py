@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from guidance.errors import InputError
-from pipelines.engine.progress import Progress, Task
+from pipelines.progress import Progress, Task
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, publish_directory, remove_tree
 from pipelines.storage.manifest import MANIFEST, MANIFEST_LIMIT, ArtifactDamaged, ArtifactMissing, parse_manifest

@@ -9,8 +9,8 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.tables import BLOCKS, DOCUMENTS
 
-BLOCKS, DOCUMENTS = "blocks.parquet", "documents.parquet"
 SPLITS = ("train", "valid", "test")
 BLOCK_OF_COLUMN = {"text": 0, "pair": 1}
 """Which block of a task's example holds which of its two texts."""

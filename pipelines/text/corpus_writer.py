@@ -19,8 +19,9 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.files import open_parquet
+from pipelines.storage.tables import BLOCKS, DOCUMENTS
 from pipelines.text.blocks import Block, Document, Notes
-from pipelines.text.corpus_files import BLOCKS, DOCUMENTS, SPLITS, block_schema, document_schema
+from pipelines.text.corpus_files import SPLITS, block_schema, document_schema
 from pipelines.text.sentences import Splitter
 
 DRAFT = "draft.parquet"

@@ -15,8 +15,8 @@ from typing import Any
 
 from guidance.errors import InputError, MachineError
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, without
-from pipelines.engine.progress import log
 from pipelines.engine.stage import require
+from pipelines.progress import log
 from pipelines.text.parsing import Device, parse_all
 
 BATCH = 128

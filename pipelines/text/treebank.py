@@ -13,7 +13,7 @@ from pathlib import Path
 from sys import intern
 
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.text.blocks import Notes
 from pipelines.text.conllu import Sentence, document_id, read_sentences
 from pipelines.text.readers import open_lines

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing, digest

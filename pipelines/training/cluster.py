@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from guidance.errors import MachineError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 
 
 class Cluster:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.errors import InputError, Interrupted, MachineError, NumericalError
-from pipelines.engine.progress import Progress, log
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.training.batches import shares
 from pipelines.training.checkpoints import Checkpoints

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from guidance.errors import InputError, PlanError
 from pipelines.engine.stage import Files
-from pipelines.stages.masks import check_codes
+from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store

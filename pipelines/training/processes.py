@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engine.progress import Progress, log
+from pipelines.progress import Progress, log
 
 if TYPE_CHECKING:
     from pipelines.training.cluster import Cluster

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from guidance.errors import MachineError, UnknownName
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.files import machine_errors
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engine.progress import log
+from pipelines.progress import log
 
 if TYPE_CHECKING:
     import numpy as np

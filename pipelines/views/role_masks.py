@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.engine.progress import Progress
 from pipelines.engine.shards import parquet_file
-from pipelines.stages.masks import check_codes, origin
+from pipelines.progress import Progress
+from pipelines.statistics.codes import check_codes
 from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column, list_column
@@ -94,11 +94,11 @@ class Opened:
 
     def __init__(self, masks: Artifact, store: Store) -> None:
         check_codes(masks)
-        self.masks, self.data = masks, origin(masks, "sequences", store)
+        self.masks, self.data = masks, store.load_input(masks, "sequences")
         self._tokenizer = read_tokenizer(self.data, masked=False)
         self._vocabulary: Vocabulary | None = None
         try:
-            self._corpus: Artifact | None = origin(masks, "corpus", store)
+            self._corpus: Artifact | None = store.load_input(masks, "corpus")
         except ArtifactMissing:
             self._corpus = None
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from guidance.errors import Interrupted
-from pipelines.engine.progress import Progress
+from pipelines.progress import Progress
 from pipelines.storage.store import Store
 from tests import runs, trainings
 from tests.trainings import one_thread  # noqa: F401

@@ -29,7 +29,8 @@ from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.text.corpus_files import BLOCKS, block_schema
+from pipelines.storage.tables import BLOCKS
+from pipelines.text.corpus_files import block_schema
 from tests import trainings
 from tests.tiny import in_child
 from tests.trainings import one_thread  # noqa: F401

@@ -21,8 +21,8 @@ import torch
 
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
-from pipelines.engine.progress import Progress
 from pipelines.engine.stage import Result
+from pipelines.progress import Progress
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training

@@ -15,7 +15,7 @@ from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.installation import install
 from guidance.mechanisms.attacks import AttackMechanism, divergence
 from guidance.plan import Plan
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.training.learner import Given, ModelFolder
 
 VALID_EPOCH = 2**62

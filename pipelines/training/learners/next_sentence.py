@@ -16,7 +16,7 @@ from torch import Tensor
 from guidance.errors import InputError
 from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import SPECIAL, Documents, next_sentence_loss
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.training.batches import Examples, compact, pad, read_column

@@ -298,8 +298,8 @@ def test_a_damaged_partial_file_is_made_again(kind: str, text: Artifact, store: 
 
 
 def test_a_damaged_merged_file_is_made_again(text: Artifact, store: Store, tmp_path: Path) -> None:
-    from pipelines.engine.progress import Progress
     from pipelines.engine.shards import FAN_IN, map_shards, merge_tree
+    from pipelines.progress import Progress
 
     config = works.Config(shard_size=1)
     paths = map_shards(works.copy, shards_of(text, 1), {}, tmp_path / "partial", config, Progress())

@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from guidance.errors import InputError
 from guidance.patterns.features import RELATIONS
 from pipelines.stages import dataset, idf, masks, sequences, tokenizer
-from pipelines.stages.dependencies import TABLE, dependency_schema
+from pipelines.stages.dependencies import dependency_schema
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
+from pipelines.storage.tables import TREES
 from tests.shared import shared
 
 ROWS = [
@@ -306,7 +307,7 @@ def test_features_of_an_example_cover_text_and_pair(store: Store, tmp_path: Path
         "status": "ok",
     }
     with store.build("deps", digest("tree"), {"stage": "build-deps", "inputs": {}}) as out:
-        with out.parquet(TABLE, dependency_schema()) as writer:
+        with out.parquet(TREES, dependency_schema()) as writer:
             writer.write_table(pa.Table.from_pylist([tree], schema=dependency_schema()))
     deps = store.folder("deps", digest("tree"))
     words = ["[UNK]", "[CLS]", "[SEP]", "The", "dog", "ran", "It", "was", "late", ".", "A", "runs", "He", "said"]

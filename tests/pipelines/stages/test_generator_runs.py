@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, ElectraC
 import guidance
 from guidance.checkpoint import weights
 from guidance.errors import InputError, Interrupted, NumericalError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.stages import cooccurrence, corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch

@@ -19,10 +19,12 @@ from guidance.patterns import features
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import FEATURES, RELATIONS, Tokens, Vocabulary
 from pipelines.stages import corpus, idf, masks, pretrain, sequences, tokenizer
-from pipelines.stages.dependencies import TABLE, dependency_schema
+from pipelines.stages.dependencies import dependency_schema
+from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
+from pipelines.storage.tables import TREES
 from pipelines.training.batches import Examples
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -148,7 +150,7 @@ def write_deps(store: Store, text: Artifact, scheme: str = "ud", **changes: Any)
         "inputs": {"corpus": text.describe()},
     }
     with store.build("deps", recipe, manifest) as out:
-        with out.parquet(TABLE, dependency_schema()) as writer:
+        with out.parquet(TREES, dependency_schema()) as writer:
             table = pa.Table.from_pylist(rows, schema=dependency_schema())
             for first in range(0, len(rows), 5):  # sentences of one document in several row groups
                 writer.write_table(table.slice(first, 5))
@@ -556,7 +558,7 @@ def test_the_meaning_of_codes_is_stored_and_checked(store: Store, monkeypatch: p
     schema = pq.read_schema(made.masks.path / "train.parquet")
     for name, codes in (("relation", features.RELATIONS), ("pos", features.UPOS)):
         assert json.loads(schema.field(name).metadata[b"codes"]) == list(codes)
-    masks.check_codes(made.masks)
+    check_codes(made.masks)
     monkeypatch.setattr(features, "CODES", {"relation": features.RELATIONS[::-1], "pos": features.UPOS})
     with pytest.raises(ArtifactMismatch, match="column relation was written by a version of guide with other codes"):
         train(store, made, plan=ROLES, masks=made.masks.reference)
@@ -614,7 +616,7 @@ def test_a_real_treebank_gives_masks_that_follow_its_trees(tmp_path: Path) -> No
     data = sequences.run(text.reference, pieces.reference, sequences.Config(max_length=128), store=store).artifact
     assert trees is not None and counted is not None
     found = build(store, data, idf=counted.reference, deps=trees.reference)
-    table = {(row["document"], row["sentence"]): row for row in pq.read_table(trees.artifact.path / TABLE).to_pylist()}
+    table = {(row["document"], row["sentence"]): row for row in pq.read_table(trees.artifact.path / TREES).to_pylist()}
     words = arcs = 0
     for split in ("train", "valid"):
         tables = [pq.read_table(a.path / f"{split}.parquet").to_pylist() for a in (data, found)]

@@ -15,8 +15,8 @@ import torch
 from cli.train import TOPICS
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
-from pipelines.engine.progress import log
 from pipelines.engine.stage import is_internal, is_knob
+from pipelines.progress import log
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import MachineError
-from pipelines.engine.progress import log
+from pipelines.progress import log
 from pipelines.storage import files
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.manifest import ArtifactDamaged

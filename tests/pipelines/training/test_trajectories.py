@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from guidance.errors import Interrupted
-from pipelines.engine.progress import Progress, log
+from pipelines.progress import Progress, log
 from pipelines.stages import cooccurrence, corpus, dataset, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pydantic import Field
 
 from pipelines.engine import stage
-from pipelines.engine.progress import log
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.progress import log
 from pipelines.stages import corpus, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
 from pipelines.training.models import read_tokenizer

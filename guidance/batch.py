@@ -36,7 +36,7 @@ def _stack_of_keys(site: Site) -> str:
     return "encoder" if site.attention == "cross" else site.stack
 
 
-@dataclass
+@dataclass(repr=False)
 class BatchGuidance:
     """A guided model on one batch.  Pass it to the model as ``guidance=``, then ask it for the losses.
 

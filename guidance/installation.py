@@ -400,6 +400,8 @@ def install(
         >>> output = model(**batch, guidance=guidance)
         >>> (output.loss + guidance.loss(step, total_steps)).backward()
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{plan!r} is no plan", hint='guidance.Plan.load("preset:ag"), or guidance.Plan((guide,))')
     vocabulary, decoder_vocabulary = (
         Vocabulary.from_tokenizer(given) if given is not None else None for given in (tokenizer, decoder_tokenizer)
     )

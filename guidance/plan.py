@@ -114,6 +114,8 @@ class Guide:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for key in ("layers", "heads"):  # one selector, or several
+            object.__setattr__(self, key, _selectors(key, getattr(self, key)))
         MECHANISMS.find(self.mechanism)
         for value, known, what in (
             (self.schedule, SCHEDULES, "schedule"),
@@ -230,6 +232,11 @@ class Plan:
 
     guides: tuple[Guide, ...] = ()
     pal: Pal | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.guides, list | tuple) or not all(isinstance(guide, Guide) for guide in self.guides):
+            raise PlanError(f"{self.guides!r} is no list of guides", hint="Plan((Guide(...), Guide(...)))")
+        object.__setattr__(self, "guides", tuple(self.guides))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -399,7 +406,7 @@ def _guide(row: Any) -> Guide:
 
 
 def _selectors(key: str, value: Any) -> tuple[Selector, ...]:
-    listed = value if isinstance(value, list) else [value]
+    listed = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
         raise PlanError(f"{key} = {value!r} is not a list of numbers and rules")
     return tuple(listed)

@@ -35,4 +35,5 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     ``scaled_dot_product_attention`` does the same with a boolean mask, anew in each layer, and keeps every copy for the
     backward pass.
     """
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
+    numbers = torch.tensor([0.0, -torch.inf], dtype=dtype, device=allowed.device)
+    return torch.where(allowed, numbers[0], numbers[1])  # one pass over memory

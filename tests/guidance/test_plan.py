@@ -261,3 +261,23 @@ def test_a_disabled_row_is_not_installed_and_survives_the_round_trip() -> None:
     plan = Plan((Guide("next", "attention_loss", heads=(0,), enabled=False),))
     assert Plan.parse(plan.dumps()) == plan
     assert not install(tiny_model("roberta"), plan).site_plans
+
+
+def test_one_selector_need_not_be_a_list() -> None:
+    for given, written in ((0, (0,)), ("first 2", ("first 2",)), ([0, "last 1"], (0, "last 1"))):
+        guide = Guide("next", "mask", heads=given, layers=given)  # type: ignore[arg-type]
+        assert guide == Guide("next", "mask", heads=written, layers=written) and hash(guide.heads) == hash(written)
+    with pytest.raises(PlanError, match="not a list of numbers and rules"):
+        Guide("next", "mask", heads=(0.5,))  # type: ignore[arg-type]
+
+
+def test_what_is_no_plan_is_refused_with_the_way_to_make_one() -> None:
+    model, guide = tiny_model("bert"), Guide("next", "mask")
+    for wrong in ("preset:ag", (guide,), None):
+        with pytest.raises(PlanError, match="is no plan") as raised:
+            install(model, wrong)  # type: ignore[arg-type]
+        assert "Plan.load" in str(raised.value.hint)
+    for wrong in (guide, "next", ("next",)):
+        with pytest.raises(PlanError, match="is no list of guides"):
+            Plan(wrong)  # type: ignore[arg-type]
+    assert Plan([guide]) == Plan((guide,))  # type: ignore[arg-type]

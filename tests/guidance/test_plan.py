@@ -264,8 +264,8 @@ def test_a_disabled_row_is_not_installed_and_survives_the_round_trip() -> None:
 
 
 def test_one_selector_need_not_be_a_list() -> None:
-    for given, written in ((0, (0,)), ("first 2", ("first 2",)), ([0, "last 1"], (0, "last 1"))):
-        guide = Guide("next", "mask", heads=given, layers=given)  # type: ignore[arg-type]
+    for selector, written in ((0, (0,)), ("first 2", ("first 2",)), ([0, "last 1"], (0, "last 1"))):
+        guide = Guide("next", "mask", heads=selector, layers=selector)  # type: ignore[arg-type]
         assert guide == Guide("next", "mask", heads=written, layers=written) and hash(guide.heads) == hash(written)
     with pytest.raises(PlanError, match="not a list of numbers and rules"):
         Guide("next", "mask", heads=(0.5,))  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ class Mask(Mechanism):
 
     def num_matches(self, inputs: PatternInputs, prepared: Any) -> Tensor:
         keys: Tensor = prepared
-        return keys.sum()
+        return keys.count_nonzero()
 
     def keys(self, prepared: Any) -> Tensor:
         found: Tensor = prepared

@@ -70,11 +70,13 @@ def window(tokens: Tokens, *, size: Annotated[int, Odd()] = 3, words: bool = Fal
         return Rule(lambda b, q, k: (q - k).abs() <= reach, tokens.valid_BT)
     place_BT, has_place_BT = _word_places(tokens)
 
-    def near(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def close(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         both = has_place_BT[b, q] & has_place_BT[b, k]
-        return (both & ((place_BT[b, q] - place_BT[b, k]).abs() <= reach)) | (q == k)
+        place = place_BT[b, k]
+        near = (place >= place_BT[b, q] - reach) & (place <= place_BT[b, q] + reach)
+        return (both & near) | (q == k)
 
-    return Rule(near, tokens.valid_BT)
+    return Rule(close, tokens.valid_BT)
 
 
 # tokens and what they look like
@@ -166,25 +168,37 @@ def rare(tokens: Tokens, *, fraction: Share = 0.1, least: Count = 2) -> Predicat
         least: but at least so many.
     """
     word_BT = _words(tokens)
-    same_BQK = _same_word(word_BT)
-    segment_BT = tokens.columns.get("segment", torch.zeros_like(word_BT))
-    T = word_BT.shape[1]
-    earlier_QK = torch.ones(T, T, dtype=torch.bool, device=word_BT.device).tril(-1)
+    pieces_BT, by_word_BT = word_BT.sort(dim=-1, stable=True)
+    first_piece_BT = torch.searchsorted(pieces_BT, pieces_BT)
+    place_BT = torch.arange(word_BT.shape[1], device=word_BT.device).expand_as(word_BT)
+    is_first_BT = torch.zeros_like(tokens.valid_BT).scatter(-1, by_word_BT, first_piece_BT == place_BT)
     # a word is ranked at its first piece
-    start_BT = (word_BT >= 0) & ~(same_BQK & earlier_QK).any(-1) & (segment_BT >= 0)
+    segment_BT = tokens.columns.get("segment", torch.zeros_like(word_BT))
+    start_BT = is_first_BT & (word_BT >= 0) & (segment_BT >= 0)
     idf_BT = tokens.column("idf").float()
     idf_BT = torch.where(start_BT & (idf_BT > 0), idf_BT, float("-inf"))
-    candidate_BT = idf_BT > float("-inf")
-    peers_BQK = (segment_BT[:, :, None] == segment_BT[:, None, :]) & start_BT[:, None, :]
-    rarer_BQK = idf_BT[:, None, :] > idf_BT[:, :, None]
-    equal_BQK = idf_BT[:, None, :] == idf_BT[:, :, None]
-    rank_BT = (peers_BQK & (rarer_BQK | (equal_BQK & earlier_QK.T))).sum(-1)
+
+    # sorted by segment, then by falling idf, then the later first; R numbers the ranks of all segments together
+    order_BR = place_BT.flip(-1)
+    order_BR = order_BR.gather(-1, idf_BT.gather(-1, order_BR).argsort(dim=-1, descending=True, stable=True))
+    groups_BT = segment_BT.masked_fill(~start_BT, -1)
+    group_BR, by_group_BR = groups_BT.gather(-1, order_BR).sort(dim=-1, stable=True)
+    order_BR = order_BR.gather(-1, by_group_BR)
+    begin_BR = torch.searchsorted(group_BR, group_BR)
+    end_BR = torch.searchsorted(group_BR, group_BR, right=True)
     # 0.29 * 100 is less than 29
-    wanted_BT = (peers_BQK.sum(-1) * fraction + 1e-4).floor().clamp(min=least)
-    chosen_BT = candidate_BT & (rank_BT < wanted_BT)
-    too_few_BT = start_BT & ((peers_BQK & candidate_BT[:, None, :]).sum(-1) < wanted_BT)
-    fills_B1 = too_few_BT.any(-1, keepdim=True) | ~start_BT.any(-1, keepdim=True)
-    keys_BT = (same_BQK & chosen_BT[:, None, :]).any(-1) | (_first(tokens.valid_BT) & fills_B1)
+    wanted_BR = ((end_BR - begin_BR) * fraction + 1e-4).floor().clamp(min=least)
+    candidate_BR = (idf_BT > float("-inf")).gather(-1, order_BR)
+    before_BR = torch.nn.functional.pad(candidate_BR.cumsum(-1), (1, 0))
+    num_candidates_BR = before_BR.gather(-1, end_BR) - before_BR.gather(-1, begin_BR)
+    too_few_BR = (group_BR >= 0) & (num_candidates_BR < wanted_BR)
+    chosen_BR = candidate_BR & (place_BT - begin_BR < wanted_BR)
+
+    chosen_BT = torch.zeros_like(chosen_BR).scatter(-1, order_BR, chosen_BR)
+    pieces_chosen_BT = chosen_BT.gather(-1, by_word_BT).gather(-1, first_piece_BT)
+    keys_BT = torch.zeros_like(chosen_BT).scatter(-1, by_word_BT, pieces_chosen_BT)
+    fills_B1 = too_few_BR.any(-1, keepdim=True) | ~start_BT.any(-1, keepdim=True)
+    keys_BT = keys_BT | (_first(tokens.valid_BT) & fills_B1)
     return Columns(keys_BT, tokens.valid_BT)
 
 
@@ -220,11 +234,12 @@ def major_relation(
         relations: of Universal Dependencies; a subtype such as ``nsubj:pass`` is another relation.
         square: only the tokens that are looked at look.
     """
-    word_BT = _words(tokens)
+    word_BT, head_BT = _words(tokens), tokens.column("head")
     found_BT = _is_any(tokens.column("relation"), map(relation_id, relations)) & (word_BT >= 0)
-    related_BQK = Rule(_related(tokens), tokens.valid_BT).dense()
+    found_words_BT, found_heads_BT = word_BT.masked_fill(~found_BT, -1), head_BT.masked_fill(~found_BT, -1)
+    related_BT = _is_in(word_BT, found_words_BT) | _is_in(head_BT, found_words_BT) | _is_in(word_BT, found_heads_BT)
     first_BT, last_BT = _ends(tokens)
-    keys_BT = (related_BQK & found_BT[:, None, :]).any(-1) | first_BT | last_BT
+    keys_BT = (related_BT & (word_BT >= 0)) | first_BT | last_BT
     if square:
         return Rule(lambda b, q, k: keys_BT[b, q] & keys_BT[b, k], tokens.valid_BT)
     inner_BT = tokens.column("delimiter") & ~first_BT & ~last_BT
@@ -321,8 +336,11 @@ def _words(tokens: Tokens) -> Tensor:
     return tokens.column("word").masked_fill(~tokens.valid_BT, -1)
 
 
-def _same_word(word_BT: Tensor) -> Tensor:
-    return (word_BT[:, :, None] == word_BT[:, None, :]) & (word_BT >= 0)[:, :, None]
+def _is_in(numbers_BT: Tensor, wanted_BT: Tensor) -> Tensor:
+    """Which numbers are among the wanted ones of their example; -1 never is."""
+    sorted_BT = wanted_BT.sort(-1).values
+    found_BT = torch.searchsorted(sorted_BT, numbers_BT.contiguous()).clamp(max=wanted_BT.shape[1] - 1)
+    return (sorted_BT.gather(-1, found_BT) == numbers_BT) & (numbers_BT >= 0)
 
 
 def _related(tokens: Tokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

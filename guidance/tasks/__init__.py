@@ -1,0 +1,1 @@
+"""What the tasks of the papers compute, without models and files: entities, segments, summaries and their scores."""

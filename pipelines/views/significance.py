@@ -1,0 +1,161 @@
+"""Is a difference between two systems real?  Tests over seeds, folds or examples.
+
+A difference is the second system's figure minus the first one's.  All tests are two-sided.
+
+Sources: Nadeau & Bengio 2003 (folds share training data); Koehn 2004, Efron & Tibshirani 1993 (bootstrap); Noreen 1989,
+Riezler & Maxwell 2005 (approximate randomisation); McNemar 1947; Holm 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from guidance.errors import InputError
+
+Statistic = Callable[[np.ndarray], float]
+"""From the indices of examples, with repetitions, to the figure of a system on them."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a test says about two systems.
+
+    Attributes:
+        test: its name.
+        effect: the difference.
+        low, high: an interval that covers the true difference with the confidence asked for; NaN where the test has none.
+        p: how often chance alone gives a difference at least as large; NaN where it cannot be said.
+        n: how many seeds, folds or examples it is based on.
+    """
+
+    test: str
+    effect: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+
+def paired_t(differences: Sequence[float], *, shared_folds: bool = False, confidence: float = 0.95) -> Difference:
+    """Student's paired t-test over seeds, or its correction for the folds of one cross-validation.
+
+    The training parts of k folds overlap, so their scores are not independent: the variance of the mean is taken as
+    s² (1/k + 1/(k-1)) instead of s²/k.
+
+    Args:
+        differences: one for each seed or fold.
+        shared_folds: they are the k folds of one cross-validation.
+    """
+    from scipy import stats
+
+    values = np.asarray(differences, dtype=float)
+    n = len(values)
+    effect = float(values.mean()) if n else float("nan")
+    name = "corrected paired t-test" if shared_folds else "paired t-test"
+    if n < 2:
+        return Difference(name, effect, float("nan"), float("nan"), float("nan"), n)
+    share = 1 / n + (1 / (n - 1) if shared_folds else 0)
+    error = float(values.std(ddof=1)) * share**0.5
+    reach = float(stats.t.ppf(0.5 + confidence / 2, n - 1)) * error
+    p = float(effect == 0)
+    if error > 0:
+        p = float(2 * stats.t.sf(abs(effect) / error, n - 1))
+    return Difference(name, effect, effect - reach, effect + reach, p, n)
+
+
+def paired_bootstrap(
+    first: Statistic, second: Statistic, n: int, *, rounds: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Difference:
+    """Draw the examples anew, with repetitions, and see how the difference varies.
+
+    The interval is that of percentiles.  The p-value asks how often a centred draw is at least as far from 0 as the
+    difference itself.
+
+    Args:
+        first, second: the figure of each system on chosen examples.
+        n: the number of examples.
+        rounds: how many draws.
+
+    Raises:
+        InputError: there are no examples.
+    """
+    effect = _effect(first, second, n)
+    draw = np.random.default_rng(seed)
+    found = np.empty(rounds)
+    for each in range(rounds):
+        chosen = draw.integers(0, n, n)
+        found[each] = second(chosen) - first(chosen)
+    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    as_far = int((np.abs(found - found.mean()) >= abs(effect)).sum())
+    return Difference("paired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), n)
+
+
+def approximate_randomization(
+    score: Callable[[np.ndarray], float], n: int, *, rounds: int = 10_000, seed: int = 0
+) -> Difference:
+    """Swap the outputs of the two systems at random examples, and see how often the difference becomes as large.
+
+    This is exact for corpus scores such as BLEU, which are no means over examples.
+
+    Args:
+        score: from n booleans, True where an example's output is that of the second system, to the figure of that mixture.
+        n: the number of examples.
+        rounds: how many swaps.
+
+    Raises:
+        InputError: there are no examples.
+    """
+    if n < 1:
+        raise InputError("there are no examples to compare")
+    none = np.zeros(n, dtype=bool)
+    effect = score(~none) - score(none)
+    draw = np.random.default_rng(seed)
+    as_far = 0
+    for _ in range(rounds):
+        swapped = draw.random(n) < 0.5
+        as_far += abs(score(~swapped) - score(swapped)) >= abs(effect) - 1e-12
+    nan = float("nan")
+    return Difference("approximate randomisation", effect, nan, nan, (1 + as_far) / (1 + rounds), n)
+
+
+def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
+    """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?
+
+    Args:
+        first, second: whether each system is right, example by example.
+
+    Raises:
+        InputError: the systems have different numbers of examples, or none.
+    """
+    from scipy import stats
+
+    if len(first) != len(second):
+        raise InputError(f"one system has {len(first)} examples, the other {len(second)}")
+    if not len(first):
+        raise InputError("there are no examples to compare")
+    before, after = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    better, worse = int((after & ~before).sum()), int((before & ~after).sum())
+    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    nan = float("nan")
+    return Difference("McNemar's exact test", (better - worse) / len(before), nan, nan, p, len(before))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for how many there are, by Holm's method; NaN stays and does not count."""
+    known = [index for index, p in enumerate(p_values) if not np.isnan(p)]
+    corrected = list(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(known, key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, (len(known) - rank) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def _effect(first: Statistic, second: Statistic, n: int) -> float:
+    if n < 1:
+        raise InputError("there are no examples to compare")
+    everything = np.arange(n)
+    return second(everything) - first(everything)

@@ -1,0 +1,86 @@
+"""Tests of significance, against scipy, cases worked by hand, and what must be so for systems that do not differ."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from guidance.errors import InputError
+from pipelines.views.significance import approximate_randomization, holm, mcnemar, paired_bootstrap, paired_t
+
+DIFFERENCES = [0.5, 1.0, 0.2, 0.9]
+
+
+def test_paired_t_is_that_of_scipy() -> None:
+    from scipy import stats
+
+    found, expected = paired_t(DIFFERENCES), stats.ttest_1samp(DIFFERENCES, 0.0)
+    interval = expected.confidence_interval(0.95)
+    assert found.effect == pytest.approx(0.65)
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, interval.low, interval.high))
+
+
+def test_folds_widen_the_interval_by_the_correction() -> None:
+    plain, folds = paired_t(DIFFERENCES), paired_t(DIFFERENCES, shared_folds=True)
+    # 1/4 becomes 1/4 + 1/3
+    assert (folds.high - folds.low) / (plain.high - plain.low) == pytest.approx((7 / 12 / (1 / 4)) ** 0.5)
+    assert folds.p > plain.p
+
+
+@pytest.mark.parametrize(("values", "p"), [([], math.nan), ([1.0], math.nan), ([0.0, 0.0], 1.0), ([1.0, 1.0], 0.0)])
+def test_paired_t_of_few_or_equal_values(values: list[float], p: float) -> None:
+    assert paired_t(values).p == pytest.approx(p, nan_ok=True)
+
+
+def test_mcnemar_by_hand() -> None:
+    # five changes for the better, one for the worse: 2 * (1 + 6) / 64
+    first = [False] * 5 + [True] + [True] * 4
+    second = [True] * 5 + [False] + [True] * 4
+    found = mcnemar(first, second)
+    assert (found.effect, found.p, found.n) == (pytest.approx(0.4), pytest.approx(14 / 64), 10)
+    assert mcnemar(first, first).p == 1.0
+    with pytest.raises(InputError, match="10 examples, the other 9"):
+        mcnemar(first, second[1:])
+
+
+def right(share: float, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(300) < share
+
+
+def test_bootstrap_finds_a_real_difference_and_none_where_there_is_none() -> None:
+    first, better, equal = right(0.6, 0), right(0.8, 1), right(0.6, 2)
+
+    def accuracy(values: np.ndarray):  # type: ignore[no-untyped-def]
+        return lambda chosen: float(values[chosen].mean())
+
+    found = paired_bootstrap(accuracy(first), accuracy(better), 300, rounds=2000)
+    assert found.low < found.effect < found.high
+    assert found.p < 0.01 < found.low
+    spread = (better.astype(float) - first).std() / 300**0.5
+    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.1)
+    nothing = paired_bootstrap(accuracy(first), accuracy(equal), 300, rounds=2000)
+    assert nothing.low < 0 < nothing.high
+    assert nothing.p > 0.05
+    assert paired_bootstrap(accuracy(first), accuracy(first), 300, rounds=100).p == 1.0
+
+
+def test_randomization_of_two_examples_is_exact() -> None:
+    # swaps give differences of 3, 1, -1, -3: half of them are as far from 0 as 3
+    outputs = np.array([[0.0, 0.0], [1.0, 2.0]])
+
+    def score(second: np.ndarray) -> float:
+        return float(outputs[second.astype(int), np.arange(2)].sum())
+
+    found = approximate_randomization(score, 2, rounds=4000)
+    assert found.effect == 3.0
+    assert found.p == pytest.approx(0.5, abs=0.03)
+    with pytest.raises(InputError, match="no examples"):
+        approximate_randomization(score, 0)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, math.nan, 0.9])[0] == 1.0
+    assert holm([]) == []

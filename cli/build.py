@@ -109,6 +109,7 @@ def build_tokenizer(
         "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128",
         "guide build-sequences wiki ./bert-base --max-length 128   # the tokenizer of a model",
         "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
+        "guide build-sequences reviews ./bert-base --packing examples",
     ],
     next_command=lambda made: (
         "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")

@@ -2,7 +2,8 @@
 
 Each token keeps its position in the text.  Writes ``train.parquet``, ``valid.parquet`` and ``test.parquet`` (for splits
 with text), one row per sequence, and the tokenizer's files under ``tokenizer/``, so that later stages need only the
-sequences.  With ``--packing pairs`` a row is an example with two texts; see `pipelines.text.pair_sequences`.
+sequences.  With ``--packing pairs`` a row is an example with two texts; see `pipelines.text.pair_sequences`.  With
+``--packing examples`` it is an example of a task with its label; see `pipelines.text.example_sequences`.
 
 Source: Liu et al. 2019 (RoBERTa), section 4.2, FULL-SENTENCES: sequences may cross documents, with one separator between.
 """
@@ -34,10 +35,11 @@ class Config(stage.Config):
     """How text becomes sequences."""
 
     max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, including special ones")
-    packing: Literal["full-sentences", "document", "pairs"] = Field(
+    packing: Literal["full-sentences", "document", "pairs", "examples"] = Field(
         "full-sentences",
         description="full-sentences: a sequence may continue in the next document; document: it ends with its document; "
-        "pairs, for translation: it is the first text of an example, and the second text is its target",
+        "pairs, for translation: it is the first text of an example, and the second text is its target; examples: it is "
+        "an example of a dataset with its label, one or two texts",
     )
 
 
@@ -74,8 +76,11 @@ def build(run: Run) -> None:
     if run.config.packing == "pairs":
         from pipelines.text import pair_sequences
 
-        pair_sequences.build(run)
-        return
+        return pair_sequences.build(run)
+    if run.config.packing == "examples":
+        from pipelines.text import example_sequences
+
+        return example_sequences.build(run)
     config: Config = run.config
     corpus: Artifact = run.inputs["corpus"]
     files = tokenizer_files(run.inputs["tokenizer"])

@@ -12,6 +12,9 @@ from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
 
 SPLITS = ("train", "valid", "test")
+DOCUMENT_BATCH = 1024
+"""Blocks that `whole_documents` reads at once."""
+
 BLOCK_OF_COLUMN = {"text": 0, "pair": 1}
 """Which block of a task's example holds which of its two texts."""
 
@@ -79,6 +82,24 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
                 yield record_batch
         except pa.ArrowException as error:
             raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
+
+
+def whole_documents(corpus: Artifact) -> Iterator[Any]:
+    """The blocks of a corpus, in tables of whole documents."""
+    import pyarrow as pa
+
+    pending: list[Any] = []
+    columns = ["document", "block", "split", "start", "first_sentence", "text", "sentences"]
+    for batch in read_blocks(corpus, columns, batch=DOCUMENT_BATCH):
+        table = pa.Table.from_batches([batch])
+        split = table.column_names.index("split")
+        table = pa.concat_tables([*pending, table.set_column(split, "split", table["split"].cast(pa.string()))])
+        documents = table["document"].to_numpy()
+        last = int(documents.searchsorted(documents[-1]))
+        pending = [table.slice(last)]
+        if last:
+            yield table.slice(0, last)
+    yield from pending
 
 
 def training_blocks(blocks: Any, number: int | None = None) -> Any:

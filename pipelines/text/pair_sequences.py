@@ -21,13 +21,11 @@ import pyarrow as pa
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
-from pipelines.text.corpus_files import SPLITS, check_pairs, read_blocks
+from pipelines.text.corpus_files import SPLITS, check_pairs, whole_documents
 from pipelines.text.encoding import Encoder, block_columns
 from pipelines.text.packing import Tokens, one_each
 from pipelines.text.sequence_files import SequenceFile, pair_schema, warn
 from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
-
-_BATCH_BLOCKS = 1024
 
 
 def build(run: Run) -> None:
@@ -40,7 +38,7 @@ def build(run: Run) -> None:
     files: dict[str, SequenceFile] = {}
     total = int(corpus.counts.get("documents", 0)) or None
     with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="pairs") as bar:
-        for table in _whole_documents(corpus):
+        for table in whole_documents(corpus):
             for split, pairs in _pairs(table, source, target, run.config.max_length, counts):
                 if split not in files:
                     files[split] = SequenceFile(split, pair_schema(), source.special["unk"], run, stack)
@@ -153,19 +151,3 @@ def _first_tokens(tokens: Tokens, sizes: Any, kept: Any, limit: int) -> tuple[To
     within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = kept[rows] & (within < limit)
     return Tokens(*(column[chosen] for column in tokens)), np.minimum(sizes[kept], limit)
-
-
-def _whole_documents(corpus: Artifact) -> Iterator[pa.Table]:
-    """The blocks of a corpus, in tables of whole documents."""
-    pending: list[pa.Table] = []
-    columns = ["document", "block", "split", "start", "first_sentence", "text", "sentences"]
-    for batch in read_blocks(corpus, columns, batch=_BATCH_BLOCKS):
-        table = pa.Table.from_batches([batch])
-        split = table.column_names.index("split")
-        table = pa.concat_tables([*pending, table.set_column(split, "split", table["split"].cast(pa.string()))])
-        documents = table["document"].to_numpy()
-        last = int(np.searchsorted(documents, documents[-1]))
-        pending = [table.slice(last)]
-        if last:
-            yield table.slice(0, last)
-    yield from pending

@@ -34,6 +34,15 @@ def pair_schema() -> Any:
     )
 
 
+def example_schema() -> Any:
+    """Columns of a file of examples: those of a sequence, the text that each token belongs to, and the label."""
+    import pyarrow as pa
+
+    text = list_column("text", pa.int8(), "0 for the first text with its begin token and separators, 1 for the second")
+    label = pa.field("label", pa.string(), metadata={"unit": "label of the example; null if it has none"})
+    return sequence_schema().append(text).append(label)
+
+
 class SequenceFile:
     """Writes the file of one split.
 
@@ -47,9 +56,16 @@ class SequenceFile:
         self.counts = {"sequences": 0, "tokens": 0, "unknown_tokens": 0}
 
     def write(self, packed: Packed, *more: Any) -> None:
-        """Add sequences; ``more`` are the arrays of the schema's further columns."""
+        """Add sequences; ``more`` are the schema's further columns: arrow arrays, or lists; or numpy arrays over tokens."""
+        import numpy as np
         import pyarrow as pa
 
+        more = tuple(
+            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column))
+            if isinstance(column, np.ndarray)
+            else column
+            for column in more
+        )
         arrays = [
             pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
             for column, field in zip([*packed.tokens, packed.special], self._schema, strict=False)
@@ -63,6 +79,7 @@ class SequenceFile:
 
 _WARNINGS = {
     "cut_sentences": "sentences were longer than a sequence and were cut",
+    "cut_examples": "examples were longer than a sequence and were cut",
     "cut_pairs": "pairs had a side longer than a sequence and were cut",
     "long_pairs": "pairs had a side longer than a sequence and were dropped",
     "empty_pairs": "pairs had a side without tokens and were dropped",

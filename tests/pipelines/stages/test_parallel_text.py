@@ -18,7 +18,7 @@ from pipelines.stages import corpus, dataset, dependencies, idf, masks, sequence
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.store import Store
-from pipelines.text import pair_sequences
+from pipelines.text import corpus_files
 from tests.shared import shared
 
 GERMAN = ["Ein Hund läuft.", "Zwei Katzen schlafen .", "Der Hund sieht zwei Katzen."]
@@ -239,7 +239,7 @@ def test_batch_boundaries_do_not_split_documents(store: Store, tmp_path: Path, m
     text = make(store, tmp_path, GERMAN * 7, ENGLISH * 7)
     made = words(store, text)
     expected = rows_of(encode(store, text, made, max_length=17))
-    monkeypatch.setattr(pair_sequences, "_BATCH_BLOCKS", 3)
+    monkeypatch.setattr(corpus_files, "DOCUMENT_BATCH", 3)
     assert rows_of(encode(store, text, made, max_length=18)) == expected
     assert len(expected) == 21
 

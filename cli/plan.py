@@ -211,7 +211,10 @@ def _read(session: Session, reference: str, model: str | None, scores: Path | No
             raise InputError("--scores needs a model", hint="give --model too")
         return plan, None, {}
     shape = plans.read_shape(model, session.store)
-    return plan, shape, plans.reach_of(plan, shape, read_scores(scores) if scores else None)
+    try:
+        return plan, shape, plans.reach_of(plan, shape, read_scores(scores) if scores else None)
+    except PlanError as error:
+        raise PlanError(f"{reference}: {error.message}", hint=error.hint) from error
 
 
 def _as_json(found: Any) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from guidance.attention.backends import register_backend
     from guidance.batch import BatchGuidance
     from guidance.checkpoint import load, save
+    from guidance.collator import FeatureCollator
     from guidance.errors import (
         GuidanceHadNoEffect,
         GuideError,
@@ -21,17 +22,23 @@ if TYPE_CHECKING:
     from guidance.installation import Handle, install
     from guidance.measures import attention_loss, logit_loss, pattern
     from guidance.mechanisms import register_mechanism
+    from guidance.mechanisms.attacks import AttackMechanism
     from guidance.mechanisms.base import Mechanism
+    from guidance.models.added_heads import Pal
     from guidance.models.families import register_family
-    from guidance.patterns import register_pattern
-    from guidance.patterns.features import Cooccurrence, Tokens, register_feature
+    from guidance.options import Within
+    from guidance.patterns import Columns, Pairs, Predicate, Rule, Shift, Weights, register_pattern
+    from guidance.patterns.features import RELATIONS, UPOS, Cooccurrence, Tokens, register_feature
     from guidance.plan import Guide, Plan
+    from guidance.sites import Site
+    from guidance.statistics.texts import Word, word_features
     from guidance.trainer import GuidedTrainer
 
 _HOMES = {
     "attention.backends": ("register_backend",),
     "batch": ("BatchGuidance",),
     "checkpoint": ("load", "save"),
+    "collator": ("FeatureCollator",),
     "errors": (
         "GuidanceHadNoEffect",
         "GuideError",
@@ -45,18 +52,28 @@ _HOMES = {
     "installation": ("Handle", "install"),
     "measures": ("attention_loss", "logit_loss", "pattern"),
     "mechanisms": ("register_mechanism",),
+    "mechanisms.attacks": ("AttackMechanism",),
     "mechanisms.base": ("Mechanism",),
+    "models.added_heads": ("Pal",),
     "models.families": ("register_family",),
-    "patterns": ("register_pattern",),
-    "patterns.features": ("Cooccurrence", "Tokens", "register_feature"),
+    "options": ("Within",),
+    "patterns": ("Columns", "Pairs", "Predicate", "Rule", "Shift", "Weights", "register_pattern"),
+    "patterns.features": ("RELATIONS", "UPOS", "Cooccurrence", "Tokens", "register_feature"),
     "plan": ("Guide", "Plan"),
+    "sites": ("Site",),
+    "statistics.texts": ("Word", "word_features"),
     "trainer": ("GuidedTrainer",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "RELATIONS",
+    "UPOS",
+    "AttackMechanism",
     "BatchGuidance",
+    "Columns",
     "Cooccurrence",
+    "FeatureCollator",
     "GuidanceHadNoEffect",
     "Guide",
     "GuideError",
@@ -66,11 +83,20 @@ __all__ = [
     "MachineError",
     "Mechanism",
     "NumericalError",
+    "Pairs",
+    "Pal",
     "Plan",
     "PlanError",
+    "Predicate",
+    "Rule",
+    "Shift",
+    "Site",
     "Tokens",
     "UnknownName",
     "UnsupportedModel",
+    "Weights",
+    "Within",
+    "Word",
     "attention_loss",
     "install",
     "load",
@@ -82,6 +108,7 @@ __all__ = [
     "register_mechanism",
     "register_pattern",
     "save",
+    "word_features",
 ]
 
 

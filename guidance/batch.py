@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -167,9 +167,9 @@ class BatchGuidance:
 
     def adversarial_loss(
         self,
-        clean: Tensor,
-        attacked: Tensor,
-        form: Form = "classification",
+        clean: Any,
+        attacked: Any,
+        form: Form | Literal["pretraining"] = "classification",
         selected: Tensor | None = None,
         *,
         step: int = 0,
@@ -180,10 +180,36 @@ class BatchGuidance:
         The guide's weight and schedule are those of the divergence; the penalty has its own weight.
 
         Args:
-            clean, attacked, form, selected: see `guidance.mechanisms.attacks.divergence`.
+            clean, attacked: logits, see `guidance.mechanisms.attacks.divergence`, or what the model returned.
+            form: see `divergence`; or ``pretraining``, which adds to the divergence of tokens that of whole examples, as
+                the option ``sentence`` of the plan says.  With ``hidden``, its default, give what the model returned for
+                ``output_hidden_states=True``.
+            selected: see `divergence`; the masked positions in pre-training.
+
+        Raises:
+            InputError: the shapes do not fit, or hidden states are asked for and are not there.
+
+        Source: Wu et al. 2023, equations 9 and 10.
         """
-        alpha = self.guided.attack_alpha(step, total_steps)
-        return alpha * divergence(clean, attacked, form, selected) + self.penalty()
+        of_tokens, of_attacked = (o if isinstance(o, Tensor) else o.logits for o in (clean, attacked))
+        moved = divergence(of_tokens, of_attacked, "token" if form == "pretraining" else form, selected)
+        if form == "pretraining":
+            moved = moved + divergence(self._sentence_output(clean), self._sentence_output(attacked))
+        return self.guided.attack_alpha(step, total_steps) * moved + self.penalty()
+
+    def _sentence_output(self, output: Any) -> Tensor:
+        """What stands for whole examples in pre-training, (B, D): see `GuidedModel.sentence`."""
+        if self.guided.sentence == "head":
+            logits: Tensor = output if isinstance(output, Tensor) else output.logits
+            return logits[:, 0]
+        states = getattr(output, "hidden_states", None)
+        if not states:
+            raise InputError(
+                "the plan compares hidden states (sentence = 'hidden'), and the outputs have none",
+                hint='give what the model returned for output_hidden_states=True, or write sentence = "head" in the plan',
+            )
+        last: Tensor = states[-1]
+        return last[:, 0]
 
     def penalty(self) -> Tensor:
         """What the adversary pays for the units that it leaves on: summed over layers, averaged over the examples.
@@ -346,7 +372,7 @@ class BatchGuidance:
         def build() -> Predicate:
             guide = self.guided.plan.guides[number]
             assert guide.bound_pattern is not None
-            return guide.bound_pattern.build(guide.bound_mechanism.seen(self._stack(stack)))
+            return guide.bound_pattern.on(guide.bound_mechanism.seen(self._stack(stack)))
 
         return self._once(("pattern", number, stack), build)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import GuidanceHadNoEffect, InputError
+from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.random_mask import PROPORTIONS
 from guidance.models.added_heads import added_sites
 from guidance.models.families import find_sites
@@ -137,6 +138,16 @@ class GuidedModel:
         guide = self.plan.guides[number]
         return guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
 
+    @property
+    def sentence(self) -> str:
+        """Which output stands for a whole example when attacks are judged in pre-training.
+
+        See `guidance.mechanisms.attacks.AttackMechanism`; all attacks of a plan have the same.
+        """
+        mechanism = self.plan.guides[self.attacks[0][0]].bound_mechanism
+        assert isinstance(mechanism, AttackMechanism)
+        return mechanism.sentence
+
     # what patterns have matched
 
     def count_matches(self, number: int, found: Tensor) -> None:
@@ -163,20 +174,46 @@ class GuidedModel:
         own = guide.stack == "decoder" and guide.attention == "self"
         return self.decoder_vocabulary if own else self.vocabulary
 
-    def missing(self, *, training: bool) -> Iterator[tuple[str, str, str]]:
-        """Tables that were not given, and features of the vocabulary without a tokenizer: (label, kind, name).
+    def needs(self, *, training: bool = True) -> dict[str, str]:
+        """The features that each batch has to bring, by name, each with the label of a guide that reads it.
+
+        What a tokenizer tells of the ids is not among them.  Features of a decoder's tokens have ``decoder_`` before their
+        name, as `Handle.guide` takes them.
 
         Args:
             training: whether guides that only add a loss count.
         """
-        for number, guide in self.guides.items():
-            if not guide.enabled or (guide.is_loss and not training):
+        found: dict[str, str] = {}
+        for number in self.num_guided:
+            guide = self.plan.guides[number]
+            if guide.is_loss and not training:
                 continue
-            label = self.plan.labels[number]
-            yield from ((label, "table", name) for name in guide.tables if name not in self.tables)
-            for name in guide.bound_pattern.needs if guide.bound_pattern else ():
-                if name in Vocabulary.FEATURES and self.vocabulary_of(guide) is None:
-                    yield label, "feature", name
+            known = Vocabulary.FEATURES if self.vocabulary_of(guide) else ()
+            prefix = "decoder_" if (guide.stack, guide.attention) == ("decoder", "self") else ""
+            pattern = guide.bound_pattern.needs if guide.bound_pattern else ()
+            for name in (*pattern, *guide.bound_mechanism.needs):
+                if name not in known:
+                    found.setdefault(prefix + name, self.plan.labels[number])
+        return found
+
+    def missing(
+        self, *, training: bool, columns: Collection[str] | None = None
+    ) -> Iterator[tuple[str, Literal["table", "feature"], str]]:
+        """Tables that were not given, and features that no batch will have: (label, kind, name).
+
+        Args:
+            training: whether guides that only add a loss count.
+            columns: the features that every batch will have; None if that is not known, so that only those are missing
+                which a tokenizer would give.
+        """
+        for number, guide in self.guides.items():
+            if guide.enabled and (training or not guide.is_loss):
+                label = self.plan.labels[number]
+                yield from ((label, "table", name) for name in guide.tables if name not in self.tables)
+        for name, label in self.needs(training=training).items():
+            follows_from_ids = name.removeprefix("decoder_") in Vocabulary.FEATURES
+            if name not in columns if columns is not None else follows_from_ids:
+                yield label, "feature", name
 
 
 def check_matches(matches: Mapping[str, float]) -> None:

@@ -6,8 +6,8 @@ canary that all of it is reached.  `Handle.guide` makes the guidance of one batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
-from guidance.errors import InputError, PlanError
+from guidance.errors import InputError, PlanError, did_you_mean
 from guidance.guided_model import GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
@@ -29,6 +29,8 @@ from guidance.patterns.scope import AttentionScope
 from guidance.plan import Plan
 from guidance.site_plans import HeadAssignment
 from guidance.sites import EXTRA, Site
+
+_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
 
 
 class Handle(GuidedModel):
@@ -61,29 +63,14 @@ class Handle(GuidedModel):
             attention_mask: (B, T), 0 at padding; all ones by default.
             decoder_input_ids, decoder_attention_mask: the same for a decoder whose heads are guided.
             step: optimizer steps so far, for masks that follow a schedule.
-            columns: further token features, each (B, T); for the decoder with ``decoder_`` before their name.
+            columns: further token features, each (B, T); for the decoder with ``decoder_`` before their name.  Other inputs
+                of the model, such as ``token_type_ids`` and ``labels``, may be among them and are left alone.
 
         Raises:
-            InputError: a feature of another shape or type, or one that does not exist.  One that the plan needs and the
-                batch lacks is missed in the forward pass, where the message says which command builds it.
+            InputError: a feature that the plan needs is not given, does not exist, or has another shape or type.
         """
-        tokens: dict[str, Tokens] = {}
-        mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
-        theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
-        for name, column in (*mine.items(), *theirs.items()):
-            if name not in FEATURES:
-                raise InputError(f"there is no feature {name!r}", hint=f"known: {', '.join(sorted(FEATURES))}")
-            if not isinstance(column, Tensor):
-                raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
-        if input_ids is not None:
-            tokens["encoder"] = self._tokens(input_ids, attention_mask, mine, self.vocabulary)
-        if decoder_input_ids is not None:
-            tokens["decoder"] = self._tokens(decoder_input_ids, decoder_attention_mask, theirs, self.decoder_vocabulary)
-        if not tokens:
-            raise InputError(
-                "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
-            )
-        return BatchGuidance(self, tokens, step)
+        batch = dict(zip(_INPUTS, (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask), strict=True))
+        return self._guide({**batch, **columns}, step=step)
 
     def at_inference(self, **batch: Tensor) -> dict[str, BatchGuidance]:
         """The further argument of a model that is evaluated: ``guidance`` that measures no loss.
@@ -91,24 +78,84 @@ class Handle(GuidedModel):
         It is empty if no guide shapes outputs, so that the model stays untouched.
 
         Args:
-            batch: what `guide` takes.
+            batch: what `guide` takes.  Features that only losses read need not be given.
         """
-        if not self.plan.shapes_outputs:
-            return {}
-        return {"guidance": replace(self.guide(**batch, step=0), measuring=False)}
+        return {"guidance": self._guide(batch, measuring=False)} if self.plan.shapes_outputs else {}
 
     def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> dict[Site, Tensor]:
         """Where the heads look: per site, (B, H, Q, K), as in evaluation.
 
         Args:
-            more: further arguments of `guide`; the inputs of a decoder go to the model too.
+            more: further arguments of `guide`, and of the model: ``token_type_ids``, the inputs of a decoder.
         """
-        guidance = self.guide(input_ids, attention_mask, **more)
+        step = more.pop("step", 0)
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, **more}
+        guidance = self._guide(batch, step=step, measuring=False)
         guidance.recorded = {}
-        inputs = {key: value for key, value in more.items() if key in ("decoder_input_ids", "decoder_attention_mask")}
+        inputs = {name: value for name, value in batch.items() if name.removeprefix("decoder_") not in FEATURES}
         with evaluating(self.model), torch.no_grad():
-            self.model(input_ids=input_ids, attention_mask=attention_mask, guidance=guidance, **inputs)
+            self.model(**inputs, guidance=guidance)
         return guidance.recorded
+
+    def _guide(
+        self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True, complete: bool = True
+    ) -> BatchGuidance:
+        """The guidance of a batch.
+
+        Args:
+            batch: the arguments of `guide`.
+            measuring: losses will be asked for.
+            complete: the batch must have the features that the plan reads.
+        """
+        columns = {name: batch[name] for name in batch if name not in _INPUTS and self._is_feature(name)}
+        for name, column in columns.items():
+            if not isinstance(column, Tensor):
+                raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
+        mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
+        theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
+        ids, mask, decoder_ids, decoder_mask = map(batch.get, _INPUTS)
+        tokens: dict[str, Tokens] = {}
+        if ids is not None:
+            tokens["encoder"] = self._tokens(ids, mask, mine, self.vocabulary)
+        if decoder_ids is not None:
+            tokens["decoder"] = self._tokens(decoder_ids, decoder_mask, theirs, self.decoder_vocabulary)
+        if not tokens:
+            raise InputError(
+                "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
+            )
+        if complete:
+            self._check_features(tokens, measuring)
+        return BatchGuidance(self, tokens, step, measuring=measuring)
+
+    def _is_feature(self, name: str) -> bool:
+        """Whether it is the name of a feature, and not of another input of the model.
+
+        Raises:
+            InputError: it is neither.
+        """
+        feature = name.removeprefix("decoder_")
+        if feature in FEATURES:
+            return True
+        if name not in inspect.signature(self.model.forward).parameters:
+            raise InputError(
+                f"there is no feature {feature!r}{did_you_mean(feature, FEATURES)}",
+                hint=f"known: {', '.join(sorted(FEATURES))}",
+            )
+        return False
+
+    def _check_features(self, tokens: Mapping[str, Tokens], measuring: bool) -> None:
+        """Raises InputError if a batch lacks features that the plan reads."""
+        lacking: dict[str, str] = {}
+        for name, label in self.needs(training=measuring).items():
+            stack = "decoder" if name.startswith("decoder_") else "encoder"
+            if stack in tokens and name.removeprefix("decoder_") not in tokens[stack].columns:
+                lacking[name] = label
+        if lacking:
+            names, labels = (", ".join(map(repr, dict.fromkeys(each))) for each in (lacking, lacking.values()))
+            raise InputError(
+                f"the batch has no feature {names}, which the plan reads (guide {labels})",
+                hint="; ".join(f"{name}: {FEATURES[name.removeprefix('decoder_')].source}" for name in lacking),
+            )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the plan added to the model, for optimizer groups of their own."""
@@ -301,10 +348,11 @@ class Installation:
         if ids is None and not self.handle.shapes("decoder"):
             return None
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        guidance = self.handle.guide(
-            ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask")
-        )
-        return args, {**kwargs, "guidance": replace(guidance, measuring=False)}
+        columns = {name: kwargs[name] for name in kwargs if name.removeprefix("decoder_") in FEATURES}
+        inputs = (ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask"))
+        guidance = self.handle._guide({**dict(zip(_INPUTS, inputs, strict=True)), **columns}, measuring=False)
+        rest = {name: value for name, value in kwargs.items() if name not in columns}
+        return args, {**rest, "guidance": guidance}
 
     def _hook(self, hook: Any) -> None:
         self._undo.append(hook.remove)
@@ -328,7 +376,8 @@ class _EveryKey(BatchGuidance):
     def __init__(self, handle: Handle, batch: Mapping[str, Any]) -> None:
         nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         given = {key: value for key, value in batch.items() if key != "use_cache"}
-        super().__init__(handle, handle.guide(**given, mispredicted=nowhere, decoder_mispredicted=nowhere).tokens)
+        given |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
+        super().__init__(handle, handle._guide(given, complete=False).tokens)
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))
@@ -365,6 +414,18 @@ def _show_layer_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> t
     return args, {**kwargs, "layer_input": args[0] if args else kwargs["hidden_states"]}
 
 
+def _known_features(names: Iterable[str]) -> set[str]:
+    """Names of features, checked.
+
+    Raises:
+        UnknownName: there is no such feature.
+    """
+    found = {names} if isinstance(names, str) else set(names)
+    for name in found:
+        FEATURES.find(name.removeprefix("decoder_"))
+    return found
+
+
 def install(
     model: PreTrainedModel,
     plan: Plan,
@@ -372,6 +433,7 @@ def install(
     *,
     decoder_tokenizer: Any = None,
     part: str = "model",
+    columns: Iterable[str] | None = None,
     tables: Mapping[str, Any] | None = None,
     training: bool = True,
     backend: str = "auto",
@@ -384,6 +446,9 @@ def install(
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
         decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the part of the plan that is about this model; guides of other parts are left out.
+        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them.  If
+            given, a feature that the plan needs and that is not among them is missed here, and not with the first batch.
+            `GuidedModel.needs` says what a plan needs.
         tables: what patterns and rules look up, by name; see `GuidedModel`.
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
@@ -414,8 +479,13 @@ def install(
         tables=tables,
         backend=backend,
     )
-    for label, what, name in handle.missing(training=training):
-        hint = FEATURES[name].source if what == "feature" else TABLES.get(name)
-        raise PlanError(f"guide {label!r} needs the {what} {name}", hint=hint)
+    given = None if columns is None else _known_features(columns)
+    for label, what, name in handle.missing(training=training, columns=given):
+        if what == "table":
+            raise PlanError(f"guide {label!r} needs the {what} {name}", hint=TABLES.get(name))
+        among = "" if given is None else ", which is not among the columns"
+        declare = "" if given is not None else f"; if every batch has it, say so by columns=[{name!r}]"
+        source = FEATURES[name.removeprefix("decoder_")].source
+        raise PlanError(f"guide {label!r} needs the {what} {name}{among}", hint=source + declare)
     handle.install()
     return handle

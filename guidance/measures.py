@@ -41,7 +41,7 @@ def pattern(
         >>> guidance.pattern("next", torch.tensor([[5, 6, 7]]))[0].int().tolist()
         [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
     """
-    return read_pattern(spec).build(_tokens(ids, mask, tokenizer, tables, columns)).dense()
+    return read_pattern(spec).on(_tokens(ids, mask, tokenizer, tables, columns)).dense()
 
 
 def attention_loss(
@@ -70,7 +70,7 @@ def attention_loss(
     tokens = _tokens(ids, mask, tokenizer, tables, columns)
     _check_shape("probabilities", probabilities, ids)
     mechanism = AttentionLoss(**read(AttentionLoss, options or {}, "attention_loss"))
-    found, predicate = read_pattern(spec), read_pattern(spec).build(tokens)
+    found, predicate = read_pattern(spec), read_pattern(spec).on(tokens)
     sizes_BQ = tokens.lengths_B[:, None] * tokens.valid_BT.float()
     target = target_of(found, predicate, mechanism, sizes_BQ)
     with torch.autocast(probabilities.device.type, enabled=False):
@@ -110,7 +110,7 @@ def logit_loss(
     _check_shape("scores", scores, ids)
     mechanism = LogitLoss(**read(LogitLoss, options or {}, "logit_loss"))
     rows = Rows.of(tokens)
-    weights_BRK = rows.weights_BRK(read_pattern(spec).build(tokens))
+    weights_BRK = rows.weights_BRK(read_pattern(spec).on(tokens))
     # queries are the rows of the scores, keys the unit vectors
     unit = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
     return row_losses(scores, unit.expand_as(scores), 1.0, rows.places_BR, weights_BRK, mechanism, tokens.valid_BT)

@@ -15,10 +15,11 @@ model.  A table ``[packages]`` names the package that registers a pattern or mec
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,12 +60,12 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], float]] = {
 """How a weight moves: from (step, total steps, steps to hold) to a factor."""
 
 
-def _key(default: Any, types: tuple[type, ...], help: str) -> Any:
-    """A key of a guide: its default, the types that a plan's file may give, and what it says."""
-    return field(default=default, metadata={"types": types, "help": help})
+def _key(types: tuple[type, ...], help: str) -> Any:
+    """A key of a guide: the types that a plan's file may give, and what it says.  `DEFAULTS` has the defaults."""
+    return field(metadata={"types": types, "help": help})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Guide:
     """One row of a plan.  The metadata of each field holds its description (``help``) and the types that TOML may give.
 
@@ -75,47 +76,81 @@ class Guide:
             a reference length, an example of n tokens counts n / reference_length.
         schedule: see `SCHEDULES`.
         options: further keys, for the pattern and the mechanism.
+
+    Example:
+        >>> Guide("window", "mask", heads="first 2", size=5)
     """
 
     pattern: str | Mapping[str, Any] = _key(
-        "",
         (str, dict),
         'the keys that a query should attend to: a name, or a combination such as { or = ["next", "previous"] }',
     )
-    mechanism: str = _key("", (str,), "how the pattern acts on a head")
-    part: str = _key("model", (str,), "model; or generator or discriminator, if two models are trained together")
-    stack: str = _key("encoder", (str,), "encoder or decoder")
-    attention: str = _key("self", (str,), "self or cross")
+    mechanism: str = _key((str,), "how the pattern acts on a head")
+    part: str = _key((str,), "model; or generator or discriminator, if two models are trained together")
+    stack: str = _key((str,), "encoder or decoder")
+    attention: str = _key((str,), "self or cross")
     layers: tuple[Selector, ...] = _key(
-        ("all",),
         (list, str, int),
         'numbers and selectors: 0, "2-4", "first 2", "last 2", "fraction 0.5", "not 0-1", "all"',
     )
     heads: tuple[Selector, ...] = _key(
-        ("all",),
         (list, str, int),
         'likewise; also "least important 3", by a table of scores, and "pal:0" for a head that [pal] adds',
     )
     weight: float | tuple[tuple[int, float], ...] = _key(
-        1.0,
         (float, int, dict),
         "of a loss: a number, or one that depends on the number of layers: { 1 = 100.0, 12 = 10.0 }",
     )
     reference_length: int | None = _key(
-        None,
         (int,),
         "attention_loss: the sequence length for which the weight is meant; n tokens count n / this",
     )
-    schedule: str = _key("constant", (str,), "how the weight changes over the run")
-    hold_steps: int = _key(0, (int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
-    optional: bool = _key(False, (bool,), "true: the row may select no head, for example in smaller models")
-    enabled: bool = _key(True, (bool,), "false: ignore the row")
-    name: str = _key("", (str,), "the name of the row in logs; by default that of its pattern")
+    schedule: str = _key((str,), "how the weight changes over the run")
+    hold_steps: int = _key((int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
+    optional: bool = _key((bool,), "true: the row may select no head, for example in smaller models")
+    enabled: bool = _key((bool,), "false: ignore the row")
+    name: str = _key((str,), "the name of the row in logs; by default that of its pattern")
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for key in ("layers", "heads"):  # one selector, or several
-            object.__setattr__(self, key, _selectors(key, getattr(self, key)))
+    def __init__(
+        self,
+        pattern: str | Mapping[str, Any] = "",
+        mechanism: str = "",
+        part: str = "model",
+        stack: str = "encoder",
+        attention: str = "self",
+        layers: Selector | Sequence[Selector] = ("all",),
+        heads: Selector | Sequence[Selector] = ("all",),
+        weight: float | Mapping[int, float] | tuple[tuple[int, float], ...] = 1.0,
+        reference_length: int | None = None,
+        schedule: str = "constant",
+        hold_steps: int = 0,
+        optional: bool = False,
+        enabled: bool = True,
+        name: str = "",
+        options: Mapping[str, Any] = {},
+        **more: Any,
+    ) -> None:
+        """A row; see `KEYS`.
+
+        Args:
+            layers, heads: one selector, or several.
+            weight: a number, or one that depends on the number of layers: ``{1: 100.0, 12: 10.0}``.
+            options: options of the pattern and the mechanism by name.
+            more: the same as keywords.
+
+        Raises:
+            UnknownName: a pattern, mechanism, schedule or option that does not exist.
+            PlanError: a value of the wrong type or out of range, or keys that do not fit each other.
+        """
+        given = locals()
+        for key in KEYS:
+            object.__setattr__(self, key, _value(key, given[key]))
+        object.__setattr__(self, "options", _options(options, more))
+        self._check()
+
+    def _check(self) -> None:
+        """Raises PlanError if a value is out of range, or keys do not fit each other."""
         MECHANISMS.find(self.mechanism)
         for value, known, what in (
             (self.schedule, SCHEDULES, "schedule"),
@@ -300,7 +335,7 @@ class Plan:
         try:
             data = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise PlanError(f"{source}: not a plan ({error})") from error
+            raise PlanError(f"{source}: not a plan, which is TOML ({error})", hint=_EXAMPLE) from error
         if set(data) - _TABLES or not isinstance(data.get("guide", []), list):
             unknown = ", ".join(sorted(set(data) - _TABLES)) or "guide"
             raise PlanError(f"{source}: unknown table {unknown}", hint="rows are [[guide]]; added heads are [pal]")
@@ -370,9 +405,15 @@ def presets() -> dict[str, str]:
 
 
 _TABLES = {"guide", "pal", "packages"}
+_EXAMPLE = 'a row is [[guide]], and below it pattern = "next", mechanism = "mask"; `guide plan new` writes a plan to start from'
 
 KEYS: Mapping[str, Mapping[str, Any]] = {item.name: item.metadata for item in fields(Guide) if item.metadata}
 """The keys of a row, in their order: the types that a file may give, and what each says."""
+
+DEFAULTS: Mapping[str, Any] = {
+    name: parameter.default for name, parameter in inspect.signature(Guide).parameters.items() if name in KEYS
+}
+"""The value of every key that a row leaves out."""
 
 
 def _guide(row: Any) -> Guide:
@@ -382,27 +423,57 @@ def _guide(row: Any) -> Guide:
         raise PlanError("it has no mechanism")
     given: dict[str, Any] = {}
     for key, value in row.items():
-        if key not in KEYS:
-            given.setdefault("options", {})[key] = value
-            continue
-        types = KEYS[key]["types"]
-        if not isinstance(value, types) or (isinstance(value, bool) and types != (bool,)):
-            raise PlanError(f"{key} = {value!r} is not a {' or '.join(t.__name__ for t in types)}")
-        given[key] = value
-    for key in ("layers", "heads"):
-        if key in given:
-            given[key] = _selectors(key, given[key])
-    weight = given.get("weight", 1.0)
+        table = given if key in KEYS else given.setdefault("options", {})
+        table[key] = value
+    return Guide(**given)
+
+
+def _value(key: str, value: Any) -> Any:
+    """The value of a key as a guide holds it.
+
+    Raises:
+        PlanError: it has the wrong type.
+    """
+    types = KEYS[key]["types"]
+    if value is None and DEFAULTS[key] is None:
+        return None
+    if key == "weight" and isinstance(value, tuple):
+        value = _table(value)
+    wider = {dict: (Mapping,), list: (tuple, list)}  # what Python may give where TOML gives these
+    accepted = tuple(kind for each in types for kind in wider.get(each, (each,)))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and types != (bool,)):
+        raise PlanError(f"{key} = {value!r} is not a {' or '.join(kind.__name__ for kind in types)}")
+    if key in ("layers", "heads"):
+        return _selectors(key, value)
+    return _weight(value) if key == "weight" else value
+
+
+def _table(pairs: Any) -> Any:
+    """Pairs as a table; anything else as it is."""
     try:
-        if isinstance(weight, dict):
-            if any(isinstance(w, bool) for w in weight.values()):
-                raise ValueError("a truth value")
-            given["weight"] = tuple(sorted((int(least), float(w)) for least, w in weight.items()))
-        else:
-            given["weight"] = float(weight)
+        return dict(pairs)
+    except (TypeError, ValueError):
+        return pairs
+
+
+def _weight(value: Any) -> float | tuple[tuple[int, float], ...]:
+    try:
+        if not isinstance(value, Mapping):
+            return float(value)
+        if any(isinstance(weight, bool) for weight in value.values()):
+            raise ValueError("a truth value")
+        return tuple(sorted((int(least), float(weight)) for least, weight in value.items()))
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError("weight is no number, nor { from so many layers on = number, ... }") from error
-    return Guide(**given)
+
+
+def _options(given: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a row, from its table and its keywords, with lists as TOML has them."""
+    if not isinstance(given, Mapping):
+        raise PlanError(f"options = {given!r} is not a table", hint='for example options={"size": 5}, or size=5')
+    if twice := sorted(given.keys() & more.keys()):
+        raise PlanError(f"the option {twice[0]!r} is given twice", hint="as a keyword, or in options")
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in {**given, **more}.items()}
 
 
 def _selectors(key: str, value: Any) -> tuple[Selector, ...]:
@@ -437,14 +508,12 @@ def _row_text(guide: Guide) -> str:
 def written_keys(guide: Guide) -> dict[str, str]:
     """The keys of a row and their values, as a plan's file has them; keys at their defaults are left out."""
     found: dict[str, str] = {}
-    for item in fields(Guide):
-        value = getattr(guide, item.name)
-        if item.name == "options":
-            found |= {key: as_toml(option) for key, option in value.items()}
-        elif value != item.default:
-            is_table = item.name == "weight" and isinstance(value, tuple)
-            found[item.name] = as_toml(dict(value) if is_table else value)
-    return found
+    for key, default in DEFAULTS.items():
+        value = getattr(guide, key)
+        if value != default:
+            is_table = key == "weight" and isinstance(value, tuple)
+            found[key] = as_toml(dict(value) if is_table else value)
+    return found | {name: as_toml(option) for name, option in guide.options.items()}
 
 
 def as_toml(value: Any) -> str:

@@ -15,21 +15,21 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import model_files, restore, tokenizer_files, write_folder
+from guidance.collator import FeatureCollator
 from guidance.errors import InputError, NumericalError
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
-from guidance.patterns.features import FEATURES, Vocabulary
+from guidance.patterns.features import FEATURES
 from guidance.plan import Plan
 
 _log = logging.getLogger("guide.trainer")  # below the logger that the command line shows
@@ -55,6 +55,7 @@ class GuidedTrainer(Trainer):
         *,
         plan: Plan | str | Path,
         tokenizer: Any = None,
+        columns: Iterable[str] | None = None,
         tables: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -63,20 +64,23 @@ class GuidedTrainer(Trainer):
         Args:
             plan: a plan, its file, or ``preset:ag`` and its like.
             tokenizer: for patterns that look for certain tokens; saved with the model.
-            tables: see `guidance.installation.install`.
-            options: further arguments of ``Trainer``: datasets, collator, metrics, callbacks.
+            columns, tables: see `guidance.installation.install`.
+            options: further arguments of ``Trainer``: datasets, collator, metrics, callbacks.  The default collator is
+                `guidance.collator.FeatureCollator` if there is a tokenizer.
 
         Raises:
             InputError: the plan does not fit the model, or the arguments ask for a set-up in which guides would be lost.
         """
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         _check(plan, args, options)
-        self.handle = install(model, plan, tokenizer, tables=tables)
+        self.handle = install(model, plan, tokenizer, columns=columns, tables=tables)
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            options.setdefault("data_collator", FeatureCollator(tokenizer))
         self._parts: dict[str, Tensor] = {}
         self._parts_since = 0
         self._totals: dict[str, Tensor] = {}
         try:
-            if args.remove_unused_columns and (needed := self._columns_of_the_data()):
+            if args.remove_unused_columns and (needed := self.handle.needs()):
                 _log.warning("remove_unused_columns is off: the plan needs %s", ", ".join(sorted(needed)))
                 args.remove_unused_columns = False
             _forbid_reentrance(args)
@@ -90,12 +94,6 @@ class GuidedTrainer(Trainer):
             raise
         # every step is counted here, whatever the model's head does with the number
         self.model_accepts_loss_kwargs = True
-
-    def _columns_of_the_data(self) -> set[str]:
-        """The features that the plan needs and that do not follow from the ids."""
-        mechanisms = (guide.bound_mechanism for guide in self.handle.guides.values() if guide.enabled)
-        needed = {*self.handle.plan.needs(), *(need for mechanism in mechanisms for need in mechanism.needs)}
-        return needed - set(Vocabulary.FEATURES)
 
     # one step
 
@@ -123,12 +121,14 @@ class GuidedTrainer(Trainer):
     ) -> Any:
         """The task's loss, while training with the plan's: this micro-batch's share of the step's."""
         inputs = dict(inputs)
-        guidance = inputs["guidance"] = replace(self._guidance(inputs), measuring=model.training)
-        counts = _task_counts(inputs) if model.training else {}
-        num_items = num_items_in_batch if model.training and self.compute_loss_func is not None else None
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+        batch = self._batch(inputs)
         if not model.training:
-            return (loss, outputs) if return_outputs else loss
+            inputs |= self.handle.at_inference(**batch)
+            return super().compute_loss(model, inputs, return_outputs=return_outputs)
+        guidance = inputs["guidance"] = self._guidance(batch)
+        counts = _task_counts(inputs)
+        num_items = num_items_in_batch if self.compute_loss_func is not None else None
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
         if num_items is None:
             share = counts["labels"].to(loss) / self._totals["labels"].clamp(min=1) * self.args.world_size
             # the mean over no label is no number
@@ -175,19 +175,21 @@ class GuidedTrainer(Trainer):
         plan = self.handle.plan
         rows = [label for label, guide in zip(plan.labels, plan.guides, strict=True) if guide.makes("row_losses")]
         if rows:
-            denominators = self._guidance(dict(sample)).denominators()
+            denominators = self._guidance(self._batch(dict(sample))).denominators()
             found |= {label: denominators[label] for label in rows if label in denominators}
         return found
 
-    def _guidance(self, inputs: dict[str, Any]) -> BatchGuidance:
-        """The guidance of a batch, out of which the features that only patterns read are taken."""
+    def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
         columns = {name: inputs.pop(name) for name in list(inputs) if name.removeprefix("decoder_") in FEATURES}
         model: Any = self.handle.model
         if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs and "labels" in inputs:
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
         names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-        given = {name: inputs[name] for name in names if name in inputs}
-        return self.handle.guide(**given, **columns, step=self.state.global_step)
+        return {name: inputs[name] for name in names if name in inputs} | columns
+
+    def _guidance(self, batch: Mapping[str, Any]) -> BatchGuidance:
+        return self.handle.guide(**batch, step=self.state.global_step)
 
     def _note(self, name: str, part: Tensor) -> None:
         part = part.detach().double()

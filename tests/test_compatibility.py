@@ -7,6 +7,8 @@ artifacts of users change their meaning.  Mend the code; do not write the files 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import io
 import json
 import os
@@ -141,6 +143,50 @@ def _measured(model: Any, handle: Any, batch: dict[str, torch.Tensor]) -> tuple[
     for name, parameter in model.named_parameters():
         numbers[f"gradient: {name}"] = None if parameter.grad is None else float(parameter.grad.norm())
     return tensors, numbers
+
+
+# the library
+
+PUBLIC = {
+    "install": "model plan tokenizer decoder_tokenizer part tables training backend",
+    "load": "folder auto_class tokenizer options",
+    "save": "guided folder tokenizer plan",
+    "pattern": "spec ids mask tokenizer tables columns",
+    "attention_loss": "probabilities spec ids mask tokenizer tables options columns",
+    "logit_loss": "scores spec ids mask mispredicted tokenizer tables options columns",
+    "register_pattern": "name build source needs tables positional weighted same_keys looks_ahead option_facts package",
+    "register_feature": "name kind summary package source of_pairs",
+    "register_mechanism": "name mechanism package",
+    "register_family": "name attention label layers package",
+    "register_backend": "name attend paths package",
+    "Guide": "pattern mechanism part stack attention layers heads weight reference_length schedule hold_steps optional"
+    " enabled name options",
+    "Plan": "guides pal",
+    "GuidedTrainer": "model args plan tokenizer tables options",
+    "Handle.guide": "input_ids attention_mask decoder_input_ids decoder_attention_mask step columns",
+    "Handle.probabilities": "input_ids attention_mask more",
+    "BatchGuidance.loss": "step total_steps",
+    "BatchGuidance.attack": "seeds_B",
+    "BatchGuidance.adversarial_loss": "clean attacked form selected step total_steps",
+}
+"""Arguments of the earlier version, in their order; later ones may have more."""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_function_takes_the_arguments_it_took_before(name: str) -> None:
+    known = inspect.signature(functools.reduce(getattr, name.split("."), guidance)).parameters
+    own = [argument for argument in known if argument != "self"]
+    before = PUBLIC[name].split()
+    assert [argument for argument in own if argument in before] == before
+    added = [known[argument] for argument in own if argument not in before]
+    assert all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in added)
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in added)
+
+
+def test_every_public_name_of_the_earlier_version_is_still_there() -> None:
+    classes = "BatchGuidance Cooccurrence GuidanceHadNoEffect GuideError Handle InputError MachineError Mechanism"
+    classes += " NumericalError PlanError Tokens UnknownName UnsupportedModel"
+    assert {*classes.split(), *(name.partition(".")[0] for name in PUBLIC)} <= set(guidance.__all__)
 
 
 # random numbers

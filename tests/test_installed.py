@@ -103,6 +103,7 @@ def test_a_wheel_inside_another_repository_has_no_commit_and_finds_its_own_packa
 ) -> None:
     answer = ask(tmp_path, site_packages)
     assert answer["root"] == str(site_packages)
+    assert (site_packages / "guidance" / "py.typed").is_file()
     assert {found["name"]: found["detail"] for found in answer["imports"]} == {
         name: str(site_packages / name) for name in PACKAGES
     }

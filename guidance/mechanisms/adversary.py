@@ -36,7 +36,8 @@ class Adversary(AttackMechanism):
         penalty_weight: the weight of the penalty; by default the square of tau, as in the published code.
         noise: ``gumbel`` adds the noise at the threshold that the paper describes and the code cancels.
         per_head: each head has its own mask, instead of one for all.
-        normalise: the penalty is the share of units left on, instead of their number.
+        normalise: the penalty is the share of units left on, instead of their number.  Units of padding count in neither;
+            the published code counts padding rows in the number.
         init_bias: entries of both bias vectors at the start; above 0 the attack begins gently.
         sentence: see `AttackMechanism`.
     """

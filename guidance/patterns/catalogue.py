@@ -54,7 +54,11 @@ class Odd:
     def check(self, name: str, value: int) -> None:
         """Raises PlanError for even numbers and those below 1."""
         if value < 1 or value % 2 == 0:
-            raise PlanError(f"{name} = {value!r} is not an odd number from 1")
+            near = f"{value - 1} or {value + 1}" if value > 1 else "1 or 3"
+            raise PlanError(
+                f"{name} = {value!r} is not an odd number from 1",
+                hint=f"a token itself and as many to each side: {near}",
+            )
 
 
 def window(tokens: Tokens, *, size: Annotated[int, Odd()] = 3, words: bool = False) -> Predicate:
@@ -234,53 +238,72 @@ def major_relation(
         relations: of Universal Dependencies; a subtype such as ``nsubj:pass`` is another relation.
         square: only the tokens that are looked at look.
     """
-    word_BT, head_BT = _words(tokens), tokens.column("head")
-    found_BT = _is_any(tokens.column("relation"), map(relation_id, relations)) & (word_BT >= 0)
-    found_words_BT, found_heads_BT = word_BT.masked_fill(~found_BT, -1), head_BT.masked_fill(~found_BT, -1)
-    related_BT = _is_in(word_BT, found_words_BT) | _is_in(head_BT, found_words_BT) | _is_in(word_BT, found_heads_BT)
+    found_BT = _is_any(tokens.column("relation"), map(relation_id, relations))
     first_BT, last_BT = _ends(tokens)
-    keys_BT = (related_BT & (word_BT >= 0)) | first_BT | last_BT
+    keys_BT = _with_relatives(tokens, found_BT) | first_BT | last_BT
     if square:
         return Rule(lambda b, q, k: keys_BT[b, q] & keys_BT[b, k], tokens.valid_BT)
     inner_BT = tokens.column("delimiter") & ~first_BT & ~last_BT
     return Rule(lambda b, q, k: torch.where(inner_BT[b, q], q == k, keys_BT[b, k]), tokens.valid_BT)
 
 
-def noun(tokens: Tokens, *, proper: bool = True, square: bool = False) -> Predicate:
+def noun(tokens: Tokens, *, proper: bool = True, square: bool = False, ends: bool = False) -> Predicate:
     """Every token looks at the nouns.
+
+    The published code of paper B has ``square`` and ``ends``.
 
     Args:
         proper: names are nouns.
         square: only nouns look.
+        ends: the first and the last delimiter of the example count as nouns.
     """
-    return _part_of_speech(tokens, ("NOUN", "PROPN") if proper else ("NOUN",), square)
+    return _part_of_speech(tokens, ("NOUN", "PROPN") if proper else ("NOUN",), square, ends)
 
 
-def verb(tokens: Tokens, *, square: bool = False) -> Predicate:
+def verb(tokens: Tokens, *, square: bool = False, ends: bool = False) -> Predicate:
     """Every token looks at the verbs, auxiliaries not among them.
+
+    The published code of paper B has ``square`` and ``ends``; by its English tags, auxiliaries other than modals are verbs.
 
     Args:
         square: only verbs look.
+        ends: the first and the last delimiter of the example count as verbs.
     """
-    return _part_of_speech(tokens, ("VERB",), square)
+    return _part_of_speech(tokens, ("VERB",), square, ends)
 
 
-def adjective(tokens: Tokens, *, square: bool = False) -> Predicate:
+def adjective(tokens: Tokens, *, square: bool = False, ends: bool = False) -> Predicate:
     """Every token looks at the adjectives.
+
+    The published code of paper B has ``square`` and ``ends``.
 
     Args:
         square: only adjectives look.
+        ends: the first and the last delimiter of the example count as adjectives.
     """
-    return _part_of_speech(tokens, ("ADJ",), square)
+    return _part_of_speech(tokens, ("ADJ",), square, ends)
 
 
-def negation(tokens: Tokens) -> Predicate:
-    """Every token looks at the words that negate."""
-    return Columns(tokens.column("negation"), tokens.valid_BT)
+def negation(tokens: Tokens, *, related: bool = False, ends: bool = False) -> Predicate:
+    """Every token looks at the words that negate.
+
+    The published code of paper B has ``related`` and ``ends``.
+
+    Args:
+        related: and at their heads and children.
+        ends: and at the first and the last delimiter of the example.
+    """
+    found_BT = tokens.column("negation")
+    if related:
+        found_BT = found_BT | _with_relatives(tokens, found_BT)
+    return Columns(_with_ends(tokens, found_BT) if ends else found_BT, tokens.valid_BT)
 
 
 def stop_word(tokens: Tokens) -> Predicate:
-    """Every token looks at the stop words."""
+    """Every token looks at the stop words.
+
+    The published code of paper B has all other words instead, as a square with both ends.
+    """
     return Columns(tokens.column("stop_word"), tokens.valid_BT)
 
 
@@ -327,6 +350,12 @@ def _ends(tokens: Tokens) -> tuple[Tensor, Tensor]:
     return _first(delimiter_BT), _first(delimiter_BT.flip(-1)).flip(-1)
 
 
+def _with_ends(tokens: Tokens, found_BT: Tensor) -> Tensor:
+    """Some tokens, and the first and the last delimiter of each example."""
+    first_BT, last_BT = _ends(tokens)
+    return found_BT | first_BT | last_BT
+
+
 def _is_any(values_BT: Tensor, wanted: Iterable[int]) -> Tensor:
     return reduce(or_, (values_BT == value for value in wanted), torch.zeros_like(values_BT, dtype=torch.bool))
 
@@ -341,6 +370,15 @@ def _is_in(numbers_BT: Tensor, wanted_BT: Tensor) -> Tensor:
     sorted_BT = wanted_BT.sort(-1).values
     found_BT = torch.searchsorted(sorted_BT, numbers_BT.contiguous()).clamp(max=wanted_BT.shape[1] - 1)
     return (sorted_BT.gather(-1, found_BT) == numbers_BT) & (numbers_BT >= 0)
+
+
+def _with_relatives(tokens: Tokens, found_BT: Tensor) -> Tensor:
+    """The words of some tokens, with their syntactic heads and children."""
+    word_BT, head_BT = _words(tokens), tokens.column("head")
+    found_BT = found_BT & (word_BT >= 0)
+    found_words_BT, found_heads_BT = word_BT.masked_fill(~found_BT, -1), head_BT.masked_fill(~found_BT, -1)
+    related_BT = _is_in(word_BT, found_words_BT) | _is_in(head_BT, found_words_BT) | _is_in(word_BT, found_heads_BT)
+    return related_BT & (word_BT >= 0)
 
 
 def _related(tokens: Tokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -369,8 +407,9 @@ def _word_places(tokens: Tokens) -> tuple[Tensor, Tensor]:
     return places_BT, is_word_BT | start_BT | end_BT
 
 
-def _part_of_speech(tokens: Tokens, tags: Sequence[str], square: bool) -> Predicate:
+def _part_of_speech(tokens: Tokens, tags: Sequence[str], square: bool, ends: bool) -> Predicate:
     found_BT = _is_any(tokens.column("pos"), map(UPOS.index, tags))
+    found_BT = _with_ends(tokens, found_BT) if ends else found_BT
     if square:
         return Rule(lambda b, q, k: found_BT[b, q] & found_BT[b, k], tokens.valid_BT)
     return Columns(found_BT, tokens.valid_BT)
@@ -394,6 +433,18 @@ def _square(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"same_keys": False} if options.get("square") else {}
 
 
+def _square_and_ends(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    # which delimiter is the last one is decided by later tokens
+    ends = {"needs": ("pos", "delimiter"), "looks_ahead": True} if options.get("ends") else {}
+    return {**_square(options), **ends}
+
+
+def _related_and_ends(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    related, ends = options.get("related", False), options.get("ends", False)
+    needs = ("negation", *(_TREE if related else ()), *(("delimiter",) if ends else ()))
+    return {"needs": needs, "looks_ahead": related or ends}
+
+
 def _true_token(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"needs": ("delimiter", "original")} if options.get("truth") else {}
 
@@ -413,7 +464,7 @@ PATTERNS: Registry[Pattern] = Registry("pattern")
 
 def register_pattern(
     name: str,
-    build: Callable[..., Predicate],
+    build: Callable[..., Predicate | Tensor],
     *,
     source: str,
     needs: Iterable[str] = (),
@@ -428,7 +479,7 @@ def register_pattern(
     """Add a pattern, so that plans can name it.
 
     Args:
-        build: from `Tokens` to a `Predicate`.  The first line of its docstring is the summary that users read; its
+        build: from `Tokens` to a `Predicate`, or to a tensor (B, Q, K): bool, or numbers if ``weighted``.  The first line of its docstring is the summary that users read; its
             annotated keyword parameters are the pattern's options.
         source: where it comes from: paper, section, equation.
         needs, tables, positional, weighted, same_keys, looks_ahead, option_facts: see `Pattern`.
@@ -477,11 +528,20 @@ for _row in (
         looks_ahead=True,
         option_facts=_square,
     ),
-    Pattern("noun", noun, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
-    Pattern("verb", verb, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
-    Pattern("adjective", adjective, _CODE, needs=("pos",), same_keys=True, option_facts=_square),
-    Pattern("negation", negation, _CODE, needs=("negation",), same_keys=True),
-    Pattern("stop_word", stop_word, _CODE, needs=("stop_word",), same_keys=True),
+    Pattern("noun", noun, f"{_CODE} (square, ends)", needs=("pos",), same_keys=True, option_facts=_square_and_ends),
+    Pattern("verb", verb, f"{_CODE} (square, ends)", needs=("pos",), same_keys=True, option_facts=_square_and_ends),
+    Pattern(
+        "adjective", adjective, f"{_CODE} (square, ends)", needs=("pos",), same_keys=True, option_facts=_square_and_ends
+    ),
+    Pattern(
+        "negation",
+        negation,
+        f"{_CODE} (related, ends)",
+        needs=("negation",),
+        same_keys=True,
+        option_facts=_related_and_ends,
+    ),
+    Pattern("stop_word", stop_word, f"{_CODE} (all others)", needs=("stop_word",), same_keys=True),
     Pattern(
         "conflict",
         conflict,

@@ -25,12 +25,12 @@ from guidance.patterns.predicates import Columns, Predicate, Rule, Weights
 
 def either(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     """Each token looks where any of the parts looks."""
-    return _joined(or_, [part.build(tokens) for part in parts])
+    return _joined(or_, [part.on(tokens) for part in parts])
 
 
 def both(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     """Each token looks where all of the parts look."""
-    return _joined(and_, [part.build(tokens) for part in parts])
+    return _joined(and_, [part.on(tokens) for part in parts])
 
 
 def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[Predicate]) -> Predicate:
@@ -43,7 +43,7 @@ def _joined(operator: Callable[[Tensor, Tensor], Tensor], predicates: Sequence[P
 
 def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     """Each token looks at the valid tokens that the part does not name."""
-    predicate = parts[0].build(tokens)
+    predicate = parts[0].on(tokens)
     if isinstance(predicate, Columns):
         return Columns(~predicate.keys_BK, predicate.valid_BT)
     return Rule(lambda b, q, k: ~predicate.value_at(b, q, k), predicate.valid_BT)
@@ -51,7 +51,7 @@ def other(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
 
 def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
     """The tokens that the part names look everywhere; others look nowhere."""
-    predicate = parts[0].build(tokens)
+    predicate = parts[0].on(tokens)
     assert isinstance(predicate, Columns)
     keys_BT = predicate.keys_BK & predicate.valid_BT
     return Rule(lambda b, q, k: keys_BT[b, q], predicate.valid_BT)
@@ -59,7 +59,7 @@ def these_queries(tokens: Tokens, parts: Sequence[Pattern]) -> Predicate:
 
 def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[float]) -> Predicate:
     """Each token's weights are the weighted sum of the parts' weights."""
-    terms = [weight * part.build(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
+    terms = [weight * part.on(tokens).dense() for part, weight in zip(parts, weights, strict=True)]
     return Weights(reduce(torch.add, terms), tokens.valid_BT)
 
 

@@ -34,6 +34,11 @@ class Feature:
     source: str
     of_pairs: bool = False
 
+    @property
+    def fill(self) -> bool | int | float:
+        """The value where the feature does not apply: for special tokens, and for padding."""
+        return {"bool": False, "int": -1, "float": 0.0}[self.kind]
+
     def accepts(self, dtype: torch.dtype) -> bool:
         """True if a tensor of that type can hold the values."""
         if self.kind == "int":

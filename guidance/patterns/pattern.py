@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from guidance import options as option
+from guidance.errors import PlanError
 from guidance.patterns.features import Tokens
-from guidance.patterns.predicates import Predicate
+from guidance.patterns.predicates import Pairs, Predicate, Weights
 
 OptionFacts = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -19,7 +23,7 @@ class Pattern:
     """One row of `guidance.patterns.PATTERNS`, or a combination of rows that a plan describes.
 
     Attributes:
-        build: from the features of a batch to the predicate.
+        build: from the features of a batch to the predicate; call `on`, which checks what it returns.
         source: paper, section, equation.
         needs: the features that it reads besides ids and padding.
         tables: the tables in which it looks things up.
@@ -32,7 +36,7 @@ class Pattern:
     """
 
     name: str
-    build: Callable[[Tokens], Predicate]
+    build: Callable[[Tokens], Predicate | Tensor]
     source: str
     needs: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
@@ -43,8 +47,37 @@ class Pattern:
     option_facts: OptionFacts | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    def on(self, tokens: Tokens) -> Predicate:
+        """What it says about a batch.
+
+        A function from elsewhere may return a tensor (B, Q, K) instead of a predicate: bool, or numbers if the pattern is
+        ``weighted``.
+
+        Raises:
+            PlanError: the function returns something else.
+        """
+        found = self.build(tokens)
+        return found if isinstance(found, Predicate) else self._written_out(found, tokens)
+
+    def _written_out(self, found: Any, tokens: Tokens) -> Predicate:
+        shape = (*tokens.ids_BT.shape, tokens.ids_BT.shape[1])
+        if not isinstance(found, Tensor) or tuple(found.shape) != shape:
+            what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise PlanError(
+                f"the pattern {self.name!r} returns {what}, not a predicate",
+                hint=f"one of guidance.patterns: Shift, Columns, Rule, Pairs, Weights; or a tensor (B, Q, K), here {shape}",
+            )
+        if found.dtype == torch.bool:
+            return Pairs(found, tokens.valid_BT)
+        if not self.weighted:
+            raise PlanError(
+                f"the pattern {self.name!r} returns weights ({found.dtype}) and is registered without them",
+                hint="register_pattern(..., weighted=True), or return a tensor of bool",
+            )
+        return Weights(found, tokens.valid_BT)
+
     @property
-    def _function(self) -> Callable[..., Predicate]:
+    def _function(self) -> Callable[..., Predicate | Tensor]:
         return self.build.func if isinstance(self.build, partial) else self.build
 
     @property

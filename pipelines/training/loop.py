@@ -36,6 +36,8 @@ from pipelines.training.state import State, read_state, write_state, write_weigh
 from pipelines.training.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
+SOON = 100
+"""The step at which patterns that have matched nothing are told, if the first validation does not come earlier."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class _Loop:
                 trackers.log(row)
                 bar.advance(1, f"loss {row['loss/total']:.3f}")
                 self._snapshot()
+                if self.step == min(SOON, settings.evaluate_every) < settings.steps:
+                    self._warn_of_silence()
                 number = self._asked_to_stop(stop)
                 if number or self._due(settings.save_every):
                     self._save()
@@ -186,6 +190,18 @@ class _Loop:
         best_step, best_loss = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
+
+    def _warn_of_silence(self) -> None:
+        """Say early what would fail the run at its end: a pattern that matches nothing."""
+        tallies = self.cluster.sum(self.learner.tallies())
+        silent = ", ".join(repr(label) for label, found in tallies.items() if not found)
+        if silent and self.cluster.leads:
+            log.warning(
+                "in %d steps no token has matched the pattern of guide %s; a run in which none does fails at its end: look at"
+                " the text and the tokenizer, or leave the guide out of the plan",
+                self.step,
+                silent,
+            )
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that any process received, or 0; the same in all processes."""

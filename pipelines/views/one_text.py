@@ -166,7 +166,7 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
         or_sample = " (or leave out --text: the sample has it)" if missing[0] in _sample_features() else ""
         hints.append(f"for this text: --feature {missing[0]}=..., one value for each word{or_sample}")
         raise InputError(f"{pattern} needs {', '.join(missing)}, which this text lacks", hint="\n".join(hints))
-    return pattern.build(example.tokens).dense()[0].float().numpy()
+    return pattern.on(example.tokens).dense()[0].float().numpy()
 
 
 # words
@@ -351,8 +351,7 @@ def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[An
     """Expand values per word to values per token."""
     from guidance.patterns.features import FEATURES
 
-    nothing = {"bool": False, "int": -1, "float": 0.0}[FEATURES[name].kind]
-    return [values[word] if word >= 0 else nothing for word in word_of]
+    return [values[word] if word >= 0 else FEATURES[name].fill for word in word_of]
 
 
 def _counted_in_text(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> Cooccurrence:

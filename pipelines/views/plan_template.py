@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 
@@ -42,17 +41,16 @@ def _explanation() -> Iterator[str]:
     from guidance.mechanisms import MECHANISMS
     from guidance.options import declared
     from guidance.patterns import PATTERNS
-    from guidance.plan import KEYS, SCHEDULES, Guide, as_toml
+    from guidance.plan import DEFAULTS, KEYS, SCHEDULES, as_toml
 
     yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
     yield "# `guide plan show FILE --model FOLDER` shows its heads, `guide pretrain --plan FILE` trains with it."
     yield "#"
     yield "# Every [[guide]] is one row: a pattern, a mechanism, and the heads.  Its keys, with their defaults:"
-    for item in fields(Guide):
-        if item.name in KEYS:
-            default = "-" if item.default in ("", None) else as_toml(item.default)
-            choices = f": {', '.join(SCHEDULES)}" if item.name == "schedule" else ""
-            yield f"#   {item.name:<17} {default:<11} {KEYS[item.name]['help']}{choices}"
+    for key, value in DEFAULTS.items():
+        default = "-" if value in ("", None) else as_toml(value)
+        choices = f": {', '.join(SCHEDULES)}" if key == "schedule" else ""
+        yield f"#   {key:<17} {default:<11} {KEYS[key]['help']}{choices}"
     yield "# and the options of its pattern and of its mechanism."
     yield "#"
     yield "# Patterns, with their options (`guide patterns show NAME` draws one):"

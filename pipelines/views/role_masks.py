@@ -143,7 +143,7 @@ class Opened:
             if not len(kept):
                 raise InputError(f"sequence {number} has the sentences 0 to {segment.max()}, not {sentence}")
         labels = self._labels(row, roles["word"])
-        masks = {name: p.build(tokens).dense()[0].bool().numpy()[np.ix_(kept, kept)] for name, p in patterns.items()}
+        masks = {name: p.on(tokens).dense()[0].bool().numpy()[np.ix_(kept, kept)] for name, p in patterns.items()}
         return Example(tuple(labels[n] for n in kept), masks, int(segment.max()) + 1)
 
     def batches(self, split: str, most: int) -> Iterator[tuple[Tokens, list[int]]]:
@@ -279,7 +279,7 @@ def _write(opened: Opened, roles: Roles, split: str, path: Path, bar: Any) -> in
             offsets = pa.array(np.concatenate([[0], np.cumsum(np.square(lengths))]).astype(np.int32))
             arrays = [pa.array(range(first, first + len(lengths)), pa.int64()), pa.array(lengths, pa.int32())]
             for name, pattern in roles.found.items():
-                dense = pattern.build(tokens).dense().bool().numpy()
+                dense = pattern.on(tokens).dense().bool().numpy()
                 flat = np.concatenate([mask[:n, :n].ravel() for mask, n in zip(dense, lengths, strict=True)])
                 arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat), type=schema.field(name).type))
             writer.write_table(pa.table(arrays, schema=schema))

@@ -103,8 +103,11 @@ def keys(spec: Any, example: Example, query: int) -> dict[int, float]:
 
 def _named(name: str, options: Mapping[str, Any], example: Example, query: int) -> set[int]:
     positions, columns = example.positions, example.columns
+    ends = {example.delimiters[0], example.delimiters[-1]} if options.get("ends") and example.delimiters else set()
     if name in ("delimiter", "marked", "negation", "stop_word"):
-        return {k for k in positions if columns[name][k]}
+        found = {k for k in positions if columns[name][k]}
+        related = {columns["word"][k] for k in found} - {-1} if options.get("related") else set()
+        return found | ends | example.pieces({other for word in related for other in example.relatives(word)})
     if name in ("next", "previous", "self"):
         return {query + {"next": 1, "previous": -1, "self": 0}[name]} & set(positions)
     if name == "first":
@@ -140,7 +143,7 @@ def _named(name: str, options: Mapping[str, Any], example: Example, query: int) 
     tags = {"noun": {"NOUN", "PROPN"}, "verb": {"VERB"}, "adjective": {"ADJ"}}[name]
     if not options.get("proper", True):
         tags = tags - {"PROPN"}
-    chosen = {k for k in positions if columns["pos"][k] >= 0 and UPOS[columns["pos"][k]] in tags}
+    chosen = {k for k in positions if columns["pos"][k] >= 0 and UPOS[columns["pos"][k]] in tags} | ends
     return set() if options.get("square") and query not in chosen else chosen
 
 
@@ -327,6 +330,12 @@ SPECS: tuple[Any, ...] = (
     {"name": "noun", "square": True},
     {"name": "verb", "square": True},
     {"name": "adjective", "square": True},
+    {"name": "noun", "square": True, "ends": True},
+    {"name": "verb", "ends": True},
+    {"name": "adjective", "square": True, "ends": True},
+    {"name": "negation", "related": True},
+    {"name": "negation", "ends": True},
+    {"name": "negation", "related": True, "ends": True},
     {"name": "conflict", "truth": True},
     {"name": "conflict", "constant": 0.875},
     {"or": ["next", "previous"]},

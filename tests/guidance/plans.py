@@ -23,9 +23,8 @@ WITHOUT_PAL = ("modernbert", "t5")
 
 
 def guide(mechanism: str, pattern: str | Mapping[str, Any] = "", *heads: int | str, **more: Any) -> Guide:
-    """A row of a plan; keywords that are no fields of a row are options of its pattern or mechanism."""
-    known = {name: more.pop(name) for name in list(more) if name in Guide.__dataclass_fields__}
-    return Guide(pattern, mechanism, heads=heads or ("all",), options=more, **known)
+    """A row of a plan."""
+    return Guide(pattern, mechanism, heads=heads or ("all",), **more)
 
 
 PLANS: Mapping[str, Plan] = {

@@ -28,6 +28,7 @@ from guidance.mechanisms.attacks import Form, divergence, seeds_of, uniform_numb
 from guidance.mechanisms.random_mask import RandomMask
 from guidance.plan import Guide, Plan
 from guidance.sites import Site
+from pipelines.training.learners.guided import Guided
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model
 
 STACKS = [
@@ -662,6 +663,44 @@ def test_the_divergence_follows_weight_and_schedule_and_the_penalty_does_not() -
     for step, factor in ((0, 2.0), (5, 1.0), (10, 0.0)):
         total = attack.adversarial_loss(clean, attacked, "token", step=step, total_steps=10)
         torch.testing.assert_close(total, factor * far + penalty)
+
+
+@pytest.mark.parametrize("sentence", ["hidden", "head"])
+def test_ones_own_loop_optimises_in_pretraining_what_the_stage_pretrain_does(sentence: str) -> None:
+    """Tokens and whole examples count, as the option ``sentence`` of the plan says (equation 10)."""
+    inputs, step, total_steps = batch(), 3, 10
+    row = Guide(mechanism="adversary", weight=2.0, schedule="linear", sentence=sentence)
+    model, handle = prepared("bert", (row,))
+    predicted = (inputs["input_ids"] % 3 == 0) & inputs["attention_mask"].bool()
+    guidance = handle.guide(**inputs, step=step)
+    clean = model(**inputs, guidance=guidance, output_hidden_states=True)
+    attack = guidance.attack()
+    attacked = model(**inputs, guidance=attack, output_hidden_states=True)
+    total = attack.adversarial_loss(clean, attacked, "pretraining", predicted, step=step, total_steps=total_steps)
+
+    stage = Guided.__new__(Guided)
+    stage.handle, stage.labels, stage.on_scores, stage.total_steps = handle, (), (), total_steps
+    stage._masked, stage._prefix = [], ""
+    first = [
+        out.hidden_states[-1][:, 0] if stage.sentence == "hidden" else out.logits[:, 0] for out in (clean, attacked)
+    ]
+    tokens = [out.logits[predicted] for out in (clean, attacked)]
+    sums = stage.attack_losses(attack, (tokens[0], first[0]), (tokens[1], first[1]))
+    counts = stage.counts(len(predicted), float(predicted.sum()))
+    expected = sum(weight * sums[name] / counts[name] for name, weight in stage.weights(step).items())
+    torch.testing.assert_close(total, expected)
+    assert total > attack.adversarial_loss(clean, attacked, "token", predicted, step=step, total_steps=total_steps)
+
+
+def test_hidden_states_that_are_not_there_are_asked_for() -> None:
+    model, handle = prepared("bert", (adversary(),))
+    clean, attacked, attack = both_passes(model, handle, batch())
+    with pytest.raises(InputError, match="the outputs have none") as raised:
+        attack.adversarial_loss(clean, attacked, "pretraining")
+    assert "output_hidden_states=True" in str(raised.value.hint)
+    model, handle = prepared("bert", (adversary(sentence="head"),))
+    clean, attacked, attack = both_passes(model, handle, batch())
+    assert attack.adversarial_loss(clean, attacked, "pretraining") > attack.penalty()
 
 
 def test_reading_the_penalty_before_the_second_pass_is_refused() -> None:

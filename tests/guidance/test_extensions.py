@@ -58,6 +58,46 @@ def test_a_pattern_from_outside_works_in_plans_masks_and_combinations() -> None:
         Guide("every_other", "mask", options={"step": 10})
 
 
+def test_a_pattern_from_outside_may_return_a_tensor() -> None:
+    ids = torch.arange(4)[None]
+    mask = torch.tensor([[1, 1, 1, 0]])
+
+    def below(tokens: Tokens) -> Tensor:
+        """Each token looks at all tokens before it."""
+        length = tokens.ids_BT.shape[1]
+        return torch.ones(len(tokens.ids_BT), length, length).tril(-1).bool()
+
+    guidance.register_pattern("below", below, source="a test", package=__name__)  # type: ignore[arg-type]
+    assert guidance.pattern("below", ids, mask)[0].nonzero().tolist() == [[1, 0], [2, 0], [2, 1]]
+    assert guidance.pattern({"not": "below"}, ids, mask)[0, 2].tolist() == [False, False, True, False]
+    handle = guidance.install(tiny_model("bert"), Plan((Guide("below", "mask", heads=0),)))
+    assert torch.equal(
+        (next(iter(handle.probabilities(**batch()).values()))[0, 0] > 0).nonzero()[7:12, 0],
+        torch.tensor([1, 2, 2, 3, 3]),
+    )
+    for weighted in (True, False):
+        name = f"weights{weighted}"
+        guidance.register_pattern(
+            name,
+            lambda tokens: below(tokens) * 0.5,
+            source="a test",
+            weighted=weighted,
+            package=__name__,  # type: ignore[arg-type,return-value]
+        )
+    assert guidance.pattern("weightsTrue", ids, mask)[0].sum() == 1.5
+    with pytest.raises(PlanError, match="'weightsFalse' returns weights") as raised:
+        guidance.pattern("weightsFalse", ids, mask)
+    assert "weighted=True" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(1, 4, dtype=torch.bool), [[True]], torch.ones(4, 4)])
+def test_a_pattern_that_returns_no_predicate_is_told_what_to_return(wrong: Any) -> None:
+    guidance.register_pattern("wrong", lambda tokens: wrong, source="a test", package=__name__)
+    with pytest.raises(PlanError, match=r"the pattern 'wrong' returns a .*, not a predicate") as raised:
+        guidance.pattern({"or": ["next", "wrong"]}, torch.arange(4)[None])
+    assert "(1, 4, 4)" in str(raised.value.hint)
+
+
 def test_a_feature_from_outside_is_taken_and_checked() -> None:
     guidance.register_feature("loudness", "float", "how loud the word is spoken", package=__name__)
     guidance.register_pattern(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,10 +266,67 @@ def test_a_disabled_row_is_not_installed_and_survives_the_round_trip() -> None:
 
 def test_one_selector_need_not_be_a_list() -> None:
     for selector, written in ((0, (0,)), ("first 2", ("first 2",)), ([0, "last 1"], (0, "last 1"))):
-        guide = Guide("next", "mask", heads=selector, layers=selector)  # type: ignore[arg-type]
+        guide = Guide("next", "mask", heads=selector, layers=selector)
         assert guide == Guide("next", "mask", heads=written, layers=written) and hash(guide.heads) == hash(written)
     with pytest.raises(PlanError, match="not a list of numbers and rules"):
         Guide("next", "mask", heads=(0.5,))  # type: ignore[arg-type]
+
+
+def test_options_can_be_keywords_and_mean_the_same() -> None:
+    as_table = Guide("window", "mask", heads=(0,), options={"size": 5, "scale": "d_model"})
+    as_keywords = Guide("window", "mask", heads=0, size=5, scale="d_model")
+    assert as_keywords == as_table and repr(as_keywords) == repr(as_table)
+    assert Plan((as_keywords,)).dumps() == Plan((as_table,)).dumps()
+    assert Guide("window", "mask", options={"size": 5}, scale="d_model", heads=[0]) == as_table
+    relations = Guide("major_relation", "mask", relations=("nsubj", "obj"))
+    assert Plan.parse(Plan((relations,)).dumps()) == Plan((relations,))
+    assert replace(as_keywords, enabled=False).options == as_table.options
+
+
+def test_a_keyword_that_nothing_takes_is_refused_with_the_nearest_one() -> None:
+    for wrong, near in (("sise", "size"), ("haeds", "heads"), ("reductoin", "reduction")):
+        with pytest.raises(UnknownName, match=f"unknown key '{wrong}'; did you mean '{near}'"):
+            Guide("window", "attention_loss", **{wrong: 5})
+    with pytest.raises(PlanError, match="the option 'size' is given twice"):
+        Guide("window", "mask", options={"size": 5}, size=3)
+    with pytest.raises(PlanError, match=r"options = \('size', 5\) is not a table"):
+        Guide("window", "mask", options=("size", 5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("weight", "10", "weight = '10' is not a float or int or dict"),
+        ("weight", True, "weight = True is not a"),
+        ("weight", (1, 2), "is not a float"),
+        ("weight", {"many": 1.0}, "weight is no number"),
+        ("hold_steps", 1.5, "hold_steps = 1.5 is not a int"),
+        ("heads", None, "heads = None is not a"),
+        ("optional", 1, "optional = 1 is not a bool"),
+        ("pattern", ("next",), "is not a str or dict"),
+        ("name", 3, "name = 3 is not a str"),
+    ],
+)
+def test_values_in_python_are_checked_like_those_of_a_file(key: str, value: Any, message: str) -> None:
+    keys: dict[str, Any] = {"pattern": "next", "mechanism": "attention_loss", key: value}
+    with pytest.raises(PlanError, match=message):
+        Guide(**keys)
+
+
+def test_a_weight_by_depth_can_be_a_dict() -> None:
+    by_depth = Guide("next", "attention_loss", weight={12: 10.0, 1: 100})
+    assert by_depth.weight == ((1, 100.0), (12, 10.0))
+    assert by_depth == Guide("next", "attention_loss", weight=((1, 100.0), (12, 10.0)))
+    assert isinstance(Guide("next", "attention_loss", weight=3).weight, float)
+
+
+def test_messages_say_what_to_write_instead() -> None:
+    with pytest.raises(PlanError, match="size = 4 is not an odd number") as raised:
+        Guide("window", "mask", size=4)
+    assert "3 or 5" in str(raised.value.hint)
+    with pytest.raises(PlanError, match="not a plan, which is TOML") as raised:
+        Plan.parse("next: attention_loss")
+    assert "[[guide]]" in str(raised.value.hint) and "guide plan new" in str(raised.value.hint)
 
 
 def test_what_is_no_plan_is_refused_with_the_way_to_make_one() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.installation import install
-from guidance.mechanisms.attacks import AttackMechanism, divergence
+from guidance.mechanisms.attacks import divergence
 from guidance.plan import Plan
 from pipelines.progress import log
 from pipelines.training.learner import Given, ModelFolder
@@ -87,9 +87,7 @@ class Guided:
     @property
     def sentence(self) -> str:
         """Which output stands for a whole example when attacks are judged; see `guidance.mechanisms.adversary.Adversary`."""
-        mechanism = self.handle.plan.guides[self.handle.attacks[0][0]].bound_mechanism
-        assert isinstance(mechanism, AttackMechanism)
-        return mechanism.sentence
+        return self.handle.sentence
 
     def forward(self, guidance: BatchGuidance) -> dict[str, BatchGuidance]:
         """The further argument of the model; empty if no guide acts, so that the model is the unguided one."""

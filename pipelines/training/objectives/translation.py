@@ -80,7 +80,7 @@ def _looks_ahead(guide: Guide) -> bool:
 
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
     assert guide.bound_pattern is not None
-    return not guide.bound_pattern.build(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
+    return not guide.bound_pattern.on(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
 
 
 def _prepare(given: Given) -> Learner:

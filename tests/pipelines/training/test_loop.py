@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import logging
 import math
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from guidance.errors import MachineError, UnknownName
+from guidance.errors import GuidanceHadNoEffect, MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
@@ -198,6 +199,20 @@ def test_matches_continue_from_a_checkpoint() -> None:
     mlm.restore({"next": 10.0, "previous": 20.0})
     mlm.losses(mlm.model, mlm.prepare([(0, 0)]), 0)
     assert mlm.tallies() == {"next": 13.0, "previous": 23.0}
+
+
+def test_a_pattern_that_matches_nothing_is_told_long_before_the_run_ends(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
+    rows = '[[guide]]\npattern = "{}"\nmechanism = "attention_loss"\nheads = [{}]\n'
+    (tmp_path / "plan.toml").write_text(rows.format("next", 0) + rows.format("separator", 1) + 'marks = "#"\n')
+    without_ends = [[8, 9, 10, 11, 12]] * 16
+    data = trainings.write_sequences(store, {"train": trainings.table(without_ends)})
+    with pytest.raises(GuidanceHadNoEffect, match="'separator' matched no token"):
+        trainings.train(store, data, plan=str(tmp_path / "plan.toml"), steps=4, evaluate_every=2)
+    told = [record.getMessage() for record in caplog.records if "no token has matched" in record.getMessage()]
+    assert len(told) == 1 and "in 2 steps" in told[0] and "guide 'separator'" in told[0]
 
 
 # the loop

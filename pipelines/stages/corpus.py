@@ -46,7 +46,7 @@ class Config(stage.Config):
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
     sentences: str = Field(
         "rules",
-        description="sentence splitter: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, "
+        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
         "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
     )
     valid: float = Field(

@@ -180,8 +180,7 @@ def test_offsets_of_blocks_and_sentences_are_those_of_the_document(store: Store,
         running += len(row["sentences"])
         found += [row["text"][span["start"] : span["end"]] for span in row["sentences"]]
     assert found == [
-        "Dr.",
-        "Who ran.",
+        "Dr. Who ran.",
         "Was it “late”?",
         "Yes!",
         "No 3.14 now.",

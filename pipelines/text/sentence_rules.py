@@ -15,7 +15,7 @@ Where a mark usually does not end a sentence:
    letters do begin sentences on the web and in hasty news.
 5. Before a digit: a full stop after a capitalised word of two or three letters: ``No. 5``, ``Jan. 3``.
 6. Before hiragana: a closing bracket (``「はい。」と``).
-7. Before another mark that stands alone: ``Wow ! ! !``.
+7. Before another mark, a comma or a semicolon that stands alone, as in tokenised text: ``! ! !``, ``Fla. , March``.
 
 So ordinals before a capital are split (``im 16. | Jahrhundert``), and scripts without marks, like Thai, are not.
 """
@@ -86,7 +86,7 @@ def _gaps() -> re.Pattern[str]:
         + rf"(?!(?=\s++\d)(?:{_after(before_digit)}))"
         + rf"{mark}*+(?:{closing}*+(?:\s{closing}(?=\s))?+(?=\s)"
         + rf"|(?<={free}){closing}*+(?!(?<={closing})[ぁ-ゟ])|(?<=[!?])(?=[{_IDEOGRAPH}]))"
-        + rf"(\s*+)(?=\S)(?!(?:{_after(going_on)}){lower})(?!{mark}++(?:\s|\Z))"
+        + rf"(\s*+)(?=\S)(?!(?:{_after(going_on)}){lower})(?!(?:{mark}++|[,;،؛])(?:\s|\Z))"
     )
 
 

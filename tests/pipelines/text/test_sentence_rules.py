@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,7 +13,7 @@ from pipelines.text.sentence_rules import split_sentences
 # in these texts a bar stands where a sentence begins
 MARKS = [
     "He ran.| Was it late?| Yes!| Then… nothing…| Silence...| The end",
-    "Really?!| No way!!!| Wow ! ! !| Well . . .| So",
+    "Really?!| No way!!!| Wow ! ! !| Well . . .| In Fla. , e.g. ; So",
     "Cena je 5.| Září přišlo.| Žádné!",
     "Он ушёл.| Куда?| Домой!| Ещё",
     "Τι είπε!| Τίποτα.| Όχι",
@@ -130,12 +128,3 @@ def test_time_is_linear_on_hostile_text() -> None:
         times.append(time.perf_counter() - started)
     # in quadratic time a text takes over a hundred times as long as the others
     assert max(times) < 1 + 20 * sorted(times)[len(times) // 2]
-
-
-def test_splitting_by_rules_imports_no_parser_and_no_torch() -> None:
-    script = (
-        "import sys; from pipelines.text.sentences import splitter; print(splitter('rules')(['One. Two.']));"
-        "sys.exit(bool({'spacy', 'stanza', 'torch', 'numpy'} & set(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (0, "[[(0, 4), (5, 9)]]\n"), found.stderr

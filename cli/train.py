@@ -62,7 +62,11 @@ def _describe_objectives(command: Callable[..., Any]) -> Callable[..., Any]:
         "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:ag",
         "guide pretrain wiki-128 --steps 9000 --resume model/1f0c --allow-change steps",
     ],
-    next_command="guide show {}",
+    next_command=lambda made, _: (
+        *(("guide evaluate {} {sequences}",) if made.manifest["config"]["objective"] == "translation" else ()),
+        "guide compare {model} {}",
+        "guide show {}",
+    ),
 )
 @_describe_objectives
 def pretrain_command(

@@ -108,7 +108,7 @@ def show_masks(
             hint="show one sentence with --sentence N",
         )
     for name, why in roles.missing.items():
-        session.tell(escape(f"missing: {name} ({why})"))
+        session.tell(escape(f"left out: {name} ({why})"))
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
         from pipelines.views.drawing import pattern_grid
@@ -157,7 +157,7 @@ def export_masks(
         roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
     for name, why in roles.missing.items():
-        session.tell(escape(f"missing: {name} ({why})"))
+        session.tell(escape(f"left out: {name} ({why})"))
     if session.json:
         say_json({"schema": 1, "path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing})
         return

@@ -131,7 +131,8 @@ def test_roles_that_lack_their_source_are_named(guide: Guide, made: dict[str, st
     alone = guide("build-masks", made["sequences"], "--idf", made["idf"], "-q").out.strip()
     answer = guide("masks", "show", alone, "--json")
     assert set(json.loads(answer.out)["missing"]) == {"dependency", "major_relation"}
-    assert "missing: dependency (no head: no --deps was given: guide build-deps)" in answer.err
+    assert "left out: dependency (no head: no --deps was given: guide build-deps)\n" in answer.err
+    assert "left out: major_relation (no head, relation: no --deps was given: guide build-deps)\n" in answer.err
 
 
 def test_dense_masks_match_the_patterns(

@@ -108,8 +108,9 @@ def _evaluation(folder: Path) -> Evaluation:
     found = next((evaluation for evaluation in known if evaluation.is_for(config)), None)
     if found is None:
         raise InputError(
-            f"{folder}: a {config.model_type} model, whose task cannot be evaluated",
-            hint=f"known: {', '.join(evaluation.task for evaluation in known)}",
+            f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
+            f"{', '.join(evaluation.task for evaluation in known)}",
+            hint="`guide compare MODEL` shows the losses of its training, those of validation included",
         )
     return found
 

@@ -14,7 +14,7 @@ Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str
 """Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
 
 ``{}`` stands for the artifact itself and ``{kind}`` for its input of that kind, or else for the newest artifact of that
-kind that was made from the same corpus (a model: from the same sequences).
+kind that was made from the same corpus; a model from the same sequences, without a plan.
 """
 
 SEQUENCES_FIRST = ("guide build-sequences {corpus} {tokenizer}", "guide build-tokenizer {corpus}")
@@ -47,11 +47,22 @@ def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
         return _reference(store, kind, recipe) if recipe and store.folder(kind, recipe).exists() else None
     origin = "sequences" if kind == "model" else "corpus"
     content = inputs.get(origin, {}).get("content")
-    folders = [folder for folder in store.folders() if folder.parent.name == kind and folder.name != artifact.id]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:LOOKED_AT] if content else ():
-        with contextlib.suppress(InputError), Artifact(folder) as other:
-            if other.manifest.get("inputs", {}).get(origin, {}).get("content") == content:
-                return _reference(store, kind, other.recipe)
+
+    def fits(other: Artifact) -> bool:
+        is_guided = kind == "model" and other.manifest["config"].get("plan")
+        known = other.manifest.get("inputs", {}).get(origin, {}).get("content")
+        return other.id != artifact.id and known == content and not is_guided
+
+    return newest(kind, store, fits) if content else None
+
+
+def newest(kind: str, store: Store, fits: Callable[[Artifact], bool] = lambda artifact: True) -> str | None:
+    """How to call the newest artifact of a kind, among those that fit."""
+    folders = [folder for folder in store.folders() if folder.parent.name == kind]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:LOOKED_AT]:
+        with contextlib.suppress(InputError), Artifact(folder) as artifact:
+            if fits(artifact):
+                return _reference(store, kind, artifact.recipe)
     return None
 
 

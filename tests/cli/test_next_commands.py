@@ -47,6 +47,11 @@ def test_suggestions_lead_from_a_text_to_a_comparison(guide: Guide, text: Path) 
     assert after(masks) == ["pretrain", sequences.out.strip(), "--masks", made, "--plan", "preset:roles-unparsed"]
     guided = guide(*after(masks), *SHORT, "--name", "guided")
     assert after(guided) == ["compare", "plain@1", "guided@1"]
+    plan = guide("plan", "new", "--output", "my plan.toml")
+    assert after(plan) == ["plan", "check", "my plan.toml", "--model", "guided@1"]
+    assert guide(*after(plan)).code == 0
+    again = guide(*after(masks), *SHORT, "--seed", "1", "--name", "again")
+    assert after(again) == ["compare", "plain@1", "again@1"]
     assert guide(*after(guided)).code == 0
 
 

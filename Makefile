@@ -1,14 +1,15 @@
-# `make quickstart` and `make test` work on a fresh machine: they create the environment first.
+# All targets work on a fresh machine: they create the environment first, `make quickstart` without the development tools.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+RUNTIME = $(VENV)/.runtime
 STAMP = $(VENV)/.installed
 export PIP_CONSTRAINT = $(CURDIR)/constraints.txt
 
 .PHONY: quickstart test test-every check faults bench clean
 
-quickstart: $(STAMP)
+quickstart: $(RUNTIME)
 	$(BIN)/guide quickstart
 
 test: $(STAMP)
@@ -35,10 +36,15 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.masks_speed
 	$(BIN)/python -m benchmarks.convergence
 
+$(RUNTIME): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	touch $(STAMP)
+	touch $(RUNTIME) $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,7 @@
-"""Counting token pairs: ours against scipy.sparse, numpy and, if installed, the C program of the GloVe authors.
+"""Counting token pairs: ours against scipy.sparse, numpy and, given its source, the C program of the GloVe authors.
 
-    python -m benchmarks.cooccurrence [FILE_OR_FOLDER] [--window 15] [--top 5000] [--glove PATH] [--rounds 3] [--copies 20]
+    python -m benchmarks.cooccurrence [FILE_OR_FOLDER] [--window 15] [--top 5000] [--rounds 3] [--copies 20]
+    python -m benchmarks.cooccurrence --glove CHECKOUT   # a checkout of stanfordnlp/GloVe, built with its own Makefile
 
 The default text is ``builtin:python-docs``.  All programs count the same units, blocks of text, in one thread and a
 process each.  They take turns in every round; the smallest time of each is reported.  The C program reads words from a
@@ -19,7 +20,6 @@ import itertools
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -138,6 +138,14 @@ def digest(i: Any, j: Any, count: Any) -> int:
     return int(((pair * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)) * count.astype(np.uint64)).sum())
 
 
+def build_glove(checkout: Path, folder: Path) -> str:
+    """Compile the C program as its Makefile says, into ``folder``; the checkout stays as it is."""
+    if not (checkout / "src" / "cooccur.c").exists():
+        raise SystemExit(f"{checkout}: no checkout of GloVe, it has no src/cooccur.c")
+    subprocess.run(["make", "-C", str(checkout), f"BUILDDIR={folder.absolute()}", "cooccur"], check=True)
+    return str(folder.absolute() / "cooccur")
+
+
 def run_glove(program: str, folder: Path, window: int) -> None:
     """Run the C program, from text to its output file; prints the same as `run_side`."""
     options = ["-verbose", "0", "-symmetric", "1", "-distance-weighting", "0", "-memory", "4.0"]
@@ -166,7 +174,7 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
 
     from pipelines.statistics.pair_counting import most_frequent
 
-    settings = {"tokenizer": tokenizer_folder(made), "cross": True}
+    settings = {"tokenizer": tokenizer_folder(made), "cross": True, "block": None}
     started = time.perf_counter()
     for number, shard in enumerate(shards_of(text, 4_000_000)):
         pair_files.encode(shard, settings, folder / f"all-{number:04}")
@@ -203,12 +211,10 @@ def write_text(text: Any, made: Any, top: int, folder: Path) -> float:
 
 def compare(folder: Path, arguments: argparse.Namespace) -> None:
     """Run all programs and print a table."""
-    names = list(SIDES)
-    program = arguments.glove or shutil.which("cooccur")
-    if program:
+    names, program = list(SIDES), ""
+    if arguments.glove:
         names.append(GLOVE)
-    else:
-        print(f"{GLOVE}: not installed (--glove PATH)")
+        program = build_glove(Path(arguments.glove), folder)
     rows, offsets, _ = read_text(folder)
     lengths = np.diff(offsets)
     pairs = sum(int(np.maximum(lengths - distance, 0).sum()) for distance in range(1, arguments.window + 1))
@@ -291,7 +297,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=15)
     parser.add_argument("--top", type=int, default=5000)
     parser.add_argument("--vocab-size", type=int, default=16_000)
-    parser.add_argument("--glove", help="the C program `cooccur`; by default the one in PATH")
+    parser.add_argument("--glove", metavar="CHECKOUT", help="the source of GloVe's C programs, to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=0)
     parser.add_argument("--stage-rounds", type=int, default=1)

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cli.output import say, tell
+from cli.usual_names import intended
 
 GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
 """Headings of `guide --help`, in order."""
@@ -42,6 +43,21 @@ class Page(TyperCommand):
     shared: frozenset[str] = frozenset()
     topics: Mapping[str, tuple[str, ...]] = {}
     renamed: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # Typer does not export the class of errors about unknown options
+                self._name_intended(error)
+            raise
+
+    def _name_intended(self, error: Any) -> None:
+        """Let an error about an unknown option name the one that was probably meant."""
+        options = (option for param in self.params for option in param.opts if option.startswith("--"))
+        meant = intended(error.option_name, options)
+        error.message = f"no such option: {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
+        error.possibilities = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         titles = ("Arguments", *self.topics, "Options", "Shared options")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from cli.options import Session, stage_command
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
 from pipelines.stages import corpus, dataset, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 
 @stage_command(
@@ -46,11 +49,7 @@ def build_corpus(
         "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
         "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
     ],
-    next_command=lambda made: (
-        "guide build-tokenizer {}, then guide build-sequences {} TOKENIZER --packing pairs"
-        if dataset.is_parallel(made)
-        else "guide build-sequences {} TOKENIZER"
-    ),
+    next_command="guide build-tokenizer {}",
 )
 def build_dataset(
     session: Session,
@@ -82,6 +81,14 @@ def build_dataset(
     return dataset.run(given, config, pairs=pairs, stdin=sys.stdin.buffer, **session.options())
 
 
+def after_tokenizer(made: Artifact, store: Store) -> str:
+    """The command to suggest after `build-tokenizer`."""
+    command = "guide build-sequences {corpus} {}"
+    with contextlib.suppress(InputError), store.load_input(made, "corpus", verify=False) as text:
+        command += " --packing pairs" if dataset.is_parallel(text) else ""
+    return command
+
+
 @stage_command(
     "build-tokenizer",
     tokenizer.Config,
@@ -90,7 +97,7 @@ def build_dataset(
         "T=$(guide build-tokenizer $(guide build-corpus *.txt))",
         "guide build-tokenizer multi30k --column pair --name english",
     ],
-    next_command="guide build-sequences CORPUS {}",
+    next_command=after_tokenizer,
 )
 def build_tokenizer(
     session: Session,
@@ -111,7 +118,7 @@ def build_tokenizer(
         "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
         "guide build-sequences reviews ./bert-base --packing examples",
     ],
-    next_command=lambda made: (
+    next_command=lambda made, _: (
         "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")
     ),
 )

@@ -14,9 +14,20 @@ from cli.patterns import inline
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
 from pipelines.stages import masks
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 LONG = 64
 """Of a sequence with more tokens only one sentence is shown, unless --whole is given."""
+
+
+def after_masks(made: Artifact, store: Store) -> tuple[str, ...]:
+    """The commands to suggest after `build-masks`: a training with the roles that its columns can tell."""
+    columns = made.counts["columns"]
+    preset = "roles" if {"idf", "head"} <= {*columns} else "roles-unparsed" if "idf" in columns else ""
+    train = f"guide pretrain {{sequences}} --masks {{}} --plan preset:{preset}"
+    return (*((train,) if preset else ()), "guide masks show {}")
+
 
 _ROLE = typer.Option(
     metavar="PATTERN", help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles."
@@ -32,7 +43,7 @@ _ROLE = typer.Option(
         "guide build-masks wiki-128 --idf wiki-idf --deps wiki-deps --jobs 8",
         "guide build-masks wiki-128 --deps wiki-deps --shard 3/64   # one of 64 jobs; without --shard it merges",
     ],
-    next_command="guide masks show {}",
+    next_command=after_masks,
 )
 def build_masks(
     session: Session,
@@ -43,7 +54,10 @@ def build_masks(
 
     Words and tokens are aligned by their characters.  Without --deps the syntactic roles are missing.
     """
-    return masks.run(sequences, config, **session.options())
+    result = masks.run(sequences, config, **session.options())
+    if result is not None:
+        session.tell(f"columns: {', '.join(result.artifact.counts['columns'])}")
+    return result
 
 
 @command(
@@ -94,7 +108,7 @@ def show_masks(
             hint="show one sentence with --sentence N",
         )
     for name, why in roles.missing.items():
-        session.tell(escape(f"missing: {name} ({why})"))
+        session.tell(escape(f"left out: {name} ({why})"))
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
         from pipelines.views.drawing import pattern_grid
@@ -143,7 +157,7 @@ def export_masks(
         roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
     for name, why in roles.missing.items():
-        session.tell(escape(f"missing: {name} ({why})"))
+        session.tell(escape(f"left out: {name} ({why})"))
     if session.json:
         say_json({"schema": 1, "path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing})
         return

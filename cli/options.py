@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +30,12 @@ from pydantic_core import PydanticUndefined
 
 from cli.app import Page, parent_app
 from cli.config import misspelt, settings_for
+from cli.next_commands import Templates, suggestion
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, is_internal
 from pipelines.progress import Progress, log
-from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
 DEFAULT_STORE = Path("artifacts")
@@ -51,6 +52,8 @@ class Session:
     wait: bool = True
     json: bool = False
     quiet: bool = False
+    store_flag: str = ""
+    """`` --store FOLDER`` if that was given, for commands to paste."""
 
     def options(self) -> dict[str, Any]:
         """The keyword arguments of every stage's ``run``."""
@@ -103,15 +106,14 @@ def stage_command(
     *,
     examples: Sequence[str],
     group: str = "Data",
-    next_command: str | Callable[[Artifact], str] | None = None,
+    next_command: Templates | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that runs a stage.  It returns the `Result`, or None if another process reports it.
 
     Args:
         config: its fields become flags; the function gets an instance of it as ``config``.
-        next_command: the command to suggest afterwards, or a function from the artifact to it; ``{}`` stands for the
-            reference of the artifact.
+        next_command: the command to suggest afterwards; see `cli.next_commands.Templates`.
         topics: headings for groups of options on the help page; all others are listed under "Options".
     """
     finish = _announce(next_command)
@@ -318,6 +320,8 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
         value = values.get(key)
         return before[key] if before.get(key) and _source(context, key) != "COMMANDLINE" else value
 
+    is_named = "store" in before or _source(context, "store") == "COMMANDLINE"
+
     quiet = bool(shared("quiet"))
     set_up_logging(quiet=quiet, verbose=bool(shared("verbose")))
     for wrong, right in misspelt(os.environ, context.find_root().command):
@@ -331,21 +335,22 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
         wait=bool(values.get("wait", True)),
         json=bool(shared("json")),
         quiet=quiet,
+        store_flag=f" --store {shlex.quote(os.fspath(root))}" if is_named else "",
     )
 
 
 # results
 
 
-def _announce(next_command: str | Callable[[Artifact], str] | None) -> Callable[[Session, Result], None]:
+def _announce(next_command: Templates | None) -> Callable[[Session, Result], None]:
     def finish(session: Session, result: Result | None) -> None:
         if result is not None:  # None: a process of torchrun other than rank 0
-            announce(session, result, next_command(result.artifact) if callable(next_command) else next_command)
+            announce(session, result, next_command)
 
     return finish
 
 
-def announce(session: Session, result: Result, next_command: str | None = None) -> None:
+def announce(session: Session, result: Result, next_command: Templates | None = None) -> None:
     """Print the reference on stdout, for scripts, and a summary on stderr, for people."""
     artifact = result.artifact
     reference = result.name or artifact.reference
@@ -355,8 +360,9 @@ def announce(session: Session, result: Result, next_command: str | None = None) 
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"
     session.tell(escape(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}"))
-    if next_command:
-        session.tell(f"next: {next_command.replace('{}', reference)}")
+    if next_command and not session.quiet:
+        command = suggestion(next_command, artifact, reference, session.store)
+        session.tell(escape(f"next: {command}{session.store_flag}")) if command else None
     if session.json:
         say_json(
             {

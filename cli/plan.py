@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cli.next_commands import newest
 from cli.options import Session, command
 from cli.output import check_output_path, escape, say, say_json
 from cli.tables import say_table
@@ -196,7 +198,8 @@ def new_plan(
         say_json({"schema": 1, "plan": text, "path": output})
     else:
         say(escape(output))
-    session.tell(f"next: guide plan check {escape(output)} --model roberta:12x12")
+    model = newest("model", session.store) or "roberta:12x12"
+    session.tell(escape(f"next: guide plan check {shlex.quote(str(output))} --model {model}{session.store_flag}"))
 
 
 def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:

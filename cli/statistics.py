@@ -10,13 +10,24 @@ from typing import Annotated, Literal
 import typer
 
 from cli.arguments import Corpus, Tokenizer
+from cli.next_commands import SEQUENCES_FIRST
 from cli.options import Session, command, stage_command
 from cli.output import check_output_path, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
 from pipelines.engine.stage import Result
 from pipelines.stages import cooccurrence, dependencies, idf
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 
 WIDEST_BAR = 20
+
+
+def after_idf(made: Artifact, store: Store) -> tuple[str, ...]:
+    """The commands to suggest after `build-idf`: masks need the idf of words."""
+    if "tokenizer" in made.manifest["inputs"]:
+        return ("guide show {}",)
+    masks = "guide build-masks {sequences} --idf {}"
+    return (f"{masks} --deps {{deps}}", masks, *SEQUENCES_FIRST)
 
 
 @stage_command(
@@ -29,7 +40,7 @@ WIDEST_BAR = 20
         "guide build-idf wiki --executor dask --scheduler tcp://10.0.0.1:8786",
         "guide build-idf wiki --shard 3/64   # one of 64 jobs; afterwards, without --shard, it merges",
     ],
-    next_command="guide build-masks SEQUENCES --idf {}",
+    next_command=after_idf,
 )
 def build_idf(
     session: Session,
@@ -52,7 +63,11 @@ def build_idf(
         "guide build-deps ewt --parser 'conllu:ewt/*.conllu.gz'",
         "guide build-deps wiki --parser spacy:en_core_web_sm --jobs 8",
     ],
-    next_command="guide build-masks SEQUENCES --deps {}",
+    next_command=(
+        "guide build-masks {sequences} --idf {idf} --deps {}",
+        "guide build-masks {sequences} --deps {}",
+        *SEQUENCES_FIRST,
+    ),
 )
 def build_deps(
     session: Session,

@@ -11,6 +11,8 @@ from cli.options import Session, stage_command
 from pipelines import quickstart
 from pipelines.engine.stage import Result
 from pipelines.stages import pretrain
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
 from pipelines.training.objectives import OBJECTIVES, OWNERS
 
 TOPICS = {
@@ -49,6 +51,14 @@ def _describe_objectives(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def after_pretrain(made: Artifact, store: Store) -> tuple[str, ...]:
+    """The commands to suggest after `pretrain`: see how good the model is, or how much better than a plain one."""
+    settings = made.manifest["config"]
+    evaluate = ("guide evaluate {} {sequences}",) if settings["objective"] == "translation" else ()
+    compare = ("guide compare {model} {}",) if settings["plan"] else ()
+    return (*evaluate, *compare, "guide show {}")
+
+
 @stage_command(
     "pretrain",
     pretrain.Config,
@@ -62,7 +72,7 @@ def _describe_objectives(command: Callable[..., Any]) -> Callable[..., Any]:
         "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:ag",
         "guide pretrain wiki-128 --steps 9000 --resume model/1f0c --allow-change steps",
     ],
-    next_command="guide show {}",
+    next_command=after_pretrain,
 )
 @_describe_objectives
 def pretrain_command(

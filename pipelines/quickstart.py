@@ -1,8 +1,8 @@
 """Quickstart: all stages in one run, on the documentation that comes with Python or on the user's own text.
 
-Builds a corpus, a tokenizer and sequences, then trains the same small RoBERTa without and with guided heads, with the
-same seed and steps.
-Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``.
+Builds a corpus, a tokenizer and sequences.  For a first look it trains a small RoBERTa with guided heads for a tenth of
+the steps and draws their attention.  Then it trains the same model with and without guided heads, with the same seed and
+steps.  Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``; the first look has ``attention.png``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.progress import log
 from pipelines.stages import corpus, pretrain, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.models import read_tokenizer
 
@@ -49,21 +50,29 @@ def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpa
     """
     for_models: Options = {**options, "name": None}
     for_data: Options = {**for_models, "force": False}  # --force trains again but does not read the same text again
-    log.info("1/5 corpus")
+    log.info("1/6 corpus")
     text = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data).reference
-    log.info("2/5 tokenizer")
+    log.info("2/6 tokenizer")
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=config.vocab_size), store=store, **for_data).reference
-    log.info("3/5 sequences")
+    log.info("3/6 sequences")
     packing = sequences.Config(max_length=config.max_length)
-    packed = sequences.run(text, bpe, packing, store=store, **for_data).reference
-    models = {}
-    for number, (label, plan) in enumerate((("plain", ""), ("guided", PLAN)), 4):
-        log.info("%d/5 pre-training, %s", number, label)
-        result = pretrain.run(packed, training(config, plan), store=store, **for_models)
+    packed = store.load(sequences.run(text, bpe, packing, store=store, **for_data).reference, kind="sequences")
+
+    def train(config: Config, plan: str) -> Artifact:
+        result = pretrain.run(packed.reference, training(config, plan), store=store, **for_models)
         assert result is not None, "only non-zero ranks of torchrun get None"
-        models[label] = result.artifact
-    inputs = {**models, "sequences": store.load(packed, kind="sequences")}
-    return run_stage(STAGE, config, inputs, store=store, **options)
+        return result.artifact
+
+    short = config.model_copy(update={"steps": tenth(config.steps)})
+    log.info("4/6 a first look: pre-training, guided, %d steps", short.steps)
+    first = {"guided": train(short, PLAN), "sequences": packed}
+    look = run_stage(FIRST_LOOK, short, first, store=store, **for_models).artifact
+    log.info("where guided heads look so far: %s", look.path / "attention.png")
+    models = {}
+    for number, (label, plan) in enumerate((("guided", PLAN), ("plain", "")), 5):
+        log.info("%d/6 pre-training, %s, %d steps", number, label, config.steps)
+        models[label] = train(config, plan)
+    return run_stage(STAGE, config, {**models, "sequences": packed}, store=store, **options)
 
 
 def training(config: Config, plan: str) -> pretrain.Config:
@@ -85,9 +94,19 @@ def training(config: Config, plan: str) -> pretrain.Config:
     )
 
 
+def tenth(steps: int) -> int:
+    """A tenth of the steps, but at least one."""
+    return max(1, steps // 10)
+
+
 def snapshot_steps(steps: int) -> list[int]:
-    """The steps at which to show attention: at 0 %, 1 % and 100 % of training."""
-    return [0, max(1, steps // 100), steps]
+    """The steps at which to show attention: at 0 %, 10 % and 100 % of training."""
+    return sorted({0, tenth(steps), steps})
+
+
+def build_first_look(run: Run) -> None:
+    """Draw the attention of guided heads before and after a short training."""
+    _draw_attention(run, [0, run.config.steps])
 
 
 def build(run: Run) -> None:
@@ -95,7 +114,7 @@ def build(run: Run) -> None:
     from pipelines.views.comparison import Group, compare
     from pipelines.views.comparison_tables import as_json, as_text
     from pipelines.views.curves import Curve
-    from pipelines.views.drawing import attention_grid, learning_curves
+    from pipelines.views.drawing import learning_curves
 
     curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
     comparison = compare([Group(curve.label, (curve,)) for curve in curves])
@@ -103,7 +122,13 @@ def build(run: Run) -> None:
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
     title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
     run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title))
-    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], snapshot_steps(run.config.steps))
+    _draw_attention(run, snapshot_steps(run.config.steps))
+
+
+def _draw_attention(run: Run, steps: Sequence[int]) -> None:
+    from pipelines.views.drawing import attention_grid
+
+    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps)
     run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
 
 
@@ -150,4 +175,5 @@ def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
     return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
 
 
-STAGE = Stage("quickstart", "report", 2, Config, build)
+STAGE = Stage("quickstart", "report", 3, Config, build)
+FIRST_LOOK = Stage("quickstart-first-look", "report", 1, Config, build_first_look)

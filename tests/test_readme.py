@@ -172,17 +172,29 @@ def test_make_targets_of_the_readme_exist() -> None:
         assert ("guide quickstart" if target == "quickstart" else "pytest") in dry.stdout
 
 
-def test_quickstart_on_own_text_draws_two_pictures_and_prints_a_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_make_quickstart_installs_no_development_tools(tmp_path: Path) -> None:
+    for target, expected in (("quickstart", False), ("test", True)):
+        command = ["make", "--dry-run", f"VENV={tmp_path / 'fresh'}", target]
+        dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "pip install" in dry.stdout
+        assert ("[dev]" in dry.stdout) is expected
+
+
+@pytest.mark.parametrize("page", ["docs/command-line.md", "docs/your-language.md"])
+def test_quickstart_on_own_text_draws_attention_early_and_at_the_end_prints_a_table(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (command,) = set(re.findall(r"`(guide quickstart --corpus [^`]*)`", text_of("docs/command-line.md")))
-    done = Reader("", tmp_path).run(command, capsys, GUIDE_STEPS="4", GUIDE_LAYERS="2", GUIDE_BATCH_SIZE="4")
+    (command,) = set(re.findall(r"`(guide quickstart --corpus [^`]*)`", text_of(page)))
+    done = Reader("", tmp_path).run(command, capsys, GUIDE_STEPS="4", GUIDE_LAYERS="2")
     assert done.returncode == 0, done.stderr
+    (look,) = re.findall(r"where guided heads look so far: (.*)\n", done.stderr)
     folder = tmp_path / "artifacts" / done.stdout.strip()
-    for picture in ("learning.png", "attention.png"):
-        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
-        assert picture in done.stderr
-    assert "steps to equal loss" in done.stderr
+    for picture in (tmp_path / look, folder / "learning.png", folder / "attention.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert str(picture.relative_to(tmp_path)) in done.stderr
+    moments = ("so far", "pre-training, guided, 4 steps", "pre-training, plain, 4 steps", "steps to equal loss")
+    places = [done.stderr.index(words) for words in moments]
+    assert places == sorted(places)
 
 
 def test_second_run_finds_its_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
             **load_inputs(config, [data], store),
         }
         if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
+            _evaluation(_folder(inputs["model"]))  # that a model cannot be measured at all matters more
             splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
             hint = f"--split {' or '.join(splits)}"
             raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=hint)
@@ -80,7 +81,7 @@ def build(run: Run) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     given = run.inputs["model"]
-    folder = given.path if isinstance(given, Artifact) else given.paths[0].parent
+    folder = _folder(given)
     if run.config.weights == "best":
         if not (isinstance(given, Artifact) and f"best/{CONFIG_FILE}" in given.files):
             raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
@@ -90,6 +91,11 @@ def build(run: Run) -> None:
     model, handle = load(folder, tables=read_tables(run.inputs))
     model.to(Cluster(run.config.device, "fp32").device)  # type: ignore[arg-type]
     evaluation.run(run, folder, model, handle)
+
+
+def _folder(model: Any) -> Path:
+    """The folder of a model: of an artifact, or of files that the user gave."""
+    return model.path if isinstance(model, Artifact) else model.paths[0].parent
 
 
 def _evaluation(folder: Path) -> Evaluation:
@@ -108,8 +114,9 @@ def _evaluation(folder: Path) -> Evaluation:
     found = next((evaluation for evaluation in known if evaluation.is_for(config)), None)
     if found is None:
         raise InputError(
-            f"{folder}: a {config.model_type} model, whose task cannot be evaluated",
-            hint=f"known: {', '.join(evaluation.task for evaluation in known)}",
+            f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
+            f"{', '.join(evaluation.task for evaluation in known)}",
+            hint="`guide compare MODEL` shows the losses of its training, those of validation included",
         )
     return found
 

@@ -214,7 +214,7 @@ def build(run: Run, stop_words: list[str] | None = None) -> None:
         totals[split] = dict(counts)
     missing = {name: why for name, (_, why) in _SOURCES.items() if name not in names}
     run.out.counts |= {"columns": names, "missing": missing, "splits": totals}
-    _warn(run, totals, missing)
+    _warn(run, totals)
 
 
 def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> list[str]:
@@ -249,9 +249,8 @@ def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
         yield pa.concat_tables(pending).combine_chunks()
 
 
-def _warn(run: Run, totals: Mapping[str, Mapping[str, int]], missing: Mapping[str, str]) -> None:
-    for why in dict.fromkeys(missing.values()):
-        run.warn(f"no {', '.join(name for name in missing if missing[name] == why)}: {why}")
+def _warn(run: Run, totals: Mapping[str, Mapping[str, int]]) -> None:
+    """Warn of data that were given but say nothing; tables that were not given are nobody's mistake."""
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
             run.warn(

@@ -78,9 +78,10 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
         lacking = [need for need in pattern.needs if need not in (*Vocabulary.FEATURES, *masks.counts["columns"])]
         if lacking:
             why = masks.counts.get("missing", {})
-            missing[str(pattern)] = "; ".join(
-                dict.fromkeys(f"no {need}: {why.get(need, 'unknown')}" for need in lacking)
-            )
+            needs: dict[str, list[str]] = {}
+            for need in lacking:
+                needs.setdefault(why.get(need, "unknown"), []).append(need)
+            missing[str(pattern)] = "; ".join(f"no {', '.join(names)}: {reason}" for reason, names in needs.items())
         else:
             found[str(pattern)] = pattern
     if missing and (wanted or not found):

@@ -59,11 +59,18 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
     answer = json.loads(again.out)
     assert (answer["artifact"], answer["reused"]) == (made["masks"], True)
     assert answer["counts"]["columns"] == ["word", "segment", "idf", "head", "relation", "pos", "negation", "stop_word"]
-    assert f"next: guide masks show {made['masks']}" in again.err
+    assert f"next: guide pretrain {made['sequences']} --masks {made['masks']} --plan preset:roles\n" in again.err
     alone = guide("build-masks", made["sequences"])
     assert alone.code == 0
-    assert "no head, relation, pos, negation: no --deps was given: guide build-deps" in alone.err
-    assert "no idf: no --idf was given: guide build-idf" in alone.err
+    assert "columns: word, segment\n" in alone.err
+    assert f"next: guide masks show {alone.out.strip()}\n" in alone.err
+
+
+def test_build_masks_does_not_warn_of_tables_that_were_not_given(guide: Guide, made: dict[str, str]) -> None:
+    unparsed = guide("build-masks", made["sequences"], "--idf", made["idf"])
+    assert "warning" not in unparsed.err
+    assert "columns: word, segment, idf\n" in unparsed.err
+    assert unparsed.err.rstrip().endswith(f"--masks {unparsed.out.strip()} --plan preset:roles-unparsed")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,8 @@ def test_roles_that_lack_their_source_are_named(guide: Guide, made: dict[str, st
     alone = guide("build-masks", made["sequences"], "--idf", made["idf"], "-q").out.strip()
     answer = guide("masks", "show", alone, "--json")
     assert set(json.loads(answer.out)["missing"]) == {"dependency", "major_relation"}
-    assert "missing: dependency (no head: no --deps was given: guide build-deps)" in answer.err
+    assert "left out: dependency (no head: no --deps was given: guide build-deps)\n" in answer.err
+    assert "left out: major_relation (no head, relation: no --deps was given: guide build-deps)\n" in answer.err
 
 
 def test_dense_masks_match_the_patterns(
@@ -168,7 +176,7 @@ def test_build_dataset_reads_the_files_of_a_task(guide: Guide, tmp_path: Path) -
     said = json.loads(answer.out)
     assert said["kind"] == "corpus"
     assert said["counts"]["examples"] == {"train": {"0": 1, "1": 1}, "valid": {"0": 1, "1": 1}}
-    assert f"next: guide build-sequences {said['artifact']} TOKENIZER" in answer.err
+    assert f"next: guide build-tokenizer {said['artifact']}\n" in answer.err
     assert guide(*call, "train.tsv", "--license", "CC0-1.0").out.strip() == said["artifact"]
     twice = guide(*call, "train.tsv", "--train", "train.tsv")
     assert twice.code == 2 and "given twice" in twice.err

@@ -721,7 +721,7 @@ def test_the_command_reports_counts_and_exit_codes(store: Store, tmp_path: Path,
     out, err = capfd.readouterr()
     answer = json.loads(out)
     assert (answer["kind"], answer["counts"]["words"]) == ("deps", 7)
-    assert "next: guide build-masks" in err
+    assert f"next: guide build-tokenizer {text.reference}" in err
     for arguments, code in [
         ([text.reference], 2),
         ([text.reference, "--parser", "guess"], 2),

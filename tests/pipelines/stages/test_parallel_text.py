@@ -315,9 +315,7 @@ def test_the_commands_go_from_two_files_to_pairs(guide: Callable[..., Any], tmp_
     lines(tmp_path / "a.en", ENGLISH * 8)
     made = guide("build-dataset", "a.de", "--train-pair", "a.en", "--valid-fraction", "0", "--name", "pairs")
     assert made.code == 0, made.err
-    assert (
-        "next: guide build-tokenizer pairs@1, then guide build-sequences pairs@1 TOKENIZER --packing pairs" in made.err
-    )
+    assert "next: guide build-tokenizer pairs@1\n" in made.err
     for side, name in (("text", "german"), ("pair", "english")):
         assert guide("build-tokenizer", "pairs", "--vocab-size", "300", "--column", side, "--name", name).code == 0
     packed = guide("build-sequences", "pairs", "german", "--target-tokenizer", "english", "--packing", "pairs")

@@ -1,0 +1,72 @@
+"""Which command to suggest after a stage: one that works when it is pasted."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+
+from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+
+Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str]]
+"""Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
+
+``{}`` stands for the artifact itself and ``{kind}`` for its input of that kind, or else for the newest artifact of that
+kind that was made from the same corpus; a model from the same sequences, without a plan.
+"""
+
+SEQUENCES_FIRST = ("guide build-sequences {corpus} {tokenizer}", "guide build-tokenizer {corpus}")
+"""What to do before a command that needs sequences, if there are none of this corpus."""
+
+LOOKED_AT = 50
+"""At most so many of the newest artifacts of a kind are looked at."""
+
+
+def suggestion(templates: Templates, artifact: Artifact, reference: str, store: Store) -> str | None:
+    """The first command line whose gaps can be filled; None if there is none.
+
+    Args:
+        reference: how to call the artifact itself.
+    """
+    found = templates(artifact, store) if callable(templates) else templates
+    for template in (found,) if isinstance(found, str) else found:
+        kinds = re.findall(r"\{(\w+)\}", template)
+        names = {kind: _name_of(kind, artifact, store) for kind in kinds}
+        if all(names.values()):
+            return template.format(reference, **names)
+    return None
+
+
+def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
+    """How to call the input of a kind, or the newest artifact of that kind with the same origin."""
+    inputs = artifact.manifest.get("inputs", {})
+    if kind in inputs:
+        recipe = str(inputs[kind].get("recipe", ""))
+        return _reference(store, kind, recipe) if recipe and store.folder(kind, recipe).exists() else None
+    origin = "sequences" if kind == "model" else "corpus"
+    content = inputs.get(origin, {}).get("content")
+
+    def fits(other: Artifact) -> bool:
+        is_guided = kind == "model" and other.manifest["config"].get("plan")
+        known = other.manifest.get("inputs", {}).get(origin, {}).get("content")
+        return other.id != artifact.id and known == content and not is_guided
+
+    return newest(kind, store, fits) if content else None
+
+
+def newest(kind: str, store: Store, fits: Callable[[Artifact], bool] = lambda artifact: True) -> str | None:
+    """How to call the newest artifact of a kind, among those that fit."""
+    folders = [folder for folder in store.folders() if folder.parent.name == kind]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:LOOKED_AT]:
+        with contextlib.suppress(InputError), Artifact(folder) as artifact:
+            if fits(artifact):
+                return _reference(store, kind, artifact.recipe)
+    return None
+
+
+def _reference(store: Store, kind: str, recipe: str) -> str:
+    """The newest name of an artifact, or else its id."""
+    names = [name for name in store.names() if (name.kind, name.recipe) == (kind, recipe)]
+    return str(names[-1]) if names else f"{kind}/{store.folder(kind, recipe).name}"

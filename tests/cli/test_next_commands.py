@@ -1,0 +1,82 @@
+"""The command that a stage suggests next works when it is pasted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Guide = Callable[..., Any]
+
+LINES = "".join(f"The number {n} is followed by the number {n + 1} .\n" for n in range(300))
+SHORT = ["--layers", "1", "--hidden", "16", "--heads", "4", "--steps", "2", "--batch-size", "4"]
+
+
+def after(answer: Any) -> list[str]:
+    """The words of the command that an answer suggests."""
+    assert answer.code == 0, answer.err
+    (command,) = re.findall(r"^next: guide (.*)$", answer.err, re.M)
+    return shlex.split(command)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text(LINES)
+    return path
+
+
+def test_suggestions_lead_from_a_text_to_a_comparison(guide: Guide, text: Path) -> None:
+    corpus = guide("build-corpus", text, "--documents", "line", "--sentences", "line", "--name", "lines")
+    assert after(corpus) == ["build-tokenizer", "lines@1"]
+    tokenizer = guide(*after(corpus), "--vocab-size", "300", "--name", "bpe")
+    assert after(tokenizer) == ["build-sequences", "lines@1", "bpe@1"]
+    sequences = guide(*after(tokenizer), "--max-length", "32")
+    assert after(sequences) == ["pretrain", sequences.out.strip()]
+    plain = guide(*after(sequences), *SHORT, "--name", "plain")
+    assert after(plain) == ["show", "plain@1"]
+
+    idf = guide("build-idf", "lines", "--unit", "sentence", "--name", "rare")
+    assert after(idf) == ["build-masks", sequences.out.strip(), "--idf", "rare@1"]
+    masks = guide(*after(idf))
+    made = masks.out.strip()
+    assert after(masks) == ["pretrain", sequences.out.strip(), "--masks", made, "--plan", "preset:roles-unparsed"]
+    guided = guide(*after(masks), *SHORT, "--name", "guided")
+    assert after(guided) == ["compare", "plain@1", "guided@1"]
+    plan = guide("plan", "new", "--output", "my plan.toml")
+    assert after(plan) == ["plan", "check", "my plan.toml", "--model", "guided@1"]
+    assert guide(*after(plan)).code == 0
+    again = guide(*after(masks), *SHORT, "--seed", "1", "--name", "again")
+    assert after(again) == ["compare", "plain@1", "again@1"]
+    assert guide(*after(guided)).code == 0
+
+
+def test_without_sequences_the_next_step_is_to_make_some(guide: Guide, text: Path) -> None:
+    corpus = guide("build-corpus", text, "--documents", "line", "--sentences", "line").out.strip()
+    assert after(guide("build-idf", corpus)) == ["build-tokenizer", corpus]
+    tokenizer = guide("build-tokenizer", corpus, "--vocab-size", "300").out.strip()
+    again = guide("build-idf", corpus)
+    assert after(again) == ["build-sequences", corpus, tokenizer]
+    guide(*after(again), "--max-length", "32")
+    of_tokens = guide("build-idf", corpus, tokenizer)
+    assert after(of_tokens) == ["show", of_tokens.out.strip()]
+
+
+def test_a_store_of_the_command_line_is_part_of_the_suggestion(guide: Guide, text: Path, tmp_path: Path) -> None:
+    for place in (["--store", "my store"], [f"--store={tmp_path / 'other'}"]):
+        made = guide("build-corpus", text, *place)
+        assert after(made)[-2:] == ["--store", place[-1].removeprefix("--store=")]
+        assert guide(*after(made), "--vocab-size", "300").code == 0
+    made = guide("--store", "third", "build-corpus", text)
+    assert after(made)[-2:] == ["--store", "third"]
+
+
+def test_parallel_text_is_packed_in_pairs(guide: Guide, text: Path) -> None:
+    made = guide("build-dataset", "--train", text, "--train-pair", text, "--name", "pairs")
+    tokenizer = guide(*after(made), "--vocab-size", "300", "--name", "bpe")
+    assert after(tokenizer) == ["build-sequences", "pairs@1", "bpe@1", "--packing", "pairs"]
+    assert after(guide(*after(tokenizer)))[2:] == ["--objective", "translation"]

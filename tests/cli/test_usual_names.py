@@ -1,0 +1,65 @@
+"""Options under the names that other tools give them lead to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from cli.main import load_app
+from cli.usual_names import USUAL, intended
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "ours"),
+    [
+        ("pretrain", "--lr", "--learning-rate"),
+        ("pretrain", "--rate", "--learning-rate"),
+        ("pretrain", "--learning_rate", "--learning-rate"),
+        ("pretrain", "--per_device_train_batch_size", "--batch-size"),
+        ("pretrain", "--num-layers", "--layers"),
+        ("pretrain", "--num-train-epochs", "--epochs"),
+        ("pretrain", "--max-steps", "--steps"),
+        ("pretrain", "--hidden-size", "--hidden"),
+        ("pretrain", "--output-dir", "--store"),
+        ("pretrain", "--learnin-rate", "--learning-rate"),
+        ("quickstart", "--lr", "--learning-rate"),
+        ("quickstart", "--text", "--corpus"),
+        ("build-sequences", "--max-seq-length", "--max-length"),
+        ("build-masks", "--num-workers", "--jobs"),
+    ],
+)
+def test_usual_name_of_an_option_leads_to_ours(guide: Callable[..., Any], command: str, option: str, ours: str) -> None:
+    for answer in (guide(command, "x", option, "3"), guide(command, "x", f"{option}=3")):
+        assert answer.code == 2
+        assert answer.err.splitlines()[0] == f"guide: no such option: {option}; did you mean {ours}?"
+
+
+def test_option_like_no_other_gets_no_suggestion(guide: Callable[..., Any]) -> None:
+    answer = guide("pretrain", "x", "--xyzzy", "3")
+    assert answer.code == 2
+    assert answer.err.splitlines() == [
+        "guide: no such option: --xyzzy",
+        "  `guide pretrain --help` shows how to use it",
+    ]
+
+
+def commands(group: Any) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield from commands(command) if hasattr(command, "commands") else (command,)
+
+
+def test_every_option_that_usual_names_lead_to_exists() -> None:
+    root = typer.main.get_command(load_app())
+    known = [{option for param in command.params for option in param.opts} for command in commands(root)]
+    assert set(USUAL) - set.union(*known) == set()
+    for ours, usual in USUAL.items():
+        for name in usual.split():
+            assert any(intended(f"--{name}", options) for options in known if ours in options)
+
+
+def test_no_usual_name_is_listed_twice_for_an_option() -> None:
+    for ours, usual in USUAL.items():
+        assert len(set(usual.split())) == len(usual.split()), ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,15 +102,20 @@ class Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         visible = [(name, c) for name, c in self.commands.items() if not c.hidden]
-        width = formatter.width - 6 - max((len(name) for name, _ in visible), default=0)
         for title in (*GROUPS, "Commands"):
-            rows = [(n, c.get_short_help_str(width)) for n, c in visible if self.title(c) == title]
+            rows = [(name, first_sentence(c.help)) for name, c in visible if self.title(c) == title]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring, or its first paragraph if that is shorter, as one line."""
+    paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)])\.\s", paragraph, maxsplit=1)[0].removesuffix(".")
 
 
 class Family(Group):

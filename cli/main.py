@@ -17,7 +17,7 @@ except KeyboardInterrupt:
 TYPE_CHECKING = False  # importing typing for this takes longer than the rest of this file
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     import typer
 
@@ -40,6 +40,8 @@ CODES = {
 Classes are given by name to avoid imports, above all of ``torch``.
 """
 
+
+_OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 COMMANDS = (
     "build",
@@ -91,6 +93,7 @@ def run(argv: Sequence[str], *, handle_signals: bool = False) -> int:
         sys.stdout.flush()
         return 0
     except BaseException as error:
+        error = signals.cause(error)
         return report(error, as_json="--json" in argv, debug="--debug" in argv or bool(os.environ.get("GUIDE_DEBUG")))
 
 
@@ -108,7 +111,18 @@ def exit_code(error: BaseException) -> int:
         code = CODES.get(f"{base.__module__}.{base.__qualname__}")
         if code is not None:
             return code
-    return BUG
+    return 3 if _is_out_of_memory(error) else BUG
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how torch says on the CPU that an array does not fit: a RuntimeError like any other."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _wanted(error: BaseException) -> str:
+    """How much memory was asked for, as far as torch says."""
+    words = str(error).splitlines()[0].partition("you tried to allocate ")[2].split()
+    return f"{int(words[0]):,} bytes were asked for" if words and words[0].isdigit() else "an array is too large"
 
 
 def report(error: BaseException, *, as_json: bool = False, debug: bool = False) -> int:
@@ -134,12 +148,8 @@ def report(error: BaseException, *, as_json: bool = False, debug: bool = False) 
 
 def describe(error: BaseException, code: int) -> tuple[str, str | None]:
     """The message and the hint for an exception."""
-    if hasattr(error, "format_message"):  # a usage error found by Typer
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "guide"
-        no_arguments = type(error).__name__ == "NoArgsIsHelpError"
-        message = "no command given" if no_arguments else str(error.format_message()).replace("Value error, ", "")
-        return message, f"`{path} --help` shows how to use it"
+    if hasattr(error, "format_message"):
+        return _describe_usage(error)
     if hasattr(error, "message") and hasattr(error, "hint"):
         return str(error.message), error.hint
     if isinstance(error, KeyboardInterrupt):
@@ -151,11 +161,34 @@ def describe(error: BaseException, code: int) -> tuple[str, str | None]:
         return f"{prefix}{error.strerror or error}", None
     if isinstance(error, MemoryError):
         return f"not enough memory{f': {error}' if str(error) else ''}", None
+    if _is_out_of_memory(error):
+        return f"not enough memory: {_wanted(error)}", "use a smaller model, shorter sequences or a smaller batch"
     if code == BUG:
         kind = type(error).__name__
         return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command you ran"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first, "use a smaller batch to need less memory" if code == 3 else None
+
+
+def _describe_usage(error: Any) -> tuple[str, str]:
+    """The message and the hint for a usage error found by Typer; of a bad value, where it was given and what is right."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    path = context.command_path if context else "guide"
+    lines = [f"`{path} --help` shows how to use it"]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return "no command given", lines[0]
+    message = str(error.format_message()).replace("Value error, ", "")
+    if context is not None and parameter is not None:
+        from cli.options import origin_of
+
+        if error.message:
+            said = str(error.message).removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")
+            refused = error.__cause__.errors()[0]["input"] if hasattr(error.__cause__, "errors") else None
+            message = f"{origin_of(context, parameter.name)}: {said[:1].lower()}{said[1:]}"
+            message += f", not {refused!r}" if refused is not None else ""
+        if record := parameter.get_help_record(context):
+            lines.insert(0, ": ".join(" ".join(text.split()) for text in record))
+    return message, "\n".join(lines)
 
 
 def _show_traceback(error: BaseException) -> None:

@@ -14,12 +14,15 @@ A command file looks like this; this module adds the flags of the configuration,
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import os
+import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,8 +31,9 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
+from cli import completion
 from cli.app import Page, parent_app
-from cli.config import misspelt, settings_for
+from cli.config import DEFAULT_FILE, misspelt, settings_for
 from cli.next_commands import Templates, suggestion
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
@@ -149,16 +153,18 @@ def command(
             if parameter.name not in given
         ]
         fields = field_parameters(config) if config else []
+        own, fields = ([_with_completion(name, parameter) for parameter in parameters] for parameters in (own, fields))
         common = [_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
         def call(context: typer.Context, **values: Any) -> None:
-            session = open_session(context, values)
-            arguments = {parameter.name: values[parameter.name] for parameter in own}
-            if config:
-                chosen = {p.name: values[p.name] for p in fields if _source(context, p.name) != "DEFAULT"}
-                arguments["config"] = make_config(config, chosen)
-            result = function(session, **arguments)
+            with _origins_added(context, values):
+                session = open_session(context, values)
+                arguments = {parameter.name: values[parameter.name] for parameter in own}
+                if config:
+                    chosen = {p.name: values[p.name] for p in fields if source_of(context, p.name) != "DEFAULT"}
+                    arguments["config"] = make_config(config, chosen)
+                result = function(session, **arguments)
             if finish:
                 finish(session, result)
 
@@ -248,12 +254,12 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
     """An instance of the configuration.
 
     Raises:
-        InputError: a value is invalid; the message names its flag.
+        InputError: a value is invalid; the message names its flag, and the hint says what the flag means.
     """
     try:
         return config(**values)
     except ValidationError as error:
-        problems = []
+        problems, hints = [], []
         for problem in error.errors(include_url=False):
             message = problem["msg"].removeprefix("Value error, ")
             place = problem["loc"]
@@ -261,9 +267,10 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
                 name = str(place[0])
                 field = config.model_fields.get(name)
                 flag = "--" + (flag_name(name, field) if field else name.replace("_", "-"))
+                hints += [f"{flag}: {_field_help(field)}"] if field else []
                 message = f"{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
             problems.append(message)
-        raise InputError("; ".join(dict.fromkeys(problems))) from error
+        raise InputError("; ".join(dict.fromkeys(problems)), hint="\n".join(dict.fromkeys(hints)) or None) from error
 
 
 def _field_help(field: Any) -> str:
@@ -283,6 +290,17 @@ def _parameter(name: str, annotation: Any, option: Any, default: Any) -> inspect
     )
 
 
+def _with_completion(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter that the shell completes, if there is something to offer."""
+    complete = completion.offer(command, parameter.name)
+    annotation, *extras = typing.get_args(parameter.annotation)
+    if complete is None:
+        return parameter
+    info = copy.copy(extras[0])
+    info.autocompletion = complete
+    return parameter.replace(annotation=Annotated[annotation, info])
+
+
 def _is_argument(parameter: inspect.Parameter) -> bool:
     return any(type(extra).__name__ == "ArgumentInfo" for extra in getattr(parameter.annotation, "__metadata__", ()))
 
@@ -290,10 +308,55 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 # from flags to a session
 
 
-def _source(context: Any, name: str) -> str:
+SETTINGS = "guide.settings"
+"""Where a context keeps the path of the settings file."""
+
+
+def source_of(context: Any, name: str) -> str:
     """Where a value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP or DEFAULT."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else "DEFAULT"
+
+
+def flag_of(context: Any, name: str) -> str:
+    """The flag of a parameter with its dashes; the placeholder of an argument."""
+    parameter = next(parameter for parameter in context.command.params if parameter.name == name)
+    if parameter.param_type_name == "argument":
+        return str(parameter.human_readable_name)
+    renamed = getattr(context.command, "renamed", {})
+    return f"--{renamed[name]}" if name in renamed else str(parameter.opts[0])
+
+
+def origin_of(context: Any, name: str) -> str:
+    """Where the user gave a value: ``--steps``, ``GUIDE_STEPS`` or ``'guide.toml', [pretrain] steps``."""
+    flag, source = flag_of(context, name), source_of(context, name)
+    if source == "ENVIRONMENT":
+        parameter = next(parameter for parameter in context.command.params if parameter.name == name)
+        variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+        return next((variable for variable in variables if os.environ.get(variable)), flag)
+    if source == "DEFAULT_MAP":
+        table = "" if name == "store" else f"[{'.'.join(context.command_path.split()[1:])}] "
+        return f"{str(context.meta.get(SETTINGS, DEFAULT_FILE))!r}, {table}{flag.removeprefix('--')}"
+    return flag
+
+
+@contextlib.contextmanager
+def _origins_added(context: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Add to an `InputError` where the settings that it mentions were given, unless that was the command line."""
+    try:
+        yield
+    except InputError as error:
+        text = f"{error.message} {error.hint or ''}"
+        lines = [] if error.hint is None else [error.hint]
+        for name, value in values.items():
+            if source_of(context, name) not in ("ENVIRONMENT", "DEFAULT_MAP"):
+                continue
+            flag = flag_of(context, name)
+            is_value = isinstance(value, str | Path) and len(str(value)) > 1 and str(value) in text
+            if is_value or re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text):
+                lines.append(f"{flag} was given by {origin_of(context, name)}")
+        error.hint = "\n".join(lines) or None
+        raise
 
 
 def load_settings(context: Any, path: Path | None) -> Path | None:
@@ -304,7 +367,12 @@ def load_settings(context: Any, path: Path | None) -> Path | None:
     while top.parent is not None:
         names.insert(0, top.info_name)
         top = top.parent
-    context.default_map = settings_for(path or before.get("config"), top.command, names)
+    context.meta[SETTINGS] = path or before.get("config") or DEFAULT_FILE
+    try:
+        context.default_map = settings_for(path or before.get("config"), top.command, names)
+    except InputError:
+        if not context.resilient_parsing:  # completion goes on without the file
+            raise
     return path
 
 
@@ -318,17 +386,16 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
 
     def shared(key: str) -> Any:
         value = values.get(key)
-        return before[key] if before.get(key) and _source(context, key) != "COMMANDLINE" else value
+        return before[key] if before.get(key) and source_of(context, key) != "COMMANDLINE" else value
 
-    is_named = "store" in before or _source(context, "store") == "COMMANDLINE"
+    is_named = "store" in before or source_of(context, "store") == "COMMANDLINE"
 
     quiet = bool(shared("quiet"))
     set_up_logging(quiet=quiet, verbose=bool(shared("verbose")))
     for wrong, right in misspelt(os.environ, context.find_root().command):
         log.warning("%s is not read; did you mean %s?", escape(wrong), right)
-    root = shared("store")
     return Session(
-        store=Store(DEFAULT_STORE if root is None else Path(root)),
+        store=Store(store_path(shared("store"))),
         progress=ConsoleProgress(quiet=quiet, color=not shared("no_color")),
         name=values.get("name") if "force" in values else None,
         force=bool(values.get("force")),
@@ -337,6 +404,20 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
         quiet=quiet,
         store_flag=f" --store {shlex.quote(os.fspath(root))}" if is_named else "",
     )
+
+
+def store_path(root: Any) -> Path:
+    """The folder of the store, from what the user gave.
+
+    Raises:
+        InputError: it is not UTF-8, so files could not record it.
+    """
+    path = DEFAULT_STORE if root is None else Path(root)
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"--store {os.fspath(path)!r}: the path is not UTF-8", hint="choose another folder") from error
+    return path
 
 
 # results

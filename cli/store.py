@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_text
 import os
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
 from cli.tables import say_table
-from guidance.errors import InputError
+from guidance.errors import InputError, MachineError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
+from pipelines.storage.manifest import ArtifactAmbiguous, ArtifactDamaged, ArtifactMisplaced, ArtifactMissing
 from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from pipelines.views.unfinished import Unfinished
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
 
@@ -28,20 +33,18 @@ Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, a
 def list_artifacts(
     session: Session, kind: Annotated[str | None, typer.Option(help="List only artifacts of this kind.")] = None
 ) -> None:
-    """List artifacts and unfinished work."""
+    """List artifacts, oldest first, and unfinished work."""
+    from pipelines.views.unfinished import Unfinished
+
     store = session.store
     names: defaultdict[Path, list[str]] = defaultdict(list)
     for name in store.names():
         names[store.folder(name.kind, name.recipe)].append(str(name))
-    folders = [folder for folder in store.folders() if kind in (None, folder.parent.name)]
-    rows: list[dict[str, Any]] = [row for folder in folders if (row := _row(folder, names[folder]))]
-    unfinished: list[dict[str, Any]] = [
-        {"kind": folder.parent.name, "id": folder.name, "bytes": folder_size(folder), "path": os.fspath(folder)}
-        for folder in store.unfinished()
-        if kind in (None, folder.parent.name)
-    ]
+    rows = [row for folder in store.folders(kind) if (row := _row(store, folder, names[folder]))]
+    rows.sort(key=lambda row: (row["created"] is None, str(row["created"]), row["artifact"]))
+    unfinished = [Unfinished.of(folder, store) for folder in store.unfinished() if kind in (None, folder.parent.name)]
     if session.json:
-        say_json({"schema": 1, "artifacts": rows, "unfinished": unfinished})
+        say_json({"schema": 1, "artifacts": rows, "unfinished": [_as_json(work) for work in unfinished]})
         return
     table = [
         (
@@ -53,9 +56,12 @@ def list_artifacts(
         )
         for r in rows
     ]
-    table += [(f"{u['kind']}/{u['id']}", "-", human_size(u["bytes"]), "-", "unfinished") for u in unfinished]
+    table += [
+        (work.reference, work.name or "-", human_size(folder_size(work.folder)), "-", _state(work))
+        for work in unfinished
+    ]
     if table:
-        say_table(("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"), table)
+        say_table(("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"), table, whole=("ARTIFACT", "NAMES"))
         return
     kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})
     if kind and kinds:
@@ -64,25 +70,44 @@ def list_artifacts(
         session.tell(f"nothing in {escape(store.root)}")
 
 
-def _row(folder: Path, names: list[str]) -> dict[str, Any] | None:
+def _row(store: Store, folder: Path, names: list[str]) -> dict[str, Any] | None:
     row = {"artifact": f"{folder.parent.name}/{folder.name}", "kind": folder.parent.name, "names": names}
     try:
-        with Artifact(folder) as artifact:
+        with store.open(folder) as artifact:
             made = {key: artifact.manifest.get(key) for key in ("stage", "created")}
             size = artifact.size
         return row | made | {"bytes": size, "counts": artifact.counts, "path": os.fspath(folder), "state": "ok"}
     except ArtifactMissing:
         if not folder.exists():  # it has just been removed
             return None
+        state = "damaged"
+    except ArtifactMisplaced:
+        state = "misplaced"
     except InputError:
-        pass
+        state = "damaged"
+    except MachineError:
+        state = "unreadable"
     made = {"stage": None, "created": None, "counts": {}}
-    return row | made | {"bytes": folder_size(folder), "path": os.fspath(folder), "state": "damaged"}
+    return row | made | {"bytes": folder_size(folder), "path": os.fspath(folder), "state": state}
+
+
+def _state(work: Unfinished) -> str:
+    return ", ".join(filter(None, ["unfinished", work.progress]))
+
+
+def _as_json(work: Unfinished) -> dict[str, Any]:
+    kind, _, id = work.reference.partition("/")
+    about = {"kind": kind, "id": id, "bytes": folder_size(work.folder), "path": os.fspath(work.folder)}
+    return about | {"name": work.name, "step": work.step, "steps": work.steps, "parts": work.parts}
 
 
 @command("show", group="Store", examples=["guide show wiki", "guide show wiki@1 --json | jq .config"])
 def show(session: Session, reference: Reference) -> None:
-    """Show what an artifact holds and how it was made."""
+    """Show what an artifact holds and how it was made, or how far unfinished work is."""
+    work = _unfinished(session.store, reference)
+    if work is not None:
+        _show_unfinished(session, work)
+        return
     with session.store.load(reference, verify=False) as artifact:
         manifest = artifact.manifest
         unlisted = artifact.unlisted_files()
@@ -98,25 +123,74 @@ def show(session: Session, reference: Reference) -> None:
     for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
         if manifest.get(key) is not None:
             say(f"{key:<10} {escape(manifest[key])}")
-    sections = {  # the most useful first
-        "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
-        "counts": manifest.get("counts", {}),
-        "inputs": {
-            role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
-        },
-        "config": manifest.get("config", {}),
-        "files": {n: f"{human_size(e['bytes'])}{_rows(e)}" for n, e in artifact.files.items()},
-        "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
-        "packages": manifest.get("packages", {}),
-    }
+    _say_sections(
+        {  # the most useful first
+            "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
+            "counts": manifest.get("counts", {}),
+            "inputs": {
+                role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
+            },
+            "config": manifest.get("config", {}),
+            "files": {n: f"{human_size(e['bytes'])}{_rows(e)}" for n, e in artifact.files.items()},
+            "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
+            "packages": manifest.get("packages", {}),
+        }
+    )
+    for name in unlisted:
+        log.warning("%s: not in the manifest", artifact.path / name)
+
+
+def _show_unfinished(session: Session, folder: Path) -> None:
+    from pipelines.views.unfinished import Unfinished
+
+    work = Unfinished.of(folder, session.store)
+    if session.json:
+        about = {"config": dict(work.settings), "inputs": dict(work.inputs)}
+        say_json({"schema": 1, "artifact": work.reference, "state": "unfinished"} | _as_json(work) | about)
+        return
+    say(f"artifact   {work.reference}")
+    say(f"name       {work.name or '-'}")
+    say(f"path       {escape(work.folder)}")
+    say(f"state      {_state(work)}")
+    say(f"size       {human_size(folder_size(work.folder))}")
+    _say_sections(
+        {"inputs": {role: str(content)[:16] for role, content in work.inputs.items()}, "config": work.settings}
+    )
+    session.tell("the command that began it continues it")
+
+
+def _say_sections(sections: Mapping[str, Mapping[Any, Any]]) -> None:
+    """Print titles, each with its entries below.
+
+    In a file or a pipe every entry is one line, nested values as JSON; on a terminal nested values are spread over lines.
+    """
+    wide = sys.stdout.isatty()
     for title, entries in sections.items():
         if entries:
             say(title)
             for key, value in entries.items():
-                text = value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
-                say(f"  {escape(key)}: {escape(text)}")
-    for name in unlisted:
-        log.warning("%s: not in the manifest", artifact.path / name)
+                for line in nested(str(key), value) if wide else [f"{key}: {_plain(value)}"]:
+                    say(f"  {escape(line)}")
+
+
+def nested(key: str, value: Any) -> Iterator[str]:
+    """A key and its value as lines for people: a mapping of mappings has one line for each, a plain one is one line."""
+    if not isinstance(value, Mapping) or not value:
+        yield f"{key}: {_plain(value)}"
+    elif any(isinstance(item, Mapping) and item for item in value.values()):
+        yield f"{key}:"
+        for name, item in value.items():
+            yield from (f"  {line}" for line in nested(str(name), item))
+    else:
+        yield f"{key}: " + ", ".join(f"{name} {_number(item)}" for name, item in value.items())
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else _plain(value)
 
 
 def _rows(entry: dict[str, Any]) -> str:
@@ -147,10 +221,12 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
             continue
         entry = {"artifact": f"{given.get('kind')}/{str(given['recipe'])[:16]}", "content": given.get("content")}
         try:
-            with Artifact(store.folder(str(given.get("kind")), str(given["recipe"]))) as parent:
+            with store.open(store.folder(str(given.get("kind")), str(given["recipe"]))) as parent:
                 entry = family(store, parent.manifest, seen=seen | {recipe})
             if parent.content != given.get("content"):
                 entry["note"] = "built again since: other content"
+        except ArtifactMisplaced:
+            entry["note"] = "its folder holds another artifact"
         except InputError:
             entry["note"] = "not in this store"
         node["inputs"][role] = entry
@@ -177,7 +253,7 @@ def verify(
         list[str] | None, typer.Argument(metavar="[REF]...", help="By default, all artifacts.")
     ] = None,
 ) -> None:
-    """Compare the files of artifacts with their recorded digests."""
+    """Check that artifacts are whole, and are what their folders are called."""
     store = session.store
     folders = [store.find(reference) for reference in references] if references else store.folders()
     checked, damaged, unlisted = [], [], []
@@ -185,12 +261,13 @@ def verify(
         for folder in folders:
             reference = f"{folder.parent.name}/{folder.name}"
             try:
-                with Artifact(folder) as artifact:
+                with store.open(folder) as artifact:
                     artifact.verify()
                     unlisted += [os.fspath(folder / name) for name in artifact.unlisted_files()]
                 checked.append(reference)
-            except InputError as error:
-                damaged.append({"artifact": reference, "message": error.message})
+            except (InputError, MachineError) as error:
+                message = f"{error.message}; {error.hint}" if error.hint else error.message
+                damaged.append({"artifact": reference, "message": message})
             task.advance()
     for path in unlisted:
         log.warning("%s: not in the manifest", path)
@@ -208,7 +285,7 @@ def verify(
 def remove(
     session: Session,
     references: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="Artifacts, or unfinished work as kind/id.")
+        list[str], typer.Argument(metavar="REF...", help="Artifacts, or unfinished work by its name or kind/id.")
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Remove it even if other artifacts were made from it.")
@@ -216,17 +293,21 @@ def remove(
 ) -> None:
     """Remove artifacts, with all their names, or unfinished work."""
     store = session.store
-    removed = []
+    unfinished, folders = [], []
     for reference in references:
-        folder = _unfinished(store, reference)
-        if folder is not None:
-            store.remove_unfinished(folder)
+        work = _unfinished(store, reference)
+        if work is not None:
+            unfinished.append(work)
         else:
             folder = store.find(reference)
-            if not force:
-                _refuse_if_needed(store, folder, references)
-            store.remove(store.root / folder.parent.name / folder.name if _is_in_store(store, folder) else folder)
-        removed.append(f"{folder.parent.name}/{folder.name}")
+            folders.append(store.root / folder.parent.name / folder.name if store.holds(folder) else folder)
+    if not force:
+        _refuse_if_needed(store, folders)
+    for folder in dict.fromkeys(folders):
+        store.remove(folder)
+    for folder in dict.fromkeys(unfinished):
+        store.remove_unfinished(folder)
+    removed = [f"{folder.parent.name}/{folder.name}" for folder in dict.fromkeys([*folders, *unfinished])]
     if session.json:
         say_json({"schema": 1, "removed": removed})
     else:
@@ -234,44 +315,37 @@ def remove(
             say(reference)
 
 
-def _is_in_store(store: Store, folder: Path) -> bool:
-    """True if the path, however it is written, leads to an artifact folder of the store."""
-    return folder.resolve() == (store.root / folder.parent.name / folder.name).resolve()
-
-
 def _unfinished(store: Store, reference: str) -> Path | None:
-    found = [p for p in store.unfinished() if f"{p.parent.name}/{p.name}" == reference.removeprefix(".partial/")]
-    try:
-        store.find(reference)
-    except ArtifactMissing:
-        return found[0] if found else None
-    return found[0] if found and reference.startswith(".partial/") else None
+    """The folder of unfinished work, if no artifact has this reference; with ``.partial/`` in front, also if one has."""
+    given = reference.removeprefix(".partial/")
+    if given == reference:
+        try:
+            store.find(reference)
+            return None
+        except ArtifactAmbiguous:
+            raise
+        except ArtifactMissing:
+            pass
+    return store.find_unfinished(None, given)
 
 
-def _refuse_if_needed(store: Store, folder: Path, removing: Sequence[str]) -> None:
-    try:
-        with Artifact(folder) as artifact:
-            users = store.users(artifact)
-    except InputError:  # damaged, so it must be built again anyway
-        return
-    to_remove = {
-        os.path.realpath(store.find(r)) for r in removing if _unfinished(store, r) is None and _exists(store, r)
-    }
-    needed_by = [user.reference for user in users if os.path.realpath(user.path) not in to_remove]
-    for user in users:
-        user.close()
-    if needed_by:
-        raise InputError(
-            f"{', '.join(needed_by[:5])} was made from {artifact.reference}",
-            hint="to remove it anyway, add --force",
-        )
-
-
-def _exists(store: Store, reference: str) -> bool:
-    try:
-        return store.find(reference).exists()
-    except ArtifactMissing:
-        return False
+def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
+    """Raises InputError if other artifacts than these were made from one of them."""
+    removing: dict[str, str] = {}
+    for folder in folders:
+        with contextlib.suppress(InputError), Artifact(folder) as artifact:  # a damaged one must be built again anyway
+            removing[artifact.recipe] = artifact.reference
+    users = {folder: used for folder, used in store.users(*removing).items() if folder not in folders}
+    for recipe, reference in removing.items():
+        needed_by = [f"{user.parent.name}/{user.name}" for user, used in users.items() if recipe in used]
+        if needed_by:
+            more = (
+                f" and {len(needed_by) - 5:,} more were" if len(needed_by) > 5 else " were" if needed_by[1:] else " was"
+            )
+            raise InputError(
+                f"{', '.join(needed_by[:5])}{more} made from {reference}",
+                hint="to remove it anyway, add --force",
+            )
 
 
 @command("rename", group="Store", examples=["guide rename wiki wiki-2025"])
@@ -296,7 +370,7 @@ def collect(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
 ) -> None:
-    """Delete leftovers of crashed runs.  Unfinished work and artifacts in use are kept."""
+    """Delete leftovers of crashed runs; keep unfinished work and artifacts in use."""
     started = time.monotonic()
     if not session.store.root.is_dir():
         raise ArtifactMissing(f"no store at {str(session.store.root)!r}")

@@ -276,12 +276,13 @@ class Plan:
     @cached_property
     def labels(self) -> tuple[str, ...]:
         """One name for each guide, unique within the plan."""
-        labels: list[str] = []
-        for guide in self.guides:
-            number = 1
-            while (unique := guide.label if number == 1 else f"{guide.label}#{number}") in labels:
+        labels: dict[str, None] = {}
+        next_number: dict[str, int] = {}
+        for label in (guide.label for guide in self.guides):
+            number = next_number.get(label, 1)
+            while (unique := label if number == 1 else f"{label}#{number}") in labels:
                 number += 1
-            labels.append(unique)
+            labels[unique], next_number[label] = None, number + 1
         return tuple(labels)
 
     @property

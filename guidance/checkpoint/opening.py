@@ -43,6 +43,9 @@ _UNDECLARED: Mapping[str, set[str]] = {
 """Settings that a model reads although its configuration class does not declare them."""
 
 
+MOST_LAYERS_OR_HEADS = 10_000
+"""Configurations with more are refused."""
+
 # configuration and plan
 
 
@@ -69,9 +72,24 @@ def read_config(data: bytes, source: str) -> Any:
     try:
         known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"model_type", "transformers_version"}
         known |= _UNDECLARED.get(model_type, set())
-        return AutoConfig.for_model(model_type, **_clean({k: v for k, v in settings.items() if k in known}))
+        kept = {key: value for key, value in settings.items() if key in known}
+        _check_sizes(kept)
+        return AutoConfig.for_model(model_type, **_clean(kept))
     except Exception as error:  # every configuration class checks its values in its own way
         raise InputError(f"{source}: not a configuration of {model_type} ({_first_line(error)})") from error
+
+
+def _check_sizes(settings: Any) -> None:
+    """Raises ValueError for a number of heads or layers that no model has, here or in a nested configuration.
+
+    transformers would divide by zero heads, or build layers for ever.
+    """
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        _check_sizes(value)
+        if type(value) is int and key.endswith(("layers", "heads")):
+            least = 1 if key.endswith("heads") else 0
+            if not least <= value <= MOST_LAYERS_OR_HEADS:
+                raise ValueError(f"{key} is {value}, not {least} to {MOST_LAYERS_OR_HEADS:,}")
 
 
 def _clean(value: Any) -> Any:

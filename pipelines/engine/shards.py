@@ -416,7 +416,7 @@ def _run_share(
         with contextlib.suppress(OSError):  # shown to processes that wait
             os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename} (--shard {config.shard})".encode(), 0)
         with contextlib.suppress(InputError):
-            artifact = Artifact(store.folder(stage.kind, recipe))
+            artifact = store.open(store.folder(stage.kind, recipe))
             artifact.verify()
             return Result(artifact, reused=True)
         with contextlib.suppress(ShareDone):

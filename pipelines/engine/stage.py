@@ -22,7 +22,7 @@ from pipelines import ROOT
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors
-from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMissing, digest
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMisplaced, ArtifactMissing, digest
 from pipelines.storage.store import Store
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
@@ -200,15 +200,22 @@ def run_stage(
 ) -> Result:
     """Run a stage, unless the artifact that it would write exists and verifies.
 
+    Nothing is written if it does, so it may then be in a store that is read-only.
+
     Raises:
         ArtifactInUse: another process is building the same artifact, and ``wait`` is off.
         GuideError: whatever the stage raises; then nothing is published.
     """
-    if name:
-        store.check_name_free(name, stage.kind)
-    store.check_writable()
-    store.sweep()
+    newest = store.check_name_free(name, stage.kind) if name else None
     recipe = recipe_of(stage, config, inputs)
+    try:
+        store.check_writable()
+    except MachineError:  # the store can still say that there is nothing to do
+        artifact = None if force else _existing(store, stage, recipe)
+        if artifact is None or (name and not (newest and newest.refers_to(artifact))):
+            raise
+        return Result(artifact, True, str(newest) if newest else None)
+    store.sweep()
     lock = store.lock(stage.kind, recipe)
     try:
         if not lock.acquire(wait=False):
@@ -226,31 +233,36 @@ def run_stage(
             artifact = None
         reused = artifact is not None
         if artifact is None:
+            store.begin(stage.kind, recipe, name)
             artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
+            store.begin(stage.kind, recipe, None)
         version = store.add_name(name, artifact) if name else None
         return Result(artifact, reused, str(version) if version else None)
     finally:
         lock.release()
 
 
-def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool) -> Artifact | None:
+def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool = True) -> Artifact | None:
     """The artifact of this recipe, if it exists and is valid.
 
     Raises:
         InputError: see `Store.check_path_free`.
+        ArtifactMisplaced: the folder holds another artifact, which is not to be lost.
     """
     folder = store.folder(stage.kind, recipe)
     try:
-        artifact = Artifact(folder)
+        artifact = store.open(folder)
         try:
-            if (artifact.kind, artifact.recipe) != (stage.kind, recipe):
-                raise ArtifactDamaged(f"{folder}: holds {artifact.reference}")
+            if artifact.recipe != recipe:
+                raise ArtifactDamaged(f"{folder}: holds an artifact of another recipe, {artifact.recipe}")
             if verify:
                 artifact.verify()
             return artifact
         except BaseException:
             artifact.close()
             raise
+    except ArtifactMisplaced:
+        raise
     except ArtifactMissing:
         store.check_path_free(stage.kind, recipe)
         return None

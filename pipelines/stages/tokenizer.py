@@ -50,8 +50,8 @@ def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]
         corpus: reference of the corpus.
 
     Raises:
-        InputError: the vocabulary is too small for the special tokens (and the 256 bytes of ``byte-bpe``), or the text
-            has fewer than two distinct characters.
+        InputError: the vocabulary is too small for the special tokens (and the 256 bytes of ``byte-bpe``), the text has
+            fewer than two distinct characters, or nothing in it occurs often enough to get an entry.
     """
     check_size(config)
     with store.load(corpus, kind="corpus") as artifact:
@@ -109,6 +109,11 @@ def build(run: Run) -> None:
         raise InputError(f"{corpus.reference} has only one distinct character: too little to train a tokenizer on")
     tokenizer = train(texts(), config)
     size = tokenizer.get_vocab_size()
+    if size <= len(special_tokens(config.kind)):
+        raise InputError(
+            f"{corpus.reference} gives a vocabulary of special tokens alone: no word occurs {config.min_frequency} times",
+            hint="lower --min-frequency, or train on more text",
+        )
     run.out.counts |= {"vocab_size": size, "special": len(special_tokens(config.kind))}
     if size < config.vocab_size:
         run.warn(f"the vocabulary has {size:,} entries, not {config.vocab_size:,}: the text has no more")

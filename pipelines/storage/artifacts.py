@@ -150,10 +150,12 @@ class Artifact:
         """Compare the given files, by default all, with their recorded size and sha256.
 
         Raises:
-            ArtifactDamaged: a file is missing or differs; the message names it.
+            ArtifactDamaged: a file is missing, differs or is not in the manifest; the message names it.
         """
         for name in names or self.manifest["files"]:
-            entry = self.manifest["files"][name]
+            entry = self.manifest["files"].get(name)
+            if entry is None:
+                raise ArtifactDamaged(f"{self.path / name}: not in the manifest")
             with self.open(name) as file:
                 size, sha256 = os.fstat(file.fileno()).st_size, ""
                 if size == entry["bytes"]:

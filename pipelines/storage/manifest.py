@@ -20,6 +20,7 @@ MANIFEST = "artifact.json"
 MANIFEST_LIMIT = 16 << 20
 ID_LENGTH = 16
 KIND = re.compile(r"(?!names$)[a-z]+(-[a-z]+)*")
+ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _KEYS = {
     *("format", "guide", "seal", "kind", "recipe", "content", "stage", "stage_version", "config", "inputs", "seed"),
@@ -32,8 +33,16 @@ class ArtifactMissing(InputError):
     """A reference does not match any artifact."""
 
 
+class ArtifactAmbiguous(ArtifactMissing):
+    """A reference matches more than one artifact."""
+
+
 class ArtifactDamaged(InputError):
     """An artifact does not match its manifest."""
+
+
+class ArtifactMisplaced(ArtifactDamaged):
+    """A folder is called by the id of one artifact and holds another: it was renamed, or two were swapped."""
 
 
 class ArtifactMismatch(InputError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import DIGEST, KIND
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -26,6 +27,10 @@ class Name:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
+
+    def refers_to(self, artifact: Artifact) -> bool:
+        """Whether this is a name of the artifact, with the content that it has now."""
+        return (self.recipe, self.content) == (artifact.recipe, artifact.content)
 
 
 def check_name(name: str) -> str:

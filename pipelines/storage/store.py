@@ -3,8 +3,9 @@
 ``<store>/<kind>/<recipe>/`` holds the files of an artifact and its manifest, ``artifact.json``.  The recipe is a
 digest of everything that determines the result: stage, stage version, configuration and the content of all
 inputs.  The content is a digest of the files.  Names with versions (``wiki@2``) are small files under
-``<store>/names``.  Unfinished work that a later run continues is under ``<store>/.partial``; locks, half-built and
-discarded directories are under ``.locks``, ``.tmp`` and ``.trash``.
+``<store>/names``.  Unfinished work that a later run continues is under ``<store>/.partial``, and the name that its
+artifact will get is in a file beside it; locks, half-built and discarded directories are under ``.locks``, ``.tmp`` and
+``.trash``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,28 @@ from pipelines.storage.files import (
     write_file,
 )
 from pipelines.storage.manifest import (
+    ID,
     ID_LENGTH,
     KIND,
     MANIFEST,
+    ArtifactAmbiguous,
     ArtifactInUse,
     ArtifactMismatch,
+    ArtifactMisplaced,
     ArtifactMissing,
     canonical_json,
 )
-from pipelines.storage.names import Name, check_name, read_name
+from pipelines.storage.names import NAME, Name, check_name, read_name
 
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
+
+
+def _entries(folder: Path) -> list[str]:
+    """What a folder holds, sorted; nothing if it cannot be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def _in_use(folder: Path) -> bool:
@@ -136,8 +148,15 @@ class Store:
 
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""
-        found = [name for entry in (self.root / "names").glob("*/*") if (name := read_name(entry)) is not None]
-        return sorted(found, key=lambda n: (n.name, n.version))
+        return [version for name in _entries(self.root / "names") for version in self.versions(name)]
+
+    def versions(self, name: str) -> list[Name]:
+        """All versions of a name, oldest first; none if there is no such name."""
+        if not NAME.fullmatch(name):
+            return []
+        folder = self.root / "names" / name
+        found = [version for entry in _entries(folder) if (version := read_name(folder / entry)) is not None]
+        return sorted(found, key=lambda version: version.version)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -158,10 +177,10 @@ class Store:
             InputError: the name is invalid, or belongs to another kind.
         """
         check_name(name)
-        versions = [n for n in self.names() if n.name == name]
+        versions = self.versions(name)
         if versions and versions[-1].kind != kind:
             raise InputError(
-                f"the name {name!r} is taken by a {versions[-1].kind}; this is a {kind}",
+                f"the name {name!r} belongs to artifacts of kind {versions[-1].kind}; this one is of kind {kind}",
                 hint="choose another name, or `guide rename` the old one",
             )
         return versions[-1] if versions else None
@@ -174,7 +193,7 @@ class Store:
         """
         with self._naming():
             newest = self.check_name_free(name, artifact.kind)
-            if newest and (newest.recipe, newest.content) == (artifact.recipe, artifact.content):
+            if newest and newest.refers_to(artifact):
                 return newest
             version = newest.version + 1 if newest else 1
             write_file(self.root / "names" / name / str(version), canonical_json(artifact.describe()))
@@ -190,18 +209,20 @@ class Store:
         if not source.is_dir():
             raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
         with self._naming(), machine_errors(f"cannot rename {old!r}"):
-            names = {n.name for n in self.names()}
-            if old not in names:
+            if not self.versions(old):
                 raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
-            if new in names:
+            if self.versions(new):
                 raise InputError(f"the name {new!r} exists already")
             os.rename(source, target)  # the target may be an empty folder
             sync_directory(target.parent)
 
     def remove_names(self, kind: str, recipe: str) -> list[Name]:
         """Delete the names of a removed artifact."""
+        return self._remove_names(lambda name: (name.kind, name.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH]))
+
+    def _remove_names(self, unwanted: Callable[[Name], bool]) -> list[Name]:
         with self._naming(), machine_errors("cannot remove a name"):
-            removed = [n for n in self.names() if (n.kind, n.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH])]
+            removed = [name for name in self.names() if unwanted(name)]
             for name in removed:
                 (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
             for folder in {self.root / "names" / name.name for name in removed}:
@@ -211,48 +232,59 @@ class Store:
 
     # reading
 
-    def artifacts(self) -> Iterator[Artifact]:
-        """Every readable artifact; damaged ones are skipped."""
-        for folder in self.folders():
-            with contextlib.suppress(InputError):
-                yield Artifact(folder)
-
-    def folders(self) -> list[Path]:
-        """The folders of all artifacts, damaged ones included."""
-        found = self.root.glob("[a-z]*/*")
-        return sorted(p for p in found if KIND.fullmatch(p.parent.name) and re.fullmatch(r"[0-9a-f]{16}", p.name))
-
-    def unfinished(self) -> list[Path]:
-        """The folders of unfinished work, which the same command would continue."""
-        return sorted((self.root / ".partial").glob("*/*"))
-
-    def find_unfinished(self, kind: str, reference: str) -> Path | None:
-        """The folder of unfinished work with this ``kind/id`` or id prefix; None if there is none.
+    def open(self, folder: Path) -> Artifact:
+        """Open an artifact of the store, or a copy of one elsewhere; `Artifact.verify` checks its files.
 
         Raises:
-            ArtifactMissing: more than one matches.
+            ArtifactMissing, ArtifactDamaged: see `Artifact`.
+            ArtifactMisplaced: the folder is called by the id, or in the store by the kind, of another artifact.  Any
+                other name is fine for a copy.
         """
-        prefix = reference.removeprefix(f"{kind}/")
-        if not _PREFIX.fullmatch(prefix):
-            return None
-        found = sorted((self.root / ".partial" / kind).glob(f"{prefix[:ID_LENGTH]}*"))
-        if len(found) > 1:
-            raise ArtifactMissing(
-                f"{reference!r} is ambiguous; it matches {', '.join(f'{kind}/{p.name}' for p in found)}"
+        artifact = Artifact(folder)
+        place = Path(os.path.abspath(folder))
+        is_other = ID.fullmatch(place.name) is not None and place.name != artifact.id
+        if is_other or (place.parent.name != artifact.kind and self.holds(folder)):
+            artifact.close()
+            home = self.folder(artifact.kind, artifact.recipe)
+            raise ArtifactMisplaced(
+                f"{folder}: holds {artifact.reference}; the folder was renamed, or swapped with another",
+                hint=f"rename it to {home}" + (", and what is there now likewise" if os.path.lexists(home) else ""),
             )
-        return found[0] if found else None
+        return artifact
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a path, however it is written, is that of an artifact in this store."""
+        place = Path(os.path.realpath(folder))
+        return place.parent.parent == Path(os.path.realpath(self.root)) and self._is_folder(place)
+
+    @staticmethod
+    def _is_folder(path: Path) -> bool:
+        """Whether a folder of the store may hold an artifact, by its name."""
+        return KIND.fullmatch(path.parent.name) is not None and ID.fullmatch(path.name) is not None
+
+    def artifacts(self) -> Iterator[Artifact]:
+        """Every readable artifact; damaged and misplaced ones are skipped."""
+        for folder in self.folders():
+            with contextlib.suppress(InputError):
+                yield self.open(folder)
+
+    def folders(self, kind: str | None = None) -> list[Path]:
+        """The folders of all artifacts, or of those of a kind; damaged ones included."""
+        kinds = [name for name in _entries(self.root) if KIND.fullmatch(name) and kind in (None, name)]
+        return [self.root / kind / id for kind in kinds for id in _entries(self.root / kind) if ID.fullmatch(id)]
 
     def named(self, reference: str) -> Name | None:
         """The version that ``name`` or ``name@n`` refers to; None if there is none."""
         name, _, version = reference.partition("@")
-        versions = [n for n in self.names() if n.name == name and version in ("", str(n.version))]
+        versions = [found for found in self.versions(name) if version in ("", str(found.version))]
         return versions[-1] if versions else None
 
     def find(self, reference: str) -> Path:
         """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.
 
         Raises:
-            ArtifactMissing: no artifact matches, or more than one.
+            ArtifactMissing: no artifact matches.
+            ArtifactAmbiguous: more than one does.
         """
         if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
@@ -264,17 +296,18 @@ class Store:
             return folder
         kind, _, prefix = reference.rpartition("/")
         if _PREFIX.fullmatch(prefix):
-            found = [
-                p for p in self.folders() if p.parent.name == (kind or p.parent.name) and p.name.startswith(prefix[:16])
-            ]
+            found = [folder for folder in self.folders(kind or None) if folder.name.startswith(prefix[:ID_LENGTH])]
             if len(found) == 1:
                 return found[0]
             if found:
-                raise ArtifactMissing(
-                    f"{reference!r} is ambiguous; it matches {', '.join(f'{p.parent.name}/{p.name}' for p in found)}"
-                )
+                raise _ambiguous(reference, found)
         if os.path.exists(reference):
             raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
+        if unfinished := self.find_unfinished(None, reference):
+            raise ArtifactMissing(
+                f"{reference!r} is not finished: {unfinished.parent.name}/{unfinished.name} in {self.root}",
+                hint="the command that began it continues it; `guide show` says how far it is",
+            )
         newest = self.named(reference.partition("@")[0])  # if only the version is wrong
         guess = (
             f"; the newest is {str(newest)!r}" if newest else did_you_mean(reference, {n.name for n in self.names()})
@@ -288,10 +321,10 @@ class Store:
         """Open an artifact and verify all its files.
 
         Raises:
-            ArtifactMissing, ArtifactDamaged: see `find` and `Artifact.verify`.
+            ArtifactMissing, ArtifactDamaged: see `find`, `open` and `Artifact.verify`.
             ArtifactMismatch: it is not of the given ``kind``.
         """
-        artifact = Artifact(self.find(reference))
+        artifact = self.open(self.find(reference))
         named = self.named(reference)
         if named and named.recipe == artifact.recipe and named.content != artifact.content:
             if "@" in reference:
@@ -301,12 +334,13 @@ class Store:
                 )
             log.warning("%s was built again with different content since it was named %s", artifact.reference, named)
         if kind not in (None, artifact.kind):
-            raise ArtifactMismatch(f"{reference!r} is a {artifact.kind} artifact; expected: {kind}")
+            raise ArtifactMismatch(
+                f"{reference!r} is an artifact of kind {artifact.kind}; expected: {kind}",
+                hint=f"`guide ls --kind {kind}` lists those",
+            )
         if verify:
             artifact.verify()
         return artifact
-
-    # removing
 
     def load_input(self, artifact: Artifact, role: str, *, verify: bool = True) -> Artifact:
         """An input of an artifact, with the same content as when the artifact was built.
@@ -330,28 +364,59 @@ class Store:
             )
         return found
 
-    def users(self, artifact: Artifact) -> list[Artifact]:
-        """The artifacts that were made from this one."""
-        return [
-            other
-            for other in self.artifacts()
-            if any(i.get("recipe") == artifact.recipe for i in other.manifest.get("inputs", {}).values())
-        ]
+    def users(self, *recipes: str) -> dict[Path, set[str]]:
+        """The folders of the artifacts that were made from artifacts of these recipes, and from which of them."""
+        found = {}
+        for artifact in self.artifacts():
+            inputs = {given.get("recipe") for given in artifact.manifest.get("inputs", {}).values()}
+            if used := inputs.intersection(recipes):
+                found[artifact.path] = used
+        return found
 
-    def remove(self, folder: Path) -> None:
-        """Remove an artifact of the store, damaged or not, together with its names.
+    # unfinished work
+
+    def unfinished(self) -> list[Path]:
+        """The folders of unfinished work, which the same command would continue."""
+        root = self.root / ".partial"
+        found = [root / kind / id for kind in _entries(root) for id in _entries(root / kind) if ID.fullmatch(id)]
+        return [folder for folder in found if folder.is_dir()]
+
+    def unfinished_name(self, folder: Path) -> str | None:
+        """The name that unfinished work will give its artifact; None if it was begun without a name."""
+        try:
+            return check_name(self._name_file(folder).read_text())
+        except (OSError, ValueError, InputError):
+            return None
+
+    @staticmethod
+    def _name_file(folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}.name")
+
+    def begin(self, kind: str, recipe: str, name: str | None) -> None:
+        """Note which name a run will give its artifact, in case it is interrupted.  The caller holds `lock`."""
+        file = self._name_file(self.partial(kind, recipe))
+        if name:
+            write_file(file, name.encode())
+        else:
+            file.unlink(missing_ok=True)
+
+    def find_unfinished(self, kind: str | None, reference: str) -> Path | None:
+        """The folder of unfinished work with this ``kind/id``, id prefix or name; None if there is none.
+
+        Args:
+            kind: look only for work of this kind.
 
         Raises:
-            ArtifactInUse: a process is reading it.
-            ArtifactMissing: the folder is not an artifact of this store, or is gone already.
+            ArtifactAmbiguous: more than one matches.
         """
-        kind, recipe = folder.parent.name, folder.name
-        reference = f"{kind}/{recipe}"
-        if folder not in self.folders():
-            raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {self.root}")
-        self._discard(folder, reference)
-        self.remove_names(kind, recipe)
-        self._sweep(self.root / ".trash")
+        given, _, rest = reference.rpartition("/")
+        folders = [f for f in self.unfinished() if kind in (None, f.parent.name) and given in ("", f.parent.name)]
+        found = [] if given else [folder for folder in folders if self.unfinished_name(folder) == rest]
+        if not found and _PREFIX.fullmatch(rest):
+            found = [folder for folder in folders if folder.name.startswith(rest[:ID_LENGTH])]
+        if len(found) > 1:
+            raise _ambiguous(reference, found)
+        return found[0] if found else None
 
     def remove_unfinished(self, folder: Path) -> None:
         """Remove unfinished work.
@@ -365,18 +430,38 @@ class Store:
             if not lock.acquire(wait=False):
                 raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again after that run has ended")
             self._discard(folder, f"unfinished {kind}/{recipe}")
+            self.begin(kind, recipe, None)
         finally:
             lock.release()
         self._sweep(self.root / ".trash")
 
     def forget_unfinished(self, kind: str, recipe: str) -> None:
         """Remove the leftovers of a finished recipe, unless another run is working on it again."""
+        if not self.partial(kind, recipe).exists():
+            return
         lock = self.lock(kind, recipe)
         try:
             if lock.acquire(wait=False):
                 remove_tree(self.partial(kind, recipe))
         finally:
             lock.release()
+
+    # removing
+
+    def remove(self, folder: Path) -> None:
+        """Remove an artifact of the store, damaged or not, together with its names.
+
+        Raises:
+            ArtifactInUse: a process is reading it.
+            ArtifactMissing: the folder is not an artifact of this store, or is gone already.
+        """
+        kind, recipe = folder.parent.name, folder.name
+        reference = f"{kind}/{recipe}"
+        if folder != self.root / kind / recipe or not self._is_folder(folder) or not os.path.lexists(folder):
+            raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {self.root}")
+        self._discard(folder, reference)
+        self.remove_names(kind, recipe)
+        self._sweep(self.root / ".trash")
 
     def _discard(self, folder: Path, reference: str) -> None:
         """Move an unlocked folder to the trash."""
@@ -436,35 +521,53 @@ class Store:
         kept.  Returns the deleted paths; with ``dry_run`` those that would be deleted.
         """
         removed = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
-        if not dry_run:
-            self._remove_dangling_names()
-        if not unnamed:
-            return removed
-        manifests = {artifact.path: artifact.manifest for artifact in self.artifacts()}
-        kept = {self.folder(name.kind, name.recipe) for name in self.names()}
-        pending = list(kept)
-        while pending:
-            for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
-                folder = self.folder(str(parent.get("kind")), str(parent.get("recipe")))
-                if folder in manifests and folder not in kept:
-                    kept.add(folder)
-                    pending.append(folder)
-        for folder in sorted(manifests.keys() - kept):
-            try:
+        for folder in self._unneeded() if unnamed else []:
+            with contextlib.suppress(ArtifactInUse, ArtifactMissing):
                 if not dry_run:
-                    self.remove(folder)
+                    self._discard(folder, f"{folder.parent.name}/{folder.name}")
                 elif _in_use(folder):
                     continue
                 removed.append(folder)
-            except (ArtifactInUse, ArtifactMissing):
-                continue
+        if not dry_run:
+            self._sweep(self.root / ".trash")
+            self._remove_dangling_names()
         return removed
 
+    def _unneeded(self) -> list[Path]:
+        """The artifacts that no named one was made from.
+
+        What a misplaced folder was made from counts as needed, and so does the folder itself.
+        """
+        manifests: dict[Path, Mapping[str, Any]] = {}
+        for folder in self.folders():
+            with contextlib.suppress(InputError), Artifact(folder) as artifact:
+                manifests[folder] = artifact.manifest
+        needed = {self.folder(name.kind, name.recipe) for name in self.names()}
+        needed |= {
+            folder for folder, found in manifests.items() if folder != self.folder(found["kind"], found["recipe"])
+        }
+        pending = list(needed)
+        while pending:
+            for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
+                folder = self.folder(str(parent.get("kind")), str(parent.get("recipe")))
+                if folder in manifests and folder not in needed:
+                    needed.add(folder)
+                    pending.append(folder)
+        return sorted(manifests.keys() - needed)
+
     def _remove_dangling_names(self) -> None:
-        """Delete names of artifacts that are gone, and half-written name files."""
-        for name in self.names():
-            if not self.folder(name.kind, name.recipe).exists():
-                self.remove_names(name.kind, name.recipe)
+        """Delete the names of artifacts and of unfinished work that are gone, and half-written name files."""
+        self._remove_names(lambda name: not self.folder(name.kind, name.recipe).exists())
         with self._naming(), contextlib.suppress(OSError):
             for path in (self.root / "names").glob("*/.*"):
                 path.unlink(missing_ok=True)
+        for file in (self.root / ".partial").glob("*/*.name"):
+            lock = self.lock(file.parent.name, file.stem)
+            if lock.acquire(wait=False) and not file.with_suffix("").exists():
+                file.unlink(missing_ok=True)
+            lock.release()
+
+
+def _ambiguous(reference: str, found: Iterable[Path]) -> ArtifactAmbiguous:
+    matches = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in found)
+    return ArtifactAmbiguous(f"{reference!r} is ambiguous; it matches {matches}", hint="give more digits of the id")

@@ -12,7 +12,14 @@ from guidance.errors import InputError
 from pipelines.progress import Progress, Task
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, publish_directory, remove_tree
-from pipelines.storage.manifest import MANIFEST, MANIFEST_LIMIT, ArtifactDamaged, ArtifactMissing, parse_manifest
+from pipelines.storage.manifest import (
+    MANIFEST,
+    MANIFEST_LIMIT,
+    ArtifactDamaged,
+    ArtifactMisplaced,
+    ArtifactMissing,
+    parse_manifest,
+)
 from pipelines.storage.store import Store
 
 BLOCK = 1 << 20
@@ -74,10 +81,12 @@ def _existing(store: Store, given: Artifact) -> Artifact | None:
     """The same artifact in the store, verified; None if it is missing or damaged."""
     folder = store.folder(given.kind, given.recipe)
     try:
-        artifact = Artifact(folder)
+        artifact = store.open(folder)
     except ArtifactMissing:
         store.check_path_free(given.kind, given.recipe)
         return None
+    except ArtifactMisplaced:
+        raise
     except ArtifactDamaged:
         return None
     try:

@@ -14,6 +14,9 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+HIGHEST_ID = (1 << 31) - 1
+"""Of a token: columns of ids are 32 bits wide."""
+
 _SIZE_LIMIT = 256 << 20
 _ROLES = {
     "cls": ("cls_token", "bos_token", "[CLS]", "<s>"),
@@ -51,7 +54,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
     """A ``tokenizers.Tokenizer`` without truncation or padding, which does not turn text into special tokens.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: the file is damaged, or an id is too high.
     """
     from tokenizers import Tokenizer
 
@@ -59,6 +62,12 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     except Exception as error:  # the library raises plain Exception
         raise InputError(f"tokenizer.json: damaged or of an unknown kind ({str(error)[:160]!r})") from error
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    highest = max(vocabulary, key=lambda token: vocabulary[token], default="")
+    if vocabulary.get(highest, 0) > HIGHEST_ID:
+        raise InputError(
+            f"tokenizer.json: the id of {highest!r} is {vocabulary[highest]}; the highest possible id is {HIGHEST_ID:,}"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

@@ -41,10 +41,12 @@ class ModelConfig(stage.Config):
         + "; ".join(f"{name} {layers} × {hidden}, {heads}" for name, (layers, hidden, heads, _) in SIZES.items())
         + ".",
     )
-    layers: int | None = Field(None, ge=1, description="Number of layers, instead of the preset's.")
-    hidden: int | None = Field(None, ge=1, description="Width, instead of the preset's.")
-    heads: int | None = Field(None, ge=1, description="Attention heads per layer, instead of the preset's.")
-    ffn: int | None = Field(None, ge=1, description="Width of the feed-forward layers, instead of the preset's.")
+    layers: int | None = Field(None, ge=1, le=1000, description="Number of layers, instead of the preset's.")
+    hidden: int | None = Field(None, ge=1, le=65_536, description="Width, instead of the preset's.")
+    heads: int | None = Field(None, ge=1, le=4096, description="Attention heads per layer, instead of the preset's.")
+    ffn: int | None = Field(
+        None, ge=1, le=1_048_576, description="Width of the feed-forward layers, instead of the preset's."
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
 

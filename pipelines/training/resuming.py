@@ -86,7 +86,7 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
     if len(found) > 1:
         raise ArtifactMissing(f"{reference!r} is ambiguous: {', '.join(p.parent.name for p in found)}")
     for path in found:
-        with Artifact(path.parent) as artifact:
+        with store.open(path.parent) as artifact:
             return path.parent, begun_with(artifact, stage)
     raise ArtifactMissing(
         f"no unfinished run {reference!r} in {store.root}", hint="`guide ls` lists unfinished work too"

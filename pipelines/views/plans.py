@@ -154,6 +154,7 @@ def _configuration(reference: str, store: Store) -> Any:
         raise InputError(f"{reference}: not a model folder (no config.json)", hint=_MODELS)
     try:
         with store.load(reference, kind="model", verify=False) as artifact:
+            artifact.verify("config.json")  # the weights are not needed
             return read_config(artifact.read("config.json"), reference)
     except ArtifactMissing as error:
         raise InputError(f"{reference}: no such model", hint=_MODELS) from error

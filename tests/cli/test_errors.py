@@ -57,6 +57,15 @@ def test_an_out_of_memory_error_is_recognised_without_importing_torch():
     assert main.describe(error, 3) == ("CUDA out of memory. Tried …", "use a smaller batch to need less memory")
 
 
+def test_too_little_memory_for_torch_on_the_cpu_is_no_bug():
+    text = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 16000 bytes."
+    assert main.exit_code(RuntimeError(text)) == 3
+    message, hint = main.describe(RuntimeError(text), 3)
+    assert message == "not enough memory: 16,000 bytes were asked for"
+    assert "smaller model" in hint
+    assert main.exit_code(RuntimeError("Storage size calculation overflowed with sizes=[9, 9]")) == 3
+
+
 def failing(monkeypatch, error: BaseException):
     def load_app():
         raise error

@@ -67,6 +67,14 @@ def test_help_works_at_any_terminal_width(guide, monkeypatch, columns):
         assert guide(*arguments).code == 0
 
 
+@pytest.mark.parametrize("arguments", [[], *([name] for name in FAMILIES)])
+def test_summaries_of_commands_are_whole_and_fit_80_columns(guide, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = guide(*arguments, "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.rstrip().endswith(("…", "...")) and "Usage" not in line]
+
+
 def test_help_imports_nothing_heavy():
     loaded = _loaded("from cli.main import run; run(['--help'])")
     assert "cli.app" in loaded

@@ -127,6 +127,51 @@ def test_the_store_comes_from_the_flag_the_environment_or_the_file(trial, guide,
     assert not Path("artifacts").exists()
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("ten", "input should be a valid integer, not 'ten'"),
+        ("3", "input should be greater than or equal to 8, not 3"),
+    ],
+)
+def test_a_wrong_value_names_the_place_it_came_from_and_says_what_is_right(trial, monkeypatch, value, message):
+    answer = trial("--max-length", value)
+    assert f"--max-length: {message}" in answer.err
+    assert "Longest." in answer.err and "≥ 8, ≤ 512" in answer.err
+    Path("guide.toml").write_text(f'[try-it]\nmax-length = "{value}"\n')
+    answer = trial()
+    assert (answer.code, message in answer.err) == (2, True)
+    assert "'guide.toml', [try-it] max-length" in answer.err
+    monkeypatch.setenv("GUIDE_MAX_LENGTH", value)
+    answer = trial()
+    assert (answer.code, message in answer.err) == (2, True)
+    assert "GUIDE_MAX_LENGTH" in answer.err and "guide.toml" not in answer.err
+
+
+def test_an_error_of_the_work_names_where_its_values_were_given(guide, monkeypatch):
+    monkeypatch.setenv("GUIDE_MODEL", "roberta:1x1")
+    monkeypatch.setenv("GUIDE_SCORES", "nowhere.csv")
+    assert "GUIDE_" not in guide("plan", "check", "preset:nothing").err
+    monkeypatch.setenv("GUIDE_STORE", "far/away")
+    answer = guide("show", "nothing")
+    assert (answer.code, "--store was given by GUIDE_STORE" in answer.err) == (2, True)
+    monkeypatch.delenv("GUIDE_STORE")
+    Path("guide.toml").write_text('store = "from-file"\n')
+    assert "--store was given by 'guide.toml', store" in guide("show", "nothing").err
+
+
+@pytest.mark.parametrize("place", ["flag", "before", "environment"])
+def test_a_store_whose_path_is_not_utf_8_is_refused(guide, monkeypatch, place):
+    arguments = ["ls"]
+    if place == "environment":
+        monkeypatch.setenv("GUIDE_STORE", "caf\udce9")
+    else:
+        arguments = ["ls", "--store", "caf\udce9"] if place == "flag" else ["--store", "caf\udce9", "ls"]
+    answer = guide(*arguments)
+    assert (answer.code, "--store" in answer.err, "not UTF-8" in answer.err) == (2, True, True), answer.err
+    assert ("GUIDE_STORE" in answer.err) == (place == "environment")
+
+
 def test_a_variable_that_resembles_a_setting_causes_a_warning(trial, guide, monkeypatch):
     monkeypatch.setenv("GUIDE_MAXLENGTH", "32")
     monkeypatch.setenv("GUIDE_FOR_HITCHHIKERS", "42")  # of another program

@@ -166,6 +166,28 @@ def test_a_model_may_be_a_folder_a_configuration_an_artifact_or_a_family(guide):
     trained = guide("pretrain", sequences, "--steps", 1, "--batch-size", 2, *shape, "--name", "small")
     assert trained.code == 0, trained.err
     assert "of the 4 heads of small" in guide("plan", "check", "preset:ag", "--model", "small").out
+    config = Path("artifacts", trained.out.strip(), "config.json")
+    config.write_text(config.read_text().replace('"num_attention_heads": 2', '"num_attention_heads": 1'))
+    answer = guide("plan", "show", "preset:ag", "--model", "small")
+    assert answer.code == 2
+    assert "config.json: damaged" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads", 0),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", -1),
+        ("num_attention_heads", 2**33),
+    ],
+)
+def test_a_configuration_that_no_model_can_have_is_refused_at_once(guide, key, value):
+    settings = {"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, key: value}
+    Path("config.json").write_text(json.dumps(settings))
+    answer = guide("plan", "show", "preset:ag", "--model", "config.json")
+    assert answer.code == 2
+    assert f"config.json: not a configuration of bert ({key} is {value}, not " in answer.err
 
 
 def test_added_heads_of_layers_that_share_a_module_are_shown_for_each_layer(guide):

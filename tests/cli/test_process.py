@@ -159,6 +159,46 @@ def test_a_second_ctrl_c_exits_at_once(tmp_path):
         object.__setattr__(SLOW, "build", build_slowly)
 
 
+@pytest.mark.parametrize(
+    "answer", ["raise ImportError('initialization failed')", "weakref.ref(Thing(), lambda _: stop())"]
+)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_late_import_ends_without_a_traceback(tmp_path, number, code, answer):
+    """Compiled modules answer an exception from a signal with one of their own, or lose it in a callback."""
+    lose = f"""
+import os, signal, time, weakref
+class Thing: pass
+def stop():
+    os.kill(os.getpid(), {int(number)})
+    time.sleep(0.01)
+if {answer.startswith("weakref")}:
+    {answer if answer.startswith("weakref") else "pass"}
+else:
+    try:
+        stop()
+    except BaseException:
+        {answer if answer.startswith("raise") else "pass"}
+"""
+    (tmp_path / "compiled_module.py").write_text(lose)
+
+    def imports(run) -> None:
+        run.out.write("a", b"1")
+        sys.path.insert(0, str(tmp_path))
+        import compiled_module  # noqa: F401
+
+        for _ in range(100):
+            time.sleep(0.01)
+
+    object.__setattr__(SLOW, "build", imports)
+    try:
+        child = Child(tmp_path, *SLOWLY)
+        assert child.wait() == code
+        assert child.err.read_text() == {143: "guide: terminated\n", 130: "guide: interrupted\n"}[code]
+        assert child.store.folders() == []
+    finally:
+        object.__setattr__(SLOW, "build", build_slowly)
+
+
 def test_signals_that_were_ignored_at_the_start_stay_ignored(tmp_path):
     child = Child(tmp_path, *SLOWLY, ignored=(signal.SIGHUP, signal.SIGINT))
     child.ready()

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cli.store import nested
+from cli.tables import folded
 from pipelines.engine.stage import Files
 from pipelines.storage.store import Store
-from tests.tiny import OTHER, make
+from tests.runs import going, metrics
+from tests.tiny import OTHER, in_child, make
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def test_ls_lists_artifacts_names_and_unfinished_work(guide, here):
     (partial / "step-1").write_text("12345")
     lines = guide("ls").out.splitlines()
     assert lines[0].split() == ["ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"]
-    assert [line.split()[0].split("/")[0] for line in lines[1:]] == ["other", "tiny", "model"]
+    assert {line.split()[0].split("/")[0] for line in lines[1:3]} == {"other", "tiny"}
     assert lines[3].split()[0] == "model/" + "ab" * 8
     assert "unfinished" in lines[3] and "5 B" in lines[3]
     answer = json.loads(guide("ls", "--json", "--kind", "tiny").out)
@@ -44,11 +47,87 @@ def test_ls_of_an_empty_store_says_so_on_stderr_only(guide):
     assert "nothing in artifacts" in answer.err
 
 
+def test_ls_lists_the_oldest_first(guide, here, edit_manifest):
+    for text, created in (("new", "2030-01-02T00:00:00Z"), ("old", "1999-01-02T00:00:00Z")):
+        edit_manifest(make(here, text=text, name=text).artifact.path, created=created)
+    assert [line.split()[1] for line in guide("ls").out.splitlines()[1:]][::3] == ["old@1", "new@1"]
+    assert [row["names"] for row in json.loads(guide("ls", "--json").out)["artifacts"]][::3] == [["old@1"], ["new@1"]]
+
+
+def test_ids_and_names_are_never_broken_over_lines():
+    rows = [("sequences/fb67e2b5bbec313d", "translations@1", "2026-11-22T19:34:12Z", "unfinished, step 4 of 1,000")]
+    lines = folded(("ARTIFACT", "NAMES", "CREATED", "STAGE"), rows, 60, whole=("ARTIFACT", "NAMES"))
+    assert lines[1].split()[:2] == ["sequences/fb67e2b5bbec313d", "translations@1"]
+    assert len(lines) > 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_artifact_that_cannot_be_read_hides_no_other_one(guide, here):
+    (here.find("wiki") / "artifact.json").chmod(0)
+    for parent in (Path.cwd(), *Path.cwd().parents):
+        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest", "popen", "test")):
+            parent.chmod(0o755)
+
+    def as_other_user() -> None:
+        os.setuid(65534)
+        lines = guide("ls").out.splitlines()
+        assert [line.split()[-1] for line in lines[1:]] == ["build-other", "unreadable"]
+        answer = guide("verify")
+        assert (answer.code, answer.out) == (2, "1 verified, 1 damaged\n")
+        assert "artifact.json: Permission denied" in answer.err
+
+    assert in_child(as_other_user) == 0
+
+
 def test_ls_shows_damaged_artifacts_too(guide, here):
     (here.find("wiki") / "artifact.json").write_text("{}")
     answer = guide("ls")
     assert answer.code == 0
     assert "damaged" in answer.out
+
+
+def test_nested_values_are_spread_over_lines_for_people():
+    splits = {"train": {"documents": 5, "sentences": 1234}, "valid": {"documents": 1}}
+    expected = ["splits:", "  train: documents 5, sentences 1,234", "  valid: documents 1"]
+    assert list(nested("splits", splits)) == expected
+    assert list(nested("final", {"loss/total": 5.25})) == ["final: loss/total 5.25"]
+    assert list(nested("dropped", {})) == ["dropped: {}"]
+    assert list(nested("words", ["a"])) == ['words: ["a"]']
+
+
+def test_unfinished_runs_have_a_name_and_a_step(guide, here):
+    reference = going(here, metrics([3.0, 2.0]), torn='{"step": 3, "lo')
+    here.begin("model", reference.removeprefix("model/"), "plain")
+    row = guide("ls").out.splitlines()[-1].split()
+    assert (row[:2], row[-5:]) == ([reference, "plain"], ["unfinished,", "step", "2", "of", "8"])
+    (found,) = json.loads(guide("ls", "--json").out)["unfinished"]
+    assert (found["name"], found["step"], found["steps"]) == ("plain", 2, 8)
+    for given in ("plain", reference, reference[:12]):
+        text = guide("show", given).out
+        assert all(part in text for part in (reference, "plain", "unfinished, step 2 of 8", "objective: mlm")), given
+    assert json.loads(guide("show", "plain", "--json").out)["config"]["objective"] == "mlm"
+    answer = guide("compare", "plain")
+    assert answer.code == 0 and "plain is unfinished, at step 2 of 8" in answer.err
+    answer = guide("verify", "plain")
+    assert answer.code == 2 and f"'plain' is not finished: {reference}" in answer.err
+    assert guide("rm", "plain").out == f"{reference}\n"
+    assert not here.unfinished()
+
+
+def test_unfinished_work_in_shards_says_how_many_parts_are_done(guide, here):
+    partial = here.partial("idf", "cd" * 32)
+    partial.mkdir(parents=True)
+    for name in ("000000-0.ab.partial", "000001-0.cd.partial", "merged-1.ef.partial"):
+        (partial / name).touch()
+    assert "unfinished, 2 parts done" in guide("ls").out
+
+
+def test_an_artifact_goes_before_unfinished_work_of_the_same_name(guide, here):
+    reference = going(here, metrics([3.0]))
+    here.begin("model", reference.removeprefix("model/"), "kid")
+    assert "artifact   other/" in guide("show", "kid").out
+    assert guide("rm", "kid").out.startswith("other/")
+    assert guide("rm", "kid").out == f"{reference}\n"
 
 
 def test_show_has_configuration_inputs_and_files(guide, here):
@@ -102,6 +181,26 @@ def test_verify_names_damaged_files_and_warns_of_unlisted_ones(guide, here):
     assert guide("verify", "kid").code == 0
     assert guide("verify", "wiki").code == 2
     assert json.loads(guide("verify", "--json").out)["damaged"][0]["artifact"].startswith("tiny/")
+
+
+def test_verify_and_lineage_notice_folders_that_were_swapped(guide, here):
+    one, two = here.find("wiki"), make(here, text="two").artifact.path
+    one.rename("aside")
+    two.rename(one)
+    Path("aside").rename(two)
+    answer = guide("verify")
+    assert (answer.code, answer.out) == (2, "1 verified, 2 damaged\n")
+    assert f"{one}: holds tiny/{two.name}" in answer.err and f"rename it to {two}" in answer.err
+    assert "corpus: tiny/" in guide("lineage", "kid").out and "(its folder holds another" in guide("lineage", "kid").out
+    assert guide("ls").out.count("misplaced") == 2
+
+
+def test_rm_removes_nothing_if_one_of_several_is_missing_or_needed(guide, here):
+    make(here, text="loose", name="loose").artifact.close()
+    assert guide("rm", "loose", "nothing").code == 2
+    answer = guide("rm", "loose", "wiki")
+    assert answer.code == 2 and "was made from tiny/" in answer.err
+    assert len(here.folders()) == 3
 
 
 def test_rm_refuses_an_artifact_that_others_were_made_from(guide, here):

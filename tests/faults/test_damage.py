@@ -13,7 +13,7 @@ import pytest
 from guidance.errors import InputError
 from pipelines.storage import manifest
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import MANIFEST, ArtifactDamaged, ArtifactMismatch, ArtifactMissing
+from pipelines.storage.manifest import MANIFEST, ArtifactDamaged, ArtifactMismatch, ArtifactMisplaced, ArtifactMissing
 from tests.tiny import make
 
 
@@ -206,12 +206,16 @@ def test_a_path_to_anything_but_an_artifact_is_refused(tmp_path, store):
             store.load(str(tmp_path / name))
 
 
-def test_a_folder_under_another_id_is_built_again(store):
+def test_a_folder_under_another_id_is_neither_used_nor_replaced(store):
     first, second = make(store, text="one").artifact, make(store, text="two").artifact
     first.close()
     second.close()
     os.rename(first.path, store.root / "aside")
     os.rename(second.path, first.path)
+    with pytest.raises(ArtifactMisplaced, match=f"holds tiny/{second.id}"):
+        make(store, text="one")
+    os.rename(first.path, second.path)
+    assert make(store, text="two").reused
     assert not make(store, text="one").reused
 
 

@@ -82,6 +82,25 @@ def test_a_store_of_another_user_is_refused_before_the_work_and_its_owner_named(
     assert in_child(as_other_user) == 3
 
 
+@pytest.mark.skipif(not can_unshare(), reason="needs unshare -rm")
+def test_a_store_that_is_read_only_can_say_that_an_artifact_is_up_to_date(store, tmp_path):
+    make(store, name="wiki")
+    script = """
+import sys; from pathlib import Path; from guidance.errors import MachineError; from tests.tiny import *
+store = Store(Path(sys.argv[1]))
+assert [make(store, name=name).reused for name in (None, "wiki")] == [True, True]
+store.forget_unfinished("tiny", "0" * 64)
+for options in ({"name": "other"}, {"force": True}, {"text": "new"}):
+    try: make(store, **options)
+    except MachineError as error: assert "read-only" in str(error).lower(), error
+    else: sys.exit(f"{options} was accepted")
+"""
+    command = f"mount --bind '{store.root}' '{store.root}' && mount -o remount,bind,ro '{store.root}' && "
+    command += f"exec '{sys.executable}' -c \"$1\" '{store.root}'"
+    result = subprocess.run(["unshare", "-rm", "sh", "-c", command, "sh", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_files_that_are_in_the_way_are_never_touched_not_even_with_force(store, tmp_path):
     path = make(store).artifact.path
     shutil.rmtree(path)

@@ -173,6 +173,7 @@ def test_labels_are_unique_for_any_names() -> None:
         return Guide("next", "attention_loss", name=name)
 
     assert Plan((row(""), row("mine"), row(""))).labels == ("next", "mine", "next#2")
+    assert Plan((row("next#2"), row(""), row(""))).labels == ("next#2", "next", "next#3")
     assert len(set(Plan((row("next#2"), row(""), row(""), row("next#3"), row("next"))).labels)) == 5
 
 

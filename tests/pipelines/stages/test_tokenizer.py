@@ -71,6 +71,14 @@ def test_a_vocabulary_too_small_for_special_tokens_is_refused(kind: str, size: i
         tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=size), store=store)
 
 
+def test_text_without_a_frequent_word_gives_no_tokenizer_of_special_tokens_alone(store: Store) -> None:
+    text = make_corpus(store, TEXT)
+    config = tokenizer.Config(kind="word", vocab_size=300, min_frequency=1000)
+    with pytest.raises(InputError, match="special tokens alone: no word occurs 1000 times") as caught:
+        tokenizer.run(text.reference, config, store=store)
+    assert "--min-frequency" in str(caught.value.hint)
+
+
 def test_byte_level_bpe_needs_an_entry_for_every_byte(store: Store) -> None:
     text = make_corpus(store, TEXT)
     with pytest.raises(InputError, match="256 bytes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -14,7 +15,15 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Files
 from pipelines.storage import transfer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMismatch, ArtifactMissing
+from pipelines.storage.manifest import (
+    ArtifactAmbiguous,
+    ArtifactDamaged,
+    ArtifactInUse,
+    ArtifactMismatch,
+    ArtifactMisplaced,
+    ArtifactMissing,
+)
+from pipelines.storage.store import Store
 from tests.tiny import OTHER, TINY, TinyConfig, make
 
 
@@ -70,7 +79,7 @@ def test_names_have_versions_and_a_bare_name_is_the_newest(store):
 
 def test_a_name_belongs_to_one_kind_and_is_checked_before_the_work(store):
     make(store, name="wiki")
-    with pytest.raises(InputError, match="taken by a tiny"):
+    with pytest.raises(InputError, match="belongs to artifacts of kind tiny; this one is of kind other"):
         make(store, stage=OTHER, name="wiki")
     assert [folder.parent.name for folder in store.folders()] == ["tiny"]
 
@@ -121,8 +130,110 @@ def test_an_unknown_name_gets_a_suggestion(store, reference, suggestion):
 
 def test_an_artifact_of_the_wrong_kind_is_refused_and_both_kinds_are_named(store):
     make(store, name="wiki")
-    with pytest.raises(ArtifactMismatch, match="is a tiny artifact; expected: corpus"):
+    with pytest.raises(ArtifactMismatch, match="is an artifact of kind tiny; expected: corpus"):
         store.load("wiki", kind="corpus")
+
+
+def _swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+@pytest.fixture
+def swapped(store: Store) -> tuple[Path, Path]:
+    """The folders of ``one``, made from ``base``, and of ``two``, which have been swapped."""
+    with make(store, text="base").artifact as base:
+        one = make(store, text="one", name="one", inputs={"base": base}).artifact
+        two = make(store, text="two").artifact
+    one.close(), two.close()
+    _swap(one.path, two.path)
+    return one.path, two.path
+
+
+def test_folders_that_were_swapped_are_refused_by_name_id_and_path(store, swapped):
+    one, two = swapped
+    for reference in ("one", "one@1", f"tiny/{one.name}", one.name[:8], str(one), f"{one}/../{one.name}"):
+        with pytest.raises(
+            ArtifactMisplaced, match=f"holds tiny/{two.name}; the folder was renamed, or swapped"
+        ) as caught:
+            store.load(reference)
+        assert caught.value.hint == f"rename it to {two}, and what is there now likewise"
+    assert [artifact.manifest["config"]["text"] for artifact in store.artifacts()] == ["base"]
+
+
+def test_a_stage_neither_uses_nor_replaces_a_folder_that_was_swapped(store, swapped):
+    one, two = swapped
+    for force in (False, True):
+        with pytest.raises(ArtifactMisplaced, match=f"holds tiny/{one.name}"):
+            make(store, text="two", force=force)
+    _swap(one, two)
+    assert make(store, text="two").reused
+    store.load("one").close()
+
+
+def test_gc_removes_no_folder_that_was_swapped_nor_what_it_was_made_from(store, swapped):
+    assert store.collect(unnamed=True) == []
+    assert len(store.folders()) == 3
+
+
+def test_an_artifact_below_another_kind_is_refused(store):
+    with make(store).artifact as artifact:
+        wrong = store.root / "corpus" / artifact.id
+    wrong.parent.mkdir()
+    artifact.path.rename(wrong)
+    with pytest.raises(ArtifactMisplaced, match=f"holds tiny/{artifact.id}"):
+        store.load(f"corpus/{artifact.id}")
+
+
+def test_a_copy_outside_of_a_store_may_have_any_name_but_another_id(store, tmp_path):
+    artifact = make(store).artifact
+    for place in ("copy", f"backup/{artifact.id}", "corpus/of-spring"):
+        shutil.copytree(artifact.path, tmp_path / place)
+        store.load(str(tmp_path / place)).close()
+    with contextlib.chdir(artifact.path):
+        store.load(".").close()
+    shutil.copytree(artifact.path, tmp_path / "other" / "tiny" / ("0" * 16))
+    with pytest.raises(ArtifactMisplaced):
+        store.load(str(tmp_path / "other" / "tiny" / ("0" * 16)))
+
+
+def test_a_file_that_the_manifest_does_not_list_cannot_be_verified(store):
+    artifact = make(store).artifact
+    (artifact.path / "extra").write_text("x")
+    with pytest.raises(ArtifactDamaged, match="extra: not in the manifest"):
+        artifact.verify("extra")
+
+
+def test_unfinished_work_is_found_by_the_name_that_its_artifact_will_get(store):
+    def stop(run) -> None:
+        run.partial.mkdir(parents=True)
+        raise InputError("stopped")
+
+    stopped = type(TINY)(TINY.name, TINY.kind, TINY.version, TinyConfig, stop)
+    for text in ("one", "two"):
+        with pytest.raises(InputError, match="stopped"):
+            make(store, stage=stopped, text=text, name="wiki")
+    with pytest.raises(ArtifactAmbiguous):
+        store.find_unfinished(None, "wiki")
+    one, two = store.unfinished()
+    store.remove_unfinished(one)
+    assert store.find_unfinished(None, "wiki") == store.find_unfinished("tiny", two.name[:6]) == two
+    assert store.find_unfinished("corpus", "wiki") is None
+    with pytest.raises(ArtifactMissing, match="'wiki' is not finished"):
+        store.load("wiki")
+    make(store, text="one", name="wiki")
+    make(store, text="two", name="wiki")
+    assert store.unfinished_name(two) is None
+
+
+def test_gc_forgets_the_name_of_unfinished_work_that_is_gone(store):
+    store.begin("tiny", "0" * 64, "gone")
+    store.begin("tiny", "1" * 64, "kept")
+    store.partial("tiny", "1" * 64).mkdir()
+    store.collect()
+    assert [path.name for path in (store.root / ".partial" / "tiny").glob("*.name")] == ["1" * 16 + ".name"]
 
 
 def test_rename_moves_all_versions(store):
@@ -166,7 +277,7 @@ def test_gc_keeps_named_artifacts_their_inputs_open_ones_and_unfinished_work(sto
     assert store.collect() == []
     assert store.collect(unnamed=True) == [loose.path]
     assert all(p.exists() for p in (parent.path, child.path, read.path, partial))
-    assert [a.id for a in store.users(parent)] == [child.id]
+    assert store.users(parent.recipe) == {child.path: {parent.recipe}}
 
 
 def test_gc_removes_names_whose_artifact_is_gone(store):

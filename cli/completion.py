@@ -1,0 +1,122 @@
+"""Shell completion: artifacts of the store, presets of plans and patterns, for the parameters that take one.
+
+A key press waits for the answer, so manifests are not opened, and nothing imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.storage.store import Store
+
+Complete = Callable[[Any], list[str]]
+"""From the context of a half-written command line to the words to offer; Typer drops those that begin differently."""
+
+
+def artifacts(*kinds: str, unfinished: bool = False) -> Complete:
+    """Completion by names and ids of artifacts of some kinds, by default of all.
+
+    Args:
+        unfinished: also offer unfinished work.
+    """
+
+    def complete(ctx: Any) -> list[str]:
+        store = _store(ctx)
+        return list(dict.fromkeys(_references(store, kinds, unfinished))) if store else []
+
+    return complete
+
+
+def _references(store: Store, kinds: tuple[str, ...], unfinished: bool) -> Iterator[str]:
+    names = [name for name in store.names() if not kinds or name.kind in kinds]
+    works = [folder for folder in store.unfinished() if unfinished and (not kinds or folder.parent.name in kinds)]
+    yield from (name.name for name in names)
+    yield from (str(name) for name in names)
+    yield from filter(None, map(store.unfinished_name, works))
+    for folder in (*store.folders(), *works):
+        if not kinds or folder.parent.name in kinds:
+            yield f"{folder.parent.name}/{folder.name}"
+
+
+def _store(ctx: Any) -> Store | None:
+    """The store of the command line so far, of the environment or of ``guide.toml``."""
+    from cli.options import source_of, store_path
+
+    before = ctx.parent.params.get("store") if ctx.parent else None
+    is_given_later = source_of(ctx, "store") == "COMMANDLINE" or before is None
+    try:
+        return Store(store_path(ctx.params.get("store") if is_given_later else before))
+    except (InputError, TypeError):
+        return None
+
+
+def names(ctx: Any) -> list[str]:
+    """The names in the store, without versions."""
+    store = _store(ctx)
+    return sorted({name.name for name in store.names()}) if store else []
+
+
+def kinds(ctx: Any) -> list[str]:
+    """The kinds of artifacts in the store."""
+    store = _store(ctx)
+    return sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())}) if store else []
+
+
+def plans(ctx: Any) -> list[str]:
+    """The plans that ship with the package; if none fits, the shell offers files."""
+    return [f"preset:{name}" for name in presets(ctx)]
+
+
+def presets(ctx: Any) -> list[str]:
+    """The names of the plans that ship with the package."""
+    files = (resources.files("guidance") / "presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def patterns(ctx: Any) -> list[str]:
+    """The names of the patterns of the catalogue, read from its source: importing it would import torch."""
+    source = (resources.files("guidance") / "patterns" / "catalogue.py").read_text(encoding="utf-8")
+    rows = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    first = [row.args[0] for row in rows if isinstance(row.func, ast.Name) and row.func.id == "Pattern" and row.args]
+    return sorted(str(name.value) for name in first if isinstance(name, ast.Constant))
+
+
+_RUNS = artifacts("model", unfinished=True)
+
+OFFERS: dict[str, Complete] = {
+    **{
+        kind: artifacts(kind)
+        for kind in ("corpus", "tokenizer", "sequences", "idf", "deps", "masks", "cooccur", "model")
+    },
+    "target_tokenizer": artifacts("tokenizer"),
+    "init": artifacts("model"),
+    "masking": artifacts("model"),
+    "resume": _RUNS,
+    "compare baseline": _RUNS,
+    "compare runs": _RUNS,
+    "reference": artifacts(),
+    "references": artifacts(),
+    "show reference": artifacts(unfinished=True),
+    "rm references": artifacts(unfinished=True),
+    "cooccur export reference": artifacts("cooccur"),
+    "rename old": names,
+    "ls kind": kinds,
+    "plan": plans,
+    "plan new preset": presets,
+    "patterns show name": patterns,
+    **{f"plan {word}": plans for word in ("show reference", "check reference", "diff first", "diff second")},
+}
+"""What to offer for a parameter, by its name, or by the words of its command and its name."""
+
+NOT_OFFERED = {"quickstart corpus"}
+"""Parameters that take something else than others of their name."""
+
+
+def offer(command: str, parameter: str) -> Complete | None:
+    """What to offer for a parameter of a command, if anything."""
+    whole = f"{command} {parameter}"
+    return None if whole in NOT_OFFERED else OFFERS.get(whole, OFFERS.get(parameter))

@@ -299,6 +299,23 @@ def test_scores_of_validations_become_columns_for_compare(store: Store, monkeypa
     assert compared.score == "eval/names/f1"
 
 
+def test_dropout_is_drawn_anew_at_every_step_and_alike_in_every_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    losses = MaskedLM.losses
+
+    def record(learner: MaskedLM, *arguments: Any) -> dict[str, torch.Tensor]:
+        drawn.append(torch.rand(()).item())
+        return losses(learner, *arguments)
+
+    monkeypatch.setattr(MaskedLM, "losses", record)
+    for seed, folder in ((0, "one"), (0, "two"), (1, "three")):
+        trainings.train(Store(tmp_path / folder), seed=seed)
+    first, again, other = drawn[:6], drawn[6:12], drawn[12:]
+    assert first == again and len({*first, *other}) == 12
+
+
 def test_too_little_memory_is_a_machine_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: ...")

@@ -25,11 +25,11 @@ from guidance.errors import InputError, Interrupted, MachineError, NumericalErro
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.training.batches import shares
-from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.learner import Learner
 from pipelines.training.memory import compile_model
-from pipelines.training.metrics_log import METRICS_LOG, MetricsLog
+from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
 from pipelines.training.state import State, read_state, write_state, write_weights
@@ -136,7 +136,7 @@ class _Loop:
         learner.begin(settings.steps)
         self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
-        self.metrics = MetricsLog(partial / METRICS_LOG)
+        self.metrics = MetricsLog(partial)
         if cluster.precision == "fp64":
             learner.model.double()
         self.bare = learner.model.to(cluster.device)
@@ -183,6 +183,9 @@ class _Loop:
                         signal_number=number,
                         hint="the same command continues it",
                     )
+        with cluster.only_leader() as leads:
+            if leads:
+                self.metrics.restore(self.step, self.metrics.written)
         best_step, best_loss = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
@@ -331,7 +334,7 @@ class _Loop:
         tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
-        state = State(self.step, self.best, tallies, self._circumstances())
+        state = State(self.step, self.best, tallies, self._circumstances(), self.metrics.written)
         self._write(
             "checkpoint",
             lambda builder: write_state(builder, state, self.bare, self.optimizer),
@@ -341,28 +344,34 @@ class _Loop:
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
+        written = None
         if artifact is not None:
             with artifact:
-                self._restore(artifact)
+                written = self._restore(artifact)
         with self.cluster.only_leader() as leads:
             if leads:  # later steps are repeated, so their metrics and checkpoints go
-                self.last = self.metrics.cut(self.step)
-                for name in ("checkpoint", "best", "snapshot"):
+                self.last = self.metrics.restore(self.step, written)
+                for name in NAMES:
                     self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
         self.protected = self.checkpoints.steps("best")
 
-    def _restore(self, artifact: Artifact) -> None:
-        """Continue from a checkpoint.  Raises ArtifactDamaged when it is not one of this run."""
+    def _restore(self, artifact: Artifact) -> Beginning | None:
+        """Continue from a checkpoint; gives the log of metrics that belongs to it.
+
+        Raises:
+            ArtifactDamaged: it is no checkpoint of this run.
+        """
         state = read_state(artifact, self.bare, self.optimizer)
         self.step, self.best = state.step, state.best
         if not self.cluster.leads:
-            return
+            return None
         self.learner.restore(state.tallies)
         before, now = state.circumstances, self._circumstances()
         changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         if changed:
             log.warning("continuing with the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)
+        return state.log
 
     def _trackers(self) -> Trackers:
         """The trackers of the run; only the leading process has any."""

@@ -19,7 +19,7 @@ from pipelines.engine.stage import is_internal, is_knob
 from pipelines.progress import log
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
@@ -606,6 +606,18 @@ def test_an_allowed_change_continues_from_the_checkpoint_and_is_recorded(store: 
     rates = [float.fromhex(row["learning_rate"]) for row in trainings.metrics(result.artifact.path)]
     assert rates == pytest.approx([1e-3, 0.4, 0.3, 0.2, 0.1])
     assert old.exists() and not new.exists()
+
+
+def test_a_damaged_description_of_a_run_names_the_file_and_the_way_out(store: Store) -> None:
+    with pytest.raises(Interrupted):
+        trainings.train(store, max_time=1e-9)
+    (folder,) = store.unfinished()
+    for damaged in (b"{", b"[]", b'{"config": 1, "inputs": {}}'):
+        (folder / "run.json").write_bytes(damaged)
+        with pytest.raises(ArtifactDamaged, match=r"run\.json: damaged") as caught:
+            trainings.train(store, resume=f"model/{folder.name}")
+        assert "without --resume, writes it again" in str(caught.value.hint)
+    assert trainings.train(store).artifact.id == folder.name
 
 
 def test_a_run_cannot_be_resumed_to_a_step_that_it_has_passed(store: Store) -> None:

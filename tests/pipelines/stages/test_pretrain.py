@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 from cli.train import TOPICS
@@ -197,7 +199,7 @@ def test_many_metrics_are_written_in_parts(
 
 
 def test_batch_tokens_limits_the_tokens_of_a_batch(store: Store) -> None:
-    result = trainings.train(store, batch_tokens=64, epochs=2, steps=1).artifact
+    result = trainings.train(store, batch_tokens=64, epochs=2).artifact
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
     assert max(row["tokens"] for row in rows) <= 64
     data = trainings.sequences(store)
@@ -333,6 +335,19 @@ def test_epochs_are_passes_over_the_training_sequences(store: Store) -> None:
     assert trainings.train(store, epochs=1e-9).artifact.counts["steps"] == 1
 
 
+def test_steps_and_epochs_together_are_refused_wherever_they_stand(
+    store: Store, guide: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    command = ["pretrain", trainings.sequences(store).reference, "--store", store.root, "--epochs", 3]
+    assert "--steps and --epochs both say how long to train" in guide(*command, "--steps", 10).err
+    monkeypatch.setenv("GUIDE_STEPS", "1000")  # the default, and yet a contradiction
+    assert "GUIDE_STEPS" in guide(*command).err
+    monkeypatch.delenv("GUIDE_STEPS")
+    (tmp_path / "guide.toml").write_text("[pretrain]\nsteps = 10\n")
+    found = guide(*command)
+    assert found.code == 2 and "guide.toml" in found.err and not store.unfinished()
+
+
 @pytest.mark.parametrize("train", [1, 3])
 def test_a_batch_larger_than_the_data_works(store: Store, train: int) -> None:
     result = trainings.train(store, trainings.sequences(store, train=train)).artifact
@@ -446,6 +461,19 @@ def test_a_model_of_another_tokenizer_is_refused(store: Store, tmp_path: Path) -
         trainings.train(store, init=str(folder))
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_not_finite_are_refused_before_training(store: Store, tmp_path: Path, value: float) -> None:
+    folder = hugging_face(tmp_path / "model")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.weight"
+    weights[name][1, 2:5] = value
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError) as caught:
+        trainings.train(store, init=str(folder))
+    assert f"{folder / 'model.safetensors'}: {name} has 3 values of 256 that are not finite" in caught.value.message
+    assert "earlier checkpoint" in str(caught.value.hint) and not store.unfinished()
+
+
 def test_pickled_weights_are_refused(store: Store, tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "model")
     (folder / "model.safetensors").unlink()
@@ -528,7 +556,6 @@ def test_the_help_lists_the_settings_of_single_objectives() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"epochs": 1.0, "steps": 7}, "--steps: no effect, because --epochs"),
         ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the learning rate never reaches its peak"),
         ({"totals": "tokens"}, "--totals: no effect"),
         ({}, ""),

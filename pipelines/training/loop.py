@@ -32,10 +32,14 @@ from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
+from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
+
+MATCHED_BY = 20
+"""The step after which to warn about patterns that have matched nothing."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class _Loop:
         with (
             self._trackers().following() as trackers,
             stop.listening(),
-            self.progress.task("training", total=settings.steps, unit="step", done=self.step) as bar,
+            self.progress.task("training", total=settings.steps, unit="steps", done=self.step) as bar,
             self.metrics.opened() if cluster.leads else nullcontext(),
         ):
             self._snapshot()
@@ -168,11 +172,14 @@ class _Loop:
                 row = self._train_step()
                 if self._due(settings.evaluate_every):
                     row |= self._evaluate()
+                    self._report(row)
+                if self.step == MATCHED_BY:
+                    self._warn_of_unmatched_patterns()
                 self.last = row
                 with cluster.only_leader():
                     self.metrics.add(row)
                 trackers.log(row)
-                bar.advance(1, f"loss {row['loss/total']:.3f}")
+                bar.advance(1, training_losses(row))
                 self._snapshot()
                 number = self._asked_to_stop(stop)
                 if number or self._due(settings.save_every):
@@ -189,6 +196,20 @@ class _Loop:
         best_step, best_loss = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
+
+    def _report(self, row: Mapping[str, float]) -> None:
+        if self.cluster.leads:
+            parts = filter(None, (training_losses(row), validation_losses(row, self.best)))
+            log.info("step %s of %s: %s", f"{self.step:,}", f"{self.settings.steps:,}", "; ".join(parts))
+
+    def _warn_of_unmatched_patterns(self) -> None:
+        tallies = self.cluster.sum(self.learner.tallies())
+        for label in (label for label, found in tallies.items() if not found and self.cluster.leads):
+            log.warning(
+                "guide %r: its pattern has matched no token in the first %d steps; if it never does, the run ends with an error",
+                label,
+                self.step,
+            )
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
         """The signal that any process received, or 0; the same in all processes."""

@@ -52,6 +52,28 @@ def test_every_step_is_logged_with_all_its_parts(guided: tuple[Store, Artifact])
         assert row["weight/guidance/next"] == pytest.approx(100 * (8 - row["step"]) / 7)
 
 
+def test_a_run_tells_its_validations_and_the_loss_of_the_task_apart_from_that_of_guides(
+    store: Store, guide: Any
+) -> None:
+    command = ["pretrain", trainings.sequences(store).reference, "--store", store.root, "--plan", "preset:ag"]
+    sizes = [f"--{name}={value}" for name, value in {**trainings.TINY, "steps": 5, "evaluate-every": 2}.items()]
+    found = guide(*command, *(size.replace("_", "-", 1) for size in sizes))
+    rows = [json.loads(line) for line in next(store.root.glob("model/*/metrics.jsonl")).read_text().splitlines()]
+    best, told = math.inf, []
+    for row in rows:
+        if "valid/mlm" in row:
+            lowest = f"lowest {best:.3f} at step {row['step'] - 2}" if row["valid/mlm"] > best else "lowest so far"
+            best = min(best, row["valid/mlm"])
+            told.append(
+                f"step {row['step']} of 5: mlm {row['loss/mlm']:.3f}, guides add "
+                f"{row['loss/total'] - row['loss/mlm']:.3f}; validation mlm {row['valid/mlm']:.3f} ({lowest})"
+            )
+    assert found.code == 0 and len(told) == 3
+    lines = found.err.splitlines()
+    assert [line for line in lines if line.startswith("step ")] == told
+    assert lines[lines.index(told[-1]) + 1].startswith("done: "), "the last line before the result says both"
+
+
 def test_the_metrics_table_equals_the_log(guided: tuple[Store, Artifact]) -> None:
     rows = [json.loads(line) for line in guided[1].read("metrics.jsonl").splitlines()]
     with guided[1].open("metrics.parquet") as file:
@@ -400,6 +422,22 @@ def test_a_pattern_that_never_matches_is_an_error_after_a_restart_too(store: Sto
         with pytest.raises((Interrupted, GuidanceHadNoEffect)) as caught:
             trainings.train(store, data, max_time=limit, **changes)
     assert caught.type is GuidanceHadNoEffect
+    (folder,) = store.unfinished()
+    assert f"`guide rm model/{folder.name}` removes the unfinished run" in str(caught.value.hint)  # type: ignore[attr-defined]
+
+
+def test_a_pattern_that_matches_nothing_is_named_early(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.setattr("pipelines.training.loop.MATCHED_BY", 2)
+    row = '[[guide]]\npattern = "{}"\nmechanism = "attention_loss"\nheads = [0]\n'
+    (tmp_path / "plan.toml").write_text(row.format("next") + row.format("period"))
+    data = trainings.write_sequences(store, {"train": trainings.table([[0, 7, 8, 9, 2]] * 8)})
+    with caplog.at_level(logging.WARNING), pytest.raises(GuidanceHadNoEffect):
+        trainings.train(store, data, plan=str(tmp_path / "plan.toml"), mask_probability=1e-6, steps=3)
+    assert "guide 'period': its pattern has matched no token in the first 2 steps" in caplog.text
+    assert "'next'" not in caplog.text
 
 
 # --init

@@ -1,4 +1,7 @@
-"""Progress on stderr: bars with rate and time left on a terminal, otherwise a line from time to time."""
+"""Progress on stderr: a bar on a terminal, otherwise a line from time to time.
+
+Both say the same: ``220 of 400 steps, 55 %, 2.1 steps/s, 0:01:26 left``, and a note.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +63,14 @@ class ConsoleProgress(Progress):
 
 def _make_bars(color: bool) -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
     return Bars(
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}", markup=False),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[state]}", markup=False, table_column=Column(overflow="fold")),
         console=Console(stderr=True, no_color=not color, highlight=False),
         redirect_stdout=False,
     )
@@ -99,20 +99,34 @@ class _Counted(Task, ABC):
     def show(self, now: float) -> None:
         """Show the current state."""
 
-    def rate(self, now: float) -> str:
-        """Units per second so far."""
-        seconds, units = now - self._start, self.done - self._before
-        return f"{units / seconds:,.4g} {self.unit}/s".replace(" /", "/") if seconds > 0 and units else ""
+    def state(self, now: float) -> str:
+        """How much is done, how fast, and how long it takes until the end; then the note."""
+        unit, seconds, units = f" {self.unit}" if self.unit else "", now - self._start, self.done - self._before
+        parts = [f"{self.done:,.0f} of {self.total:,.0f}{unit}" if self.total else f"{self.done:,.0f}{unit}"]
+        if self.total:
+            parts.append(f"{100 * self.done / self.total:.0f} %")
+        if seconds > 0 and units:
+            rate = units / seconds
+            parts.append(f"{rate:,.0f}{unit}/s" if rate >= 1000 else f"{rate:.3g}{unit}/s")
+            if self.total:
+                left = (self.total - self.done) * seconds / units
+                parts.append(f"{_clock(left)} left" if self.done < self.total else f"done in {_clock(seconds)}")
+        return ", ".join([*parts, escape(self.note)] if self.note else parts)
+
+
+def _clock(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class _Bar(_Counted):
     def __init__(self, bars: Any, title: str, total: float | None, unit: str, done: float) -> None:
         super().__init__(title, total, unit, done, DRAW_EVERY)
         self._bars = bars
-        self._id = bars.add_task(self.title, total=total, completed=done, rate="", note="")
+        self._id = bars.add_task(self.title, total=total, completed=done, state="")
 
     def show(self, now: float) -> None:
-        self._bars.update(self._id, completed=self.done, rate=self.rate(now), note=escape(self.note))
+        self._bars.update(self._id, completed=self.done, state=self.state(now))
 
     def finish(self) -> None:
         """Show the task as complete; the bar stays on the screen."""
@@ -125,15 +139,7 @@ class _Lines(_Counted):
         super().__init__(title, total, unit, done, LINE_EVERY)
 
     def show(self, now: float) -> None:
-        parts = [
-            f"{self.done:,.0f}" + (f"/{self.total:,.0f}" if self.total else "") + (f" {self.unit}" if self.unit else "")
-        ]
-        if self.total and self.done > self._before:
-            parts.append(f"{100 * self.done / self.total:.0f} %")
-            left = max(0, int((now - self._start) * (self.total - self.done) / (self.done - self._before)))
-            parts.append(f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left")
-        parts += [part for part in (self.rate(now), escape(self.note)) if part]
-        tell(f"{self.title}: {', '.join(parts)}")
+        tell(f"{self.title}: {self.state(now)}")
 
 
 class _Messages(logging.Handler):

@@ -121,6 +121,8 @@ TINY: dict[str, Any] = {"size": "tiny", "layers": 2, "hidden": 16, "heads": 2, "
 def config(**changes: Any) -> pretrain.Config:
     """By default six steps of a model with two layers of two heads."""
     defaults = {**TINY, "steps": 6, "batch_size": 8, "evaluate_every": 3, "save_every": 2}
+    if changes.get("epochs") is not None and "steps" not in changes:
+        del defaults["steps"]
     return pretrain.Config(**(defaults | changes))
 
 

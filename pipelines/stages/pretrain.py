@@ -47,7 +47,7 @@ class Config(ModelConfig, ObjectiveConfig):
         objective: str = DEFAULT
 
     steps: int = Field(1000, ge=1, description="Optimizer steps.")
-    epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of steps.")
+    epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of --steps.")
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
@@ -123,6 +123,11 @@ class Config(ModelConfig, ObjectiveConfig):
     @model_validator(mode="after")
     def _check(self) -> Config:
         check_settings(self)
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError(
+                "--steps and --epochs both say how long to train: give one of them (the other may stand in guide.toml, or in "
+                "GUIDE_STEPS or GUIDE_EPOCHS)"
+            )
         if self.schedule == "inverse-sqrt" and not self.warmup_steps:
             raise ValueError("--schedule inverse-sqrt falls from the end of warm-up: it needs --warmup-steps")
         if self.batch_tokens and self.bucket:

@@ -11,6 +11,12 @@ from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing, digest
 
+WEIGHTS = "model.safetensors"
+"""The weights in every checkpoint, whatever its name."""
+
+NAMES = ("checkpoint", "best", "snapshot")
+"""What a run saves: everything it needs to go on, its best weights, and the weights that the user asked for."""
+
 
 class Checkpoints:
     """The checkpoints of one run, ordered by the step in their names; the caller holds the lock of the run."""
@@ -84,12 +90,17 @@ class Checkpoints:
             if _step(path) not in steps:
                 remove_tree(path)
 
-    def all(self, name: str) -> list[Artifact]:
-        """Every checkpoint of a name, oldest first; each is verified."""
-        found = [Artifact(path) for path in self._all(name)]
-        for artifact in found:
-            artifact.verify()
-        return found
+    def with_weights(self, step: int) -> Artifact | None:
+        """A checkpoint of this step whose weights verify, whatever its name; damaged ones are skipped with a warning."""
+        for path in (p for name in NAMES for p in self._all(name) if _step(p) == step):
+            try:
+                artifact = Artifact(path)
+                artifact.verify(WEIGHTS)
+            except (ArtifactDamaged, ArtifactMissing) as error:
+                log.warning("%s", error.message)
+                continue
+            return artifact
+        return None
 
     def _all(self, name: str) -> list[Path]:
         pattern = re.compile(rf"{re.escape(name)}-(\d+)")

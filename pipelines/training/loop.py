@@ -25,19 +25,20 @@ from guidance.errors import InputError, Interrupted, MachineError, NumericalErro
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.training.batches import shares
-from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.checkpoints import NAMES, Checkpoints
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.learner import Learner
 from pipelines.training.memory import compile_model
-from pipelines.training.metrics_log import METRICS_LOG, MetricsLog
+from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
+from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
 KEEP_CHECKPOINTS = 2
-SOON = 100
-"""The step at which patterns that have matched nothing are told, if the first validation does not come earlier."""
+MATCHED_BY = 20
+"""The step after which to warn about patterns that have matched nothing."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class _Loop:
         learner.begin(settings.steps)
         self.progress, self.tracker_folder, self.scorers = progress, tracker_folder, scorers
         self.checkpoints = Checkpoints(partial)
-        self.metrics = MetricsLog(partial / METRICS_LOG)
+        self.metrics = MetricsLog(partial)
         if cluster.precision == "fp64":
             learner.model.double()
         self.bare = learner.model.to(cluster.device)
@@ -162,7 +163,7 @@ class _Loop:
         with (
             self._trackers().following() as trackers,
             stop.listening(),
-            self.progress.task("training", total=settings.steps, unit="step", done=self.step) as bar,
+            self.progress.task("training", total=settings.steps, unit="steps", done=self.step) as bar,
             self.metrics.opened() if cluster.leads else nullcontext(),
         ):
             self._snapshot()
@@ -170,14 +171,15 @@ class _Loop:
                 row = self._train_step()
                 if self._due(settings.evaluate_every):
                     row |= self._evaluate()
+                    self._report(row)
+                if self.step == MATCHED_BY:
+                    self._warn_of_unmatched_patterns()
                 self.last = row
                 with cluster.only_leader():
                     self.metrics.add(row)
                 trackers.log(row)
-                bar.advance(1, f"loss {row['loss/total']:.3f}")
+                bar.advance(1, training_losses(row))
                 self._snapshot()
-                if self.step == min(SOON, settings.evaluate_every) < settings.steps:
-                    self._warn_of_silence()
                 number = self._asked_to_stop(stop)
                 if number or self._due(settings.save_every):
                     self._save()
@@ -187,20 +189,25 @@ class _Loop:
                         signal_number=number,
                         hint="the same command continues it",
                     )
+        with cluster.only_leader() as leads:
+            if leads:
+                self.metrics.restore(self.step, self.metrics.written)
         best_step, best_loss = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
 
-    def _warn_of_silence(self) -> None:
-        """Say early what would fail the run at its end: a pattern that matches nothing."""
+    def _report(self, row: Mapping[str, float]) -> None:
+        if self.cluster.leads:
+            parts = filter(None, (training_losses(row), validation_losses(row, self.best)))
+            log.info("step %s of %s: %s", f"{self.step:,}", f"{self.settings.steps:,}", "; ".join(parts))
+
+    def _warn_of_unmatched_patterns(self) -> None:
         tallies = self.cluster.sum(self.learner.tallies())
-        silent = ", ".join(repr(label) for label, found in tallies.items() if not found)
-        if silent and self.cluster.leads:
+        for label in (label for label, found in tallies.items() if not found and self.cluster.leads):
             log.warning(
-                "in %d steps no token has matched the pattern of guide %s; a run in which none does fails at its end: look at"
-                " the text and the tokenizer, or leave the guide out of the plan",
+                "guide %r: its pattern has matched no token in the first %d steps; if it never does, the run ends with an error",
+                label,
                 self.step,
-                silent,
             )
 
     def _asked_to_stop(self, stop: StopRequest) -> int:
@@ -347,7 +354,7 @@ class _Loop:
         tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
-        state = State(self.step, self.best, tallies, self._circumstances())
+        state = State(self.step, self.best, tallies, self._circumstances(), self.metrics.written)
         self._write(
             "checkpoint",
             lambda builder: write_state(builder, state, self.bare, self.optimizer),
@@ -357,28 +364,34 @@ class _Loop:
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
+        written = None
         if artifact is not None:
             with artifact:
-                self._restore(artifact)
+                written = self._restore(artifact)
         with self.cluster.only_leader() as leads:
             if leads:  # later steps are repeated, so their metrics and checkpoints go
-                self.last = self.metrics.cut(self.step)
-                for name in ("checkpoint", "best", "snapshot"):
+                self.last = self.metrics.restore(self.step, written)
+                for name in NAMES:
                     self.checkpoints.forget_after(name, self.step if artifact is not None else -1)
         self.protected = self.checkpoints.steps("best")
 
-    def _restore(self, artifact: Artifact) -> None:
-        """Continue from a checkpoint.  Raises ArtifactDamaged when it is not one of this run."""
+    def _restore(self, artifact: Artifact) -> Beginning | None:
+        """Continue from a checkpoint; gives the log of metrics that belongs to it.
+
+        Raises:
+            ArtifactDamaged: it is no checkpoint of this run.
+        """
         state = read_state(artifact, self.bare, self.optimizer)
         self.step, self.best = state.step, state.best
         if not self.cluster.leads:
-            return
+            return None
         self.learner.restore(state.tallies)
         before, now = state.circumstances, self._circumstances()
         changed = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         if changed:
             log.warning("continuing with the same order of examples, but not bit-equal: %s", ", ".join(changed))
         log.info("continuing after step %d of %d", self.step, self.settings.steps)
+        return state.log
 
     def _trackers(self) -> Trackers:
         """The trackers of the run; only the leading process has any."""

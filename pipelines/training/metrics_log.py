@@ -1,77 +1,123 @@
-"""The metrics of every step of a run: a file of JSON objects, one a line, which a resumed run continues."""
+"""The metrics of every step of a run: a file of JSON objects, one a line, which a resumed run continues.
+
+The log has a copy beside it, and every checkpoint records the length and the digest of the log up to its step.  If a disk
+damages one of the two files, the other one repairs it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from pipelines.progress import log
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged
 
 METRICS_LOG = "metrics.jsonl"
 """The name of the file in the folder of a run and in the model artifact."""
 
+METRICS_COPY = "metrics-copy.jsonl"
+"""The name of its copy in the folder of a run."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The part of a log up to a step: its length in bytes and its sha256."""
+
+    size: int
+    sha256: str
+
 
 class MetricsLog:
-    """The log at a path; every line is flushed before the next step."""
+    """The log in the folder of a run, and its copy; every line is flushed before the next step."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
+    def __init__(self, folder: Path) -> None:
+        self.path, self.copy = folder / METRICS_LOG, folder / METRICS_COPY
+        self._hash, self._size = hashlib.sha256(), 0
+        self._files: list[IO[bytes]] = []
 
-    def cut(self, last_step: int) -> dict[str, float]:
-        """Remove the lines after a step, an incomplete last line too; gives the metrics of that step.
+    @property
+    def written(self) -> Beginning:
+        """What `restore` kept and `add` has added since."""
+        return Beginning(self._size, self._hash.hexdigest())
+
+    def restore(self, last_step: int, wanted: Beginning | None = None) -> dict[str, Any]:
+        """Remove the lines after a step, and repair a damaged file with the other one; gives the metrics of that step.
+
+        Args:
+            wanted: the log up to this step, as a checkpoint recorded it; without it, the number of the step is compared.
 
         Raises:
-            ArtifactDamaged: the log does not reach that step.
+            ArtifactDamaged: neither file holds the log up to that step.
         """
-        end, line = 0, b"{}"
-        with machine_errors(f"cannot write {self.path}"), open(self.path, "a+b") as file:
-            file.seek(0)
-            for line in itertools.islice(file, last_step):
-                end += len(line)
-            row = _read_row(line)
-            if row.get("step", 0) != last_step:
-                raise ArtifactDamaged(
-                    f"{self.path}: does not hold steps 1 to {last_step}", hint="--force starts from the beginning"
-                )
-            file.truncate(end)
+        with machine_errors(f"cannot read {self.path}"):
+            found = {path: _read(path, last_step) for path in (self.path, self.copy)}
+        intact = [
+            path
+            for path, (digest, size, row) in found.items()
+            if (Beginning(size, digest.hexdigest()) == wanted if wanted else row.get("step", 0) == last_step)
+        ]
+        if not intact:
+            raise ArtifactDamaged(
+                f"{self.path}: damaged, and {self.copy.name} beside it too: neither holds the metrics of steps 1 to {last_step}",
+                hint="put one of the two files back from a backup; without it, --force starts from the beginning",
+            )
+        self._hash, self._size, row = found[intact[0]]
+        with machine_errors(f"cannot write {self.path}"):
+            for path in found:
+                if path not in intact:
+                    if wanted:
+                        log.warning("%s is damaged; %s is whole and replaces it", path, intact[0].name)
+                    shutil.copyfile(intact[0], path)
+                with open(path, "ab") as file:
+                    file.truncate(self._size)
         return row
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the file for `add` and `sync`."""
-        try:
-            with open(self.path, "a", encoding="utf-8") as self._file:
-                yield
-        finally:
-            self._file = None
+        """Open the files for `add` and `sync`."""
+        with ExitStack() as stack:
+            self._files = [stack.enter_context(open(path, "ab")) for path in (self.path, self.copy)]
+            stack.callback(self._files.clear)
+            yield
 
     def add(self, row: Mapping[str, float]) -> None:
         """Append the metrics of a step; does nothing if the log is not open, as in processes that do not lead."""
-        if self._file is None:
+        if not self._files:
             return
+        line = (json.dumps(row, allow_nan=False) + "\n").encode()
         with machine_errors(f"cannot write {self.path}"):
-            self._file.write(json.dumps(row, allow_nan=False) + "\n")
-            self._file.flush()
+            for file in self._files:
+                file.write(line)
+                file.flush()
+        self._hash.update(line)
+        self._size += len(line)
 
     def sync(self) -> None:
-        """Flush the log to the disk."""
-        if self._file is None:
-            return
+        """Flush the files to the disk."""
         with machine_errors(f"cannot save {self.path}"):
-            os.fsync(self._file.fileno())
+            for file in self._files:
+                os.fsync(file.fileno())
 
 
-def _read_row(line: bytes) -> dict[str, float]:
-    """A line of the log as a dict; empty if the line is incomplete."""
+def _read(path: Path, last_step: int) -> tuple[Any, int, dict[str, Any]]:
+    """The digest and the size of the first lines of a log, one a step, and the last of them as a dict, empty if unreadable."""
+    digest, size, line = hashlib.sha256(), 0, b"{}"
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in itertools.islice(file, last_step):
+            digest.update(line)
+            size += len(line)
     try:
         row = json.loads(line)
     except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
+        row = {}
+    return digest, size, row if isinstance(row, dict) else {}

@@ -32,7 +32,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
     best = (
         f" `best/` holds the weights of the lowest validation loss (step {outcome.best_step})."
-        if outcome.best_step
+        if "best/config.json" in out.files
         else ""
     )
     others = "".join(f"\n{about.folders[folder.path]}" for folder in folders[1:])

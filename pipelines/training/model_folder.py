@@ -14,7 +14,7 @@ import safetensors.torch
 from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Builder
-from pipelines.training.checkpoints import Checkpoints
+from pipelines.training.checkpoints import WEIGHTS, Checkpoints
 from pipelines.training.learner import ModelFolder
 from pipelines.training.loop import Outcome
 from pipelines.training.metrics_log import METRICS_LOG
@@ -39,11 +39,15 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         for name, content in {**files[folder.path], **tokenizer}.items():
             out.write(folder.path + name, content)
     checkpoints = Checkpoints(run.partial)
-    kept = {f"snapshots/step-{a.counts['step']}/": a for a in checkpoints.all("snapshot")}
-    if (best := checkpoints.newest("best")) is not None:
-        kept["best/"] = best
-    for place, artifact in kept.items():
-        tensors = safetensors.torch.load(artifact.read("model.safetensors"))
+    wanted = {f"snapshots/step-{step}/": step for step in checkpoints.steps("snapshot")}
+    if outcome.best_step is not None:
+        wanted["best/"] = outcome.best_step
+    for place, step in wanted.items():
+        artifact = checkpoints.with_weights(step)
+        if artifact is None:
+            run.warn(f"{place} is left out: its weights, of step {step}, were damaged on the disk; the rest is whole")
+            continue
+        tensors = safetensors.torch.load(artifact.read(WEIGHTS))
         for folder in folders:
             for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
                 out.write(place + folder.path + name, content)

@@ -85,6 +85,25 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
     return wrapped
 
 
+def check_finite(folder: Path) -> None:
+    """Raises InputError when a tensor in the safetensors of a model folder is not finite; names the first one."""
+    import safetensors
+    import torch
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no dict
+                    tensor = file.get_tensor(name)
+                    if tensor.is_floating_point() and not (finite := torch.isfinite(tensor)).all():
+                        raise InputError(
+                            f"{path}: {name} has {int((~finite).sum()):,} values of {tensor.numel():,} that are not finite",
+                            hint="training cannot start from these weights; take an earlier checkpoint of this model",
+                        )
+        except (OSError, safetensors.SafetensorError, ValueError):
+            continue  # opening the model reports it
+
+
 def build_model(given: Given, objective: Objective, plan: Plan) -> Any:
     """A new model of the configured size, or the one to start from.
 
@@ -109,6 +128,7 @@ def build_model(given: Given, objective: Objective, plan: Plan) -> Any:
     if init is not None:
         folder = folder_of(init)
         model = load_model(folder, auto_class, plan)
+        check_finite(folder)
         _check_init(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")

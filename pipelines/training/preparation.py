@@ -122,8 +122,6 @@ def _without_effect(config: Any, steps: int) -> list[str]:
     shape = ("architecture", "size", "layers", "hidden", "heads", "ffn")
     if config.init and (given := [name for name in shape if getattr(config, name) != fields[name].default]):
         found.append(f"--{', --'.join(given)}: no effect, because the model of --init has its own shape")
-    if config.epochs is not None and config.steps != fields["steps"].default:
-        found.append(f"--steps: no effect, because --epochs makes {steps} steps")
     if config.totals != "pairs" and not config.cooccur:
         found.append("--totals: no effect without --cooccur")
     if config.warmup_steps >= steps:

@@ -53,6 +53,7 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
         GuidanceHadNoEffect: the pattern of a guide matched nothing in the whole run.
         GuideError: see `pipelines.training.loop.train`.
     """
+    from guidance.errors import GuidanceHadNoEffect
     from guidance.guided_model import check_matches
     from pipelines.training import loop
 
@@ -75,5 +76,9 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
         progress=progress,
         trackers=partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}",
     )
-    check_matches(outcome.tallies)
+    try:
+        check_matches(outcome.tallies)
+    except GuidanceHadNoEffect as error:
+        error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
+        raise
     return outcome

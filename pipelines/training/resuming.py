@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from guidance.errors import InputError, UnknownName
 from pipelines.engine.stage import Stage, read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
-from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactMissing
+from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.training.metrics_log import METRICS_LOG
+from pipelines.training.metrics_log import METRICS_COPY, METRICS_LOG
 
 RUN_FILE = "run.json"
 """The file in which an unfinished run describes itself: see `note`."""
@@ -81,7 +81,14 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
         raise InputError(f"--resume {reference!r}: a run is named {stage.kind}/ID, with at least 4 digits of its id")
     unfinished = store.find_unfinished(stage.kind, reference)
     if unfinished and (unfinished / RUN_FILE).exists():
-        return unfinished, read_json(unfinished / RUN_FILE)
+        try:
+            about = read_json(unfinished / RUN_FILE)
+            return unfinished, {"config": dict(about["config"]), "inputs": dict(about["inputs"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactDamaged(
+                f"{unfinished / RUN_FILE}: damaged ({error})",
+                hint="the command that started this run, without --resume, writes it again and continues",
+            ) from error
     found = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
     if len(found) > 1:
         raise ArtifactMissing(f"{reference!r} is ambiguous: {', '.join(p.parent.name for p in found)}")
@@ -106,23 +113,25 @@ def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
 
 def seed_partial(checkpoint: Artifact, old: Path, new: Path) -> None:
     """Copy metrics and checkpoints of an old run to the folder of a new run; the checkpoint to start from is copied last."""
-    from pipelines.training.checkpoints import Checkpoints
+    from pipelines.training.checkpoints import WEIGHTS, Checkpoints
 
-    checkpoints, step = Checkpoints(new), int(checkpoint.counts["step"])
+    before, checkpoints, last = Checkpoints(old), Checkpoints(new), int(checkpoint.counts["step"])
     if checkpoints.newest("checkpoint") is not None:
         return
     checkpoints.prepare()
-    write_file(new / METRICS_LOG, (old / METRICS_LOG).read_bytes())
+    for log in (METRICS_LOG, METRICS_COPY):  # training compares them with the checkpoint
+        if (old / log).exists():
+            write_file(new / log, (old / log).read_bytes())
     for name in ("best", "snapshot"):
-        for artifact in Checkpoints(old).all(name):
-            if artifact.counts["step"] <= step:
-                _copy(artifact, checkpoints, name)
-    _copy(checkpoint, checkpoints, "checkpoint")
+        for step in before.steps(name):
+            if step <= last and (artifact := before.with_weights(step)) is not None:
+                _copy(artifact, checkpoints, name, [WEIGHTS])
+    _copy(checkpoint, checkpoints, "checkpoint", checkpoint.files)
 
 
-def _copy(artifact: Artifact, target: Any, name: str) -> None:
+def _copy(artifact: Artifact, target: Any, name: str, files: Iterable[str]) -> None:
     def write(builder: Any) -> None:
-        for file in artifact.files:
+        for file in files:
             builder.write(file, artifact.read(file))
 
     target.save(name, int(artifact.counts["step"]), write, keep=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import safetensors.torch
@@ -13,6 +13,8 @@ from torch import nn
 from guidance.checkpoint import weights
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.manifest import ArtifactDamaged
+from pipelines.training.checkpoints import WEIGHTS
+from pipelines.training.metrics_log import Beginning
 from pipelines.training.optimization import MOMENTS, Optimizer
 
 
@@ -25,17 +27,19 @@ class State:
         best: the step with the lowest validation loss, and that loss.
         tallies: see `pipelines.training.learner.Learner.tallies`, of all processes.
         circumstances: what the exact bits depend on besides the configuration.
+        log: the log of metrics up to this step; None if the checkpoint does not record it.
     """
 
     step: int
     best: tuple[int, float] | None
     tallies: Mapping[str, float]
     circumstances: Mapping[str, Any]
+    log: Beginning | None
 
 
 def write_weights(builder: Builder, model: nn.Module) -> None:
-    """Write the weights of a model as ``model.safetensors``."""
-    builder.write("model.safetensors", safetensors.torch.save(weights(model), metadata={"format": "pt"}))
+    """Write the weights of a model as `WEIGHTS`."""
+    builder.write(WEIGHTS, safetensors.torch.save(weights(model), metadata={"format": "pt"}))
 
 
 def write_state(builder: Builder, state: State, model: nn.Module, optimizer: Optimizer) -> None:
@@ -48,6 +52,7 @@ def write_state(builder: Builder, state: State, model: nn.Module, optimizer: Opt
         "optimized": len(optimizer),
         "tallies": dict(state.tallies),
         "circumstances": state.circumstances,
+        "log": state.log and asdict(state.log),
     }
     builder.write_json("state.json", about)
 
@@ -66,7 +71,8 @@ def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> St
             raise KeyError("moments")
         optimizer.restore(moments, about["step"])
         best = tuple(about["best"]) if about["best"] else None
-        return State(int(about["step"]), best, dict(about["tallies"]), dict(about["circumstances"]))
+        written = Beginning(**about["log"]) if about.get("log") else None
+        return State(int(about["step"]), best, dict(about["tallies"]), dict(about["circumstances"]), written)
     except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise ArtifactDamaged(
             f"{artifact.path}: not a checkpoint of this run ({error})",
@@ -75,7 +81,7 @@ def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> St
 
 
 def _load_weights(model: nn.Module, artifact: Artifact) -> None:
-    tensors = safetensors.torch.load(artifact.read("model.safetensors"))
+    tensors = safetensors.torch.load(artifact.read(WEIGHTS))
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     if unexpected or set(missing) - tied:

@@ -29,47 +29,49 @@ MOST_POINTS, MOST_MARKERS = 500, 40
 
 
 def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> bytes:
-    """Smoothed training loss (lines) and validation loss (dots) over steps, as PNG.
+    """Training loss (lines, see `Curve.trend`) and validation loss (dots) over steps, as PNG.
 
-    A dotted line marks the step at which a run reaches the final loss of the first run.
+    A dotted line leads from the steps over which a run has the final loss of the first run to the last steps of that run.
+    Both are means of ``window`` steps, and are drawn in their middle.
     """
-    figure, axes = _figure(8, 4.5)
-    goal = curves[0].smoothed(window)[-1]
+    figure, ((axes,),) = _figure(8, 4.5)
+    goal, last = curves[0].smoothed(window)[-1], len(curves[0].losses)
     for curve, colour in zip(curves, COLOURS, strict=False):
-        smoothed = curve.smoothed(window)
-        axes.plot(curve.steps, smoothed, color=colour, linewidth=2, label=curve.label)
-        axes.plot(*zip(*curve.valid, strict=True), "o", color=colour, markersize=4) if curve.valid else None
+        shown = _shown(len(curve.losses))
+        axes.plot(shown + 1, curve.trend(window, shown), color=colour, linewidth=2, label=curve.label)
+        axes.plot(*zip(*curve.valid, strict=True), "o", color=colour, markersize=5) if curve.valid else None
+        final = curve.smoothed(window)[-1]
         axes.annotate(
-            f"{smoothed[-1]:.2f}",
-            (curve.steps[-1], smoothed[-1]),
-            xytext=(4, 0),
-            textcoords="offset points",
-            color=colour,
+            f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
         )
         reached = curve.first_step_at(goal, window)
         if curve is not curves[0] and reached:
-            axes.plot([reached, curves[0].steps[-1]], [goal, goal], ":", color="#444444", linewidth=1)
+            middle = (window - 1) / 2
+            axes.plot([reached - middle, last - middle], [goal, goal], ":", color="#444444", linewidth=1)
             axes.annotate(
-                f"the same loss {curves[0].steps[-1] / reached:.1f} times sooner",
-                (curves[0].steps[-1], goal),
-                xytext=(0, -12),
+                f"the same loss {last / reached:.1f} times sooner",
+                (reached - middle, goal),
+                (-6, -4),
                 textcoords="offset points",
                 ha="right",
+                va="top",
                 fontsize=9,
                 color="#444444",
             )
+    axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("masked-LM loss (nats per token)")
     axes.set_title(title)
-    axes.legend(frameon=False)
+    over = f"training loss, smoothed over {window} steps on either side\n" if window > 1 else "training loss\n"
+    axes.legend(frameon=False, title=f"{over}numbers: means of the last {window}", title_fontsize=8, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
     return _png(figure)
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
-    """Smoothed training loss and validation loss of groups of runs, over steps and over seconds.
+    """Training loss and validation loss of groups of runs, over steps and over seconds.
 
-    Lines are means over seeds, bands their sample standard deviation, markers validation losses.  Over seconds, a step
+    Lines are means over seeds of `Curve.trend`, bands their sample standard deviation, markers validation losses.  Over seconds, a step
     is drawn at its mean time over the seeds.
 
     Args:
@@ -79,11 +81,11 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     import numpy as np
 
     figure, ((by_step, by_second),) = _figure(11, 4.8, 1, 2)
-    shown = np.unique(np.linspace(0, comparison.steps - 1, MOST_POINTS).astype(int))
+    shown, window = _shown(comparison.steps), comparison.window
     groups = [row.group for row in comparison.rows]
     styles = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
     for group, colour, line, marker in styles:
-        losses = np.stack([curve.smoothed(comparison.window)[shown] for curve in group.curves])
+        losses = np.stack([curve.trend(window, shown) for curve in group.curves])
         mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
         elapsed = np.mean([curve.elapsed() for curve in group.curves], axis=0)
         valid = _validations(group)
@@ -94,7 +96,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
                 axes.fill_between(positions[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
             axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
             if group is groups[0]:
-                axes.axhline(mean[-1], color="black", linewidth=0.6, zorder=0)
+                axes.axhline(comparison.rows[0].summary["final"].mean, color="black", linewidth=0.6, zorder=0)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
     by_step.set_xlabel("optimizer steps")
@@ -102,9 +104,9 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     for axes in (by_step, by_second):
         axes.set_ylabel(f"{comparison.loss} loss (nats)")
         axes.spines[["top", "right"]].set_visible(False)
-    captions = [f"lines: training, means of {comparison.window} steps" if comparison.window > 1 else "lines: training"]
+    captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
     captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    captions += ["markers: validation", "thin line: where the first one ends"]
+    captions += ["markers: validation", f"thin line: mean of the last {window} steps of the first one"]
     legend = by_step.legend(
         frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
     )
@@ -116,6 +118,13 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         return _saved(figure, format=form, metadata={"Date": None})
 
 
+def _shown(steps: int) -> np.ndarray:
+    """The places to draw of so many steps, counted from 0: evenly spread, the first and the last one included."""
+    import numpy as np
+
+    return np.unique(np.linspace(0, steps - 1, MOST_POINTS).astype(int))
+
+
 def _validations(group: Group) -> dict[int, float]:
     """The mean validation loss over runs, at steps that all of them have: evenly spaced ones, the last included."""
     runs = [dict(curve.valid) for curve in group.curves]
@@ -125,22 +134,35 @@ def _validations(group: Group) -> dict[int, float]:
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
-    """Attention maps as PNG: ``rows`` by time of training, then by head, each (Q, K); queries go down; dark is high."""
-    columns = list(next(iter(rows.values())))
-    figure, grid = _figure(2.1 * len(columns) + 1.2, 2.1 * len(rows) + 1.0, len(rows), len(columns))
-    for row, (moment, heads) in enumerate(rows.items()):
-        for column, name in enumerate(columns):
-            axes = grid[row][column]
-            axes.imshow(heads[name], cmap="Reds", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_xticks([])
-            axes.set_yticks([])
-            if row == 0:
-                axes.set_title(name, fontsize=9)
-            if column == 0:
-                axes.set_ylabel(moment, fontsize=10)
-                axes.set_yticks(range(len(tokens)), tokens, fontsize=4)
-    figure.suptitle(title, fontsize=11)
-    return _png(figure)
+    """Attention maps as PNG, one colour bar for all: ``rows`` by time of training, then by head, each (Q, K).
+
+    Queries go down, keys across; the tokens stand at the left and at the bottom of the grid.
+    """
+    columns, size = list(next(iter(rows.values()))), len(tokens)
+    inches = min(4.0, max(1.8, 0.16 * size))
+    font = min(9.0, 52 * inches / size)
+    with _letters_of_all_scripts():
+        width, height = inches * len(columns) + 2.2, inches * len(rows) + 1.6
+        figure, grid = _figure(width, height, len(rows), len(columns))
+        for row, (moment, heads) in enumerate(rows.items()):
+            for column, name in enumerate(columns):
+                axes, is_last = grid[row][column], row == len(rows) - 1
+                image = axes.imshow(heads[name], cmap="Reds", vmin=0, vmax=1, interpolation="nearest")
+                axes.set_xticks(range(size), tokens if is_last else [""] * size, fontsize=font, rotation=90)
+                axes.set_yticks(range(size), [""] * size if column else tokens, fontsize=font)
+                for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+                    label.set_parse_math(False)  # a token may be a dollar sign
+                axes.tick_params(length=0)
+                if row == 0:
+                    axes.set_title(name, fontsize=10)
+                if column == 0:
+                    axes.set_ylabel(moment, fontsize=11, fontweight="bold")
+        bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3 / height), aspect=15)
+        bar.set_label("attention probability", fontsize=10)
+        figure.supxlabel("keys: what is looked at", fontsize=10, color="#555555")
+        figure.supylabel("queries: who looks", fontsize=10, color="#555555")
+        figure.suptitle(title, fontsize=12)
+        return _png(figure)
 
 
 def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
@@ -152,7 +174,7 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
 
     inches = _side(len(tokens))
     with _letters_of_all_scripts():
-        figure, axes = _figure(inches, inches)
+        figure, ((axes,),) = _figure(inches, inches)
         figure.set_layout_engine("none")
         axes.set_position((0, 0, 1, 1))  # equal cell sizes; the file is cropped to the drawing
         image = _matrix(axes, weights_QK, tokens, inches)
@@ -255,12 +277,13 @@ def _letters_of_all_scripts() -> Iterator[None]:
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """A figure of a size in inches, and its axes as a grid."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=rows * columns == 1)
+    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
 
 
 def _png(figure: Any, **options: Any) -> bytes:

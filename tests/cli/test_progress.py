@@ -28,8 +28,8 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_with_rate_and_time
             clock[0] += 1
             task.advance(10, note="wiki\x1b.txt")
     assert capsys.readouterr().err.splitlines() == [
-        "Reading: 100/1,000 files, 10 %, 0:01:30 left, 10 files/s, wiki\\x1b.txt",
-        "Reading: 200/1,000 files, 20 %, 0:01:20 left, 10 files/s, wiki\\x1b.txt",
+        "Reading: 100 of 1,000 files, 10 %, 10 files/s, 0:01:30 left, wiki\\x1b.txt",
+        "Reading: 200 of 1,000 files, 20 %, 10 files/s, 0:01:20 left, wiki\\x1b.txt",
     ]
 
 
@@ -68,7 +68,7 @@ def test_on_a_terminal_bars_nest_and_messages_are_printed_above_them(columns):
     assert "\x1b[31m care" not in text
     if columns == "80":
         assert "Outer [bold]" in text
-        assert "100%" in text
+        assert "2 of 2 files, 100 %" in text
         assert "warning: take \\x1b[31m care" in text
 
 
@@ -87,8 +87,8 @@ def test_messages_are_shown_by_level(capsys):
 
 
 def test_rate_and_time_left_exclude_the_work_of_an_earlier_run(clock, capsys):
-    with ConsoleProgress().task("Training", total=400, unit="step", done=200) as task:
+    with ConsoleProgress().task("Training", total=400, unit="steps", done=200) as task:
         for _ in range(10):
             clock[0] += 1
             task.advance(2)
-    assert "220/400 step, 55 %, 0:01:30 left, 2 step/s" in capsys.readouterr().err
+    assert "220 of 400 steps, 55 %, 2 steps/s, 0:01:30 left" in capsys.readouterr().err

@@ -5,7 +5,9 @@ Children are forked from this process, which has imported everything already; on
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +24,7 @@ import torch
 from cli.main import run as run_command
 from guidance.errors import Interrupted, NumericalError
 from pipelines.engine.stage import Result
-from pipelines.progress import Progress
+from pipelines.progress import Progress, log
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
@@ -357,6 +359,76 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it_or_refused(
     damaged(store, file, how=how, which=[10, 15])
     assert in_child(lambda: trainings.train(store, **LONG)) == 2
     assert_same(trainings.train(store, **LONG, force=True), whole(**LONG))
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def finished_but_unpublished(store: Store, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+    """The folder of a run that was killed after its last checkpoint."""
+    with monkeypatch.context() as patch:
+        patch.setattr(model_folder, "write_model", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        assert in_child(lambda: trainings.train(store, **changes)) == KILLED
+    return partial(store).folder
+
+
+@pytest.mark.parametrize("finished", [False, True], ids=["half", "finished"])
+def test_a_bit_of_the_log_of_metrics_is_repaired_and_not_published(
+    store: Store,
+    whole: Callable[..., Result],
+    finished: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    if finished:
+        finished_but_unpublished(store, monkeypatch, **LONG)
+    else:
+        assert killed_at(store, 11, **LONG) == KILLED
+    folder = partial(store).folder
+    data = (folder / "metrics.jsonl").read_bytes()
+    random = np.random.default_rng(0)
+    for place, bit in zip(random.integers(data.index(b"\n"), size=5), random.integers(8, size=5), strict=True):
+        flip(folder / "metrics.jsonl", int(place), int(bit))
+    with caplog.at_level(logging.WARNING):
+        assert_same(trainings.train(store, **LONG), whole(**LONG))
+    assert f"{folder / 'metrics.jsonl'} is damaged; metrics-copy.jsonl is whole and replaces it" in caplog.text
+
+
+def test_damaged_best_weights_are_taken_from_the_checkpoint_of_their_step(
+    store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished_but_unpublished(store, monkeypatch, **LONG)
+    best = whole(**LONG).artifact.counts["best_step"]
+    assert best == 24, "the last step, which has a checkpoint"
+    flip(folder / f"best-{best:08d}" / "model.safetensors", 3000, 1)
+    assert_same(trainings.train(store, **LONG), whole(**LONG))
+
+
+def test_weights_that_are_damaged_for_good_are_left_out_with_a_sentence(
+    store: Store, whole: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, rising = LONG | {"seed": 8}, itertools.count(1)
+    monkeypatch.setattr(MaskedLM, "evaluate", lambda *_: {"mlm": (float(next(rising)), 1.0)})
+    best = whole(**changes).artifact.counts["best_step"]
+    folder = finished_but_unpublished(store, monkeypatch, **changes)
+    assert best not in partial(store).steps("checkpoint")
+    flip(folder / f"best-{best:08d}" / "model.safetensors", 3000, 1)
+    shutil.rmtree(folder / "snapshot-00000007")
+    (folder / "snapshot-00000000" / "artifact.json").unlink()
+    result = trainings.train(store, **changes)
+    told = [line for line in result.artifact.manifest["warnings"] if "left out" in line]
+    assert told == [
+        f"{place} is left out: its weights, of step {step}, were damaged on the disk; the rest is whole"
+        for place, step in (("snapshots/step-0/", 0), ("best/", best))
+    ]
+    files, complete = result.artifact.files, whole(**changes).artifact.files
+    assert {name for name in complete if not name.startswith(("best/", "snapshots/"))} == set(files)
+    assert files["model.safetensors"] == complete["model.safetensors"]
+    assert "`best/`" not in result.artifact.read("README.md").decode()
 
 
 def test_a_checkpoint_without_moments_is_refused_rather_than_given_a_fresh_optimizer(store: Store) -> None:

@@ -60,6 +60,15 @@ def test_the_generator_of_mlm_has_its_own_embeddings(family: str) -> None:
     assert all(p.grad is not None for p in found.model.parameters())
 
 
+def test_the_generator_does_not_start_with_the_weights_of_the_model() -> None:
+    found = objective(objective="electra", generator_size=1.0)
+    main, generator = found.main.state_dict(), found.generator.network.state_dict()
+    alike = [name for name in main if name in generator and main[name].shape == generator[name].shape]
+    own = [name for name in alike if main[name].is_floating_point() and main[name].std() > 0 and "word_emb" not in name]
+    assert len(own) > 10, "matrices of both models, at random"
+    assert not [name for name in own if torch.equal(main[name], generator[name])]
+
+
 # drawing
 
 
@@ -111,12 +120,14 @@ def test_the_discriminator_reads_the_filled_in_text(kind: str) -> None:
 
 
 def test_the_generator_predicts_all_masked_tokens_from_masks() -> None:
-    found = objective(objective="electra")
+    found = objective(objective="electra", mask_probability=0.6)
     batch, counts, losses = passes(found, PLACES)
     labels_N, drawn_N = masked(batch)
     inputs = super(type(found), found).tensors(batch)  # with the places of masked tokens
-    ids = inputs.columns["original"].flatten().clone()
-    ids[inputs.places_N] = trainings.SPECIAL.index("<mask>")
+    ids, mask_id = inputs.columns["original"].flatten().clone(), trainings.SPECIAL.index("<mask>")
+    seen = np.concatenate([row[labels != IGNORED] for row, labels in zip(batch.seen, batch.labels, strict=True)])
+    assert 0 < (seen != mask_id).sum() < len(seen), "80/10/10 left some of the chosen tokens without a mask"
+    ids[inputs.places_N] = mask_id
     with torch.no_grad():
         read = ids.view_as(inputs.columns["original"])
         logits = found.generator.network(read, inputs.model["attention_mask"]).logits.flatten(0, 1)[inputs.places_N]

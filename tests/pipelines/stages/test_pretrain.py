@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pyarrow.parquet as pq
 import pytest
+import safetensors.torch
 import torch
 
 from cli.train import TOPICS
@@ -19,7 +21,7 @@ from pipelines.engine.stage import is_internal, is_knob
 from pipelines.progress import log
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
@@ -48,6 +50,28 @@ def test_every_step_is_logged_with_all_its_parts(guided: tuple[Store, Artifact])
         parts = [row[f"weight/guidance/{g}"] * row[f"loss/guidance/{g}"] for g in ("next", "previous")]
         assert row["loss/total"] == pytest.approx(row["loss/mlm"] + sum(parts))
         assert row["weight/guidance/next"] == pytest.approx(100 * (8 - row["step"]) / 7)
+
+
+def test_a_run_tells_its_validations_and_the_loss_of_the_task_apart_from_that_of_guides(
+    store: Store, guide: Any
+) -> None:
+    command = ["pretrain", trainings.sequences(store).reference, "--store", store.root, "--plan", "preset:ag"]
+    sizes = [f"--{name}={value}" for name, value in {**trainings.TINY, "steps": 5, "evaluate-every": 2}.items()]
+    found = guide(*command, *(size.replace("_", "-", 1) for size in sizes))
+    rows = [json.loads(line) for line in next(store.root.glob("model/*/metrics.jsonl")).read_text().splitlines()]
+    best, told = math.inf, []
+    for row in rows:
+        if "valid/mlm" in row:
+            lowest = f"lowest {best:.3f} at step {row['step'] - 2}" if row["valid/mlm"] > best else "lowest so far"
+            best = min(best, row["valid/mlm"])
+            told.append(
+                f"step {row['step']} of 5: mlm {row['loss/mlm']:.3f}, guides add "
+                f"{row['loss/total'] - row['loss/mlm']:.3f}; validation mlm {row['valid/mlm']:.3f} ({lowest})"
+            )
+    assert found.code == 0 and len(told) == 3
+    lines = found.err.splitlines()
+    assert [line for line in lines if line.startswith("step ")] == told
+    assert lines[lines.index(told[-1]) + 1].startswith("done: "), "the last line before the result says both"
 
 
 def test_the_metrics_table_equals_the_log(guided: tuple[Store, Artifact]) -> None:
@@ -197,7 +221,7 @@ def test_many_metrics_are_written_in_parts(
 
 
 def test_batch_tokens_limits_the_tokens_of_a_batch(store: Store) -> None:
-    result = trainings.train(store, batch_tokens=64, epochs=2, steps=1).artifact
+    result = trainings.train(store, batch_tokens=64, epochs=2).artifact
     rows = [json.loads(line) for line in result.read("metrics.jsonl").splitlines()]
     assert max(row["tokens"] for row in rows) <= 64
     data = trainings.sequences(store)
@@ -333,6 +357,19 @@ def test_epochs_are_passes_over_the_training_sequences(store: Store) -> None:
     assert trainings.train(store, epochs=1e-9).artifact.counts["steps"] == 1
 
 
+def test_steps_and_epochs_together_are_refused_wherever_they_stand(
+    store: Store, guide: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    command = ["pretrain", trainings.sequences(store).reference, "--store", store.root, "--epochs", 3]
+    assert "--steps and --epochs both say how long to train" in guide(*command, "--steps", 10).err
+    monkeypatch.setenv("GUIDE_STEPS", "1000")  # the default, and yet a contradiction
+    assert "GUIDE_STEPS" in guide(*command).err
+    monkeypatch.delenv("GUIDE_STEPS")
+    (tmp_path / "guide.toml").write_text("[pretrain]\nsteps = 10\n")
+    found = guide(*command)
+    assert found.code == 2 and "guide.toml" in found.err and not store.unfinished()
+
+
 @pytest.mark.parametrize("train", [1, 3])
 def test_a_batch_larger_than_the_data_works(store: Store, train: int) -> None:
     result = trainings.train(store, trainings.sequences(store, train=train)).artifact
@@ -385,6 +422,22 @@ def test_a_pattern_that_never_matches_is_an_error_after_a_restart_too(store: Sto
         with pytest.raises((Interrupted, GuidanceHadNoEffect)) as caught:
             trainings.train(store, data, max_time=limit, **changes)
     assert caught.type is GuidanceHadNoEffect
+    (folder,) = store.unfinished()
+    assert f"`guide rm model/{folder.name}` removes the unfinished run" in str(caught.value.hint)  # type: ignore[attr-defined]
+
+
+def test_a_pattern_that_matches_nothing_is_named_early(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.setattr("pipelines.training.loop.MATCHED_BY", 2)
+    row = '[[guide]]\npattern = "{}"\nmechanism = "attention_loss"\nheads = [0]\n'
+    (tmp_path / "plan.toml").write_text(row.format("next") + row.format("period"))
+    data = trainings.write_sequences(store, {"train": trainings.table([[0, 7, 8, 9, 2]] * 8)})
+    with caplog.at_level(logging.WARNING), pytest.raises(GuidanceHadNoEffect):
+        trainings.train(store, data, plan=str(tmp_path / "plan.toml"), mask_probability=1e-6, steps=3)
+    assert "guide 'period': its pattern has matched no token in the first 2 steps" in caplog.text
+    assert "'next'" not in caplog.text
 
 
 # --init
@@ -444,6 +497,19 @@ def test_a_model_of_another_tokenizer_is_refused(store: Store, tmp_path: Path) -
         InputError, match=r"its tokenizer \([0-9a-f]{12}\) is not that of the sequences \([0-9a-f]{12}\)"
     ):
         trainings.train(store, init=str(folder))
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_not_finite_are_refused_before_training(store: Store, tmp_path: Path, value: float) -> None:
+    folder = hugging_face(tmp_path / "model")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.weight"
+    weights[name][1, 2:5] = value
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError) as caught:
+        trainings.train(store, init=str(folder))
+    assert f"{folder / 'model.safetensors'}: {name} has 3 values of 256 that are not finite" in caught.value.message
+    assert "earlier checkpoint" in str(caught.value.hint) and not store.unfinished()
 
 
 def test_pickled_weights_are_refused(store: Store, tmp_path: Path) -> None:
@@ -528,7 +594,6 @@ def test_the_help_lists_the_settings_of_single_objectives() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"epochs": 1.0, "steps": 7}, "--steps: no effect, because --epochs"),
         ({"warmup_steps": 2, "steps": 2}, "warm-up takes 2 of 2 steps: the learning rate never reaches its peak"),
         ({"totals": "tokens"}, "--totals: no effect"),
         ({}, ""),
@@ -606,6 +671,18 @@ def test_an_allowed_change_continues_from_the_checkpoint_and_is_recorded(store: 
     rates = [float.fromhex(row["learning_rate"]) for row in trainings.metrics(result.artifact.path)]
     assert rates == pytest.approx([1e-3, 0.4, 0.3, 0.2, 0.1])
     assert old.exists() and not new.exists()
+
+
+def test_a_damaged_description_of_a_run_names_the_file_and_the_way_out(store: Store) -> None:
+    with pytest.raises(Interrupted):
+        trainings.train(store, max_time=1e-9)
+    (folder,) = store.unfinished()
+    for damaged in (b"{", b"[]", b'{"config": 1, "inputs": {}}'):
+        (folder / "run.json").write_bytes(damaged)
+        with pytest.raises(ArtifactDamaged, match=r"run\.json: damaged") as caught:
+            trainings.train(store, resume=f"model/{folder.name}")
+        assert "without --resume, writes it again" in str(caught.value.hint)
+    assert trainings.train(store).artifact.id == folder.name
 
 
 def test_a_run_cannot_be_resumed_to_a_step_that_it_has_passed(store: Store) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import logging
 import math
 import signal
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from guidance.errors import GuidanceHadNoEffect, MachineError, UnknownName
+from guidance.errors import MachineError, UnknownName
 from guidance.objectives.masked_lm import IGNORED
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
@@ -201,20 +200,6 @@ def test_matches_continue_from_a_checkpoint() -> None:
     assert mlm.tallies() == {"next": 13.0, "previous": 23.0}
 
 
-def test_a_pattern_that_matches_nothing_is_told_long_before_the_run_ends(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
-    rows = '[[guide]]\npattern = "{}"\nmechanism = "attention_loss"\nheads = [{}]\n'
-    (tmp_path / "plan.toml").write_text(rows.format("next", 0) + rows.format("separator", 1) + 'marks = "#"\n')
-    without_ends = [[8, 9, 10, 11, 12]] * 16
-    data = trainings.write_sequences(store, {"train": trainings.table(without_ends)})
-    with pytest.raises(GuidanceHadNoEffect, match="'separator' matched no token"):
-        trainings.train(store, data, plan=str(tmp_path / "plan.toml"), steps=4, evaluate_every=2)
-    told = [record.getMessage() for record in caplog.records if "no token has matched" in record.getMessage()]
-    assert len(told) == 1 and "in 2 steps" in told[0] and "guide 'separator'" in told[0]
-
-
 # the loop
 
 
@@ -312,6 +297,23 @@ def test_scores_of_validations_become_columns_for_compare(store: Store, monkeypa
     assert column == [None, 0.25, None, 0.5, None, 0.75] and not any(asked)
     compared = comparison.run([run.reference], store, score="names/f1")
     assert compared.score == "eval/names/f1"
+
+
+def test_dropout_is_drawn_anew_at_every_step_and_alike_in_every_run(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    losses = MaskedLM.losses
+
+    def record(learner: MaskedLM, *arguments: Any) -> dict[str, torch.Tensor]:
+        drawn.append(torch.rand(()).item())
+        return losses(learner, *arguments)
+
+    monkeypatch.setattr(MaskedLM, "losses", record)
+    for seed, folder in ((0, "one"), (0, "two"), (1, "three")):
+        trainings.train(Store(tmp_path / folder), seed=seed)
+    first, again, other = drawn[:6], drawn[6:12], drawn[12:]
+    assert first == again and len({*first, *other}) == 12
 
 
 def test_too_little_memory_is_a_machine_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from pipelines.training.objectives import OBJECTIVES
 
 def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: Any) -> str:
     """The card of a minimal run, with model folders at ``paths`` beside the first one."""
-    out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234})
+    files = ["best/config.json"] if best_step else []
+    out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234}, files=files)
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
     outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=best_step)
     model = SimpleNamespace(config=SimpleNamespace(model_type="bert"))

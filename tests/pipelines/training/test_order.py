@@ -46,10 +46,16 @@ def test_a_late_step_is_computed_quickly(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_the_order_changes_with_the_epoch(kind: str) -> None:
+def test_every_epoch_has_an_order_of_its_own(kind: str) -> None:
     order = ORDERS[kind](3)
     steps = order.steps(1)
-    assert [e for _, e in order.batch(0)] != [e for _, e in order.batch(steps)]
+    epochs: dict[tuple[int, bool], list[int]] = {}  # in the mixture, those of the first corpus, and of the others
+    for step in range(5 * steps):
+        for epoch, example in order.batch(step):
+            epochs.setdefault((epoch, example < 30), []).append(example)
+    for first in (True, False):
+        orders = [tuple(epochs[epoch, first][:20]) for epoch in range(3)]
+        assert len(set(orders)) == 3
     assert order.steps(1e-9) == 1 and order.steps(3) == pytest.approx(3 * steps, abs=1)
 
 

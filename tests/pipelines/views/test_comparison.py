@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -497,6 +498,40 @@ def test_the_picture_is_a_valid_image_and_reproducible(several: Comparison, form
     else:
         assert ElementTree.fromstring(data).tag.endswith("svg")
     assert run_curves(several, form=form) == data
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 120), st.integers(1, 60), st.floats(-1, 1))
+def test_a_straight_line_is_drawn_as_it_is_to_both_ends(steps: int, window: int, slope: float) -> None:
+    losses = [8 + slope * step for step in range(steps)]
+    assert curve(losses).trend(window, range(steps)).tolist() == pytest.approx(losses, abs=1e-9)
+
+
+def test_a_smooth_loss_is_drawn_without_a_bend_where_the_window_is_full() -> None:
+    window, steps = 50, np.arange(200)
+    losses = curve((7 + 1.5 * np.exp(-steps / 18)).tolist())
+    bends, before = (np.abs(np.diff(line, 2)) for line in (losses.trend(window, steps), losses.smoothed(window)))
+    assert before[window - 2] > 10 * before[window], "the mean of the last steps bends at its window"
+    assert (np.diff(bends[: 2 * window]) < 1e-4).all() and bends[window - 2] < before[window - 2] / 5
+    assert losses.trend(window, [0])[0] == pytest.approx(8.5, abs=0.25) and losses.smoothed(window)[9] > 8
+
+
+def test_attention_has_a_colour_bar_labels_at_both_sides_and_readable_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.views import drawing
+
+    figures: list[Any] = []
+    monkeypatch.setattr(drawing, "_png", lambda figure: (figures.append(figure), b"")[1])
+    for tokens in (["<s>", "$x", "犬", "</s>"], [f"token{n}" for n in range(24)]):
+        maps = {f"head {n}": np.full((len(tokens), len(tokens)), 0.1) for n in range(3)}
+        drawing.attention_grid({"step 0": maps, "step 9": maps}, tokens, title="attention")
+        figure = figures.pop()
+        *grid, bar = figure.axes
+        assert bar.get_ylabel() == "attention probability" and len(grid) == 6
+        assert [label.get_text() for label in grid[0].get_yticklabels()] == tokens
+        assert [label.get_text() for label in grid[5].get_xticklabels()] == tokens
+        assert {label.get_text() for label in (*grid[0].get_xticklabels(), *grid[5].get_yticklabels())} == {""}
+        assert min(label.get_fontsize() for label in (*grid[0].get_yticklabels(), *grid[5].get_xticklabels())) >= 6
+        assert figure.get_suptitle() == "attention" and "keys" in figure.get_supxlabel()
 
 
 def test_a_run_of_one_step_without_validation_can_be_drawn() -> None:

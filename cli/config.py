@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cli.usual_names import intended, usual
 from guidance.errors import InputError, UnknownName
 
 DEFAULT_FILE = Path("guide.toml")
@@ -83,10 +84,16 @@ def misspelt(variables: Iterable[str], group: Any) -> list[tuple[str, str]]:
     found = []
     if ours := sorted(name for name in variables if name.startswith("GUIDE_")):
         known = {"GUIDE_DEBUG", *_variables(group)}
+        flags = {_flag(name.removeprefix("GUIDE_")): name for name in known}
         for name in ours:
-            similar = () if name in known else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            found += [(name, right) for right in similar]
+            meant = usual(_flag(name.removeprefix("GUIDE_")), flags)
+            similar = [flags[meant]] if meant else difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            found += [(name, right) for right in similar if name not in known]
     return found
+
+
+def _flag(name: str) -> str:
+    return "--" + name.lower().replace("_", "-")
 
 
 def _variables(command: Any) -> Iterator[str]:
@@ -116,7 +123,9 @@ def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:
 
 def _unknown(path: Path, what: str, name: str, known: Iterable[str]) -> InputError:
     error = UnknownName(what, name, known)
-    return InputError(f"{str(path)!r}: {error.message}", hint=error.hint)
+    meant = intended(_flag(name), map(_flag, known))
+    message = f"unknown {what} {name!r}; did you mean {meant[2:]!r}?" if meant else error.message
+    return InputError(f"{str(path)!r}: {message}", hint=error.hint)
 
 
 def _parameter(key: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.next_commands import newest
 from cli.options import Session, command
 from cli.output import escape, say, say_json
 
@@ -33,5 +35,8 @@ def convert_command(
         say_json({"schema": 1, "path": os.fspath(done.path), "tensors": done.tensors, "numbers": done.numbers})
         return
     session.tell(f"done: {done.tensors:,} tensors, {done.numbers:,} numbers")
-    session.tell(f"next: guide pretrain SEQUENCES --init {escape(done.path)}")
+    corpus = newest("corpus", session.store)
+    if corpus:  # sequences for a model are made with its tokenizer
+        command = f"guide build-sequences {corpus} {shlex.quote(os.fspath(done.path))}"
+        session.tell(escape(f"next: {command}{session.store_flag}"))
     say(escape(done.path))

@@ -67,9 +67,12 @@ def intended(given: str, options: Iterable[str]) -> str | None:
     """
     known = set(options)
     name = given.replace("_", "-")
+    return usual(name, known) or next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+
+
+def usual(name: str, options: Iterable[str]) -> str | None:
+    """The option that others call by this name, with dashes; None if it is in no table."""
+    known = set(options)
     if name in known:
         return name
-    for ours, usual in USUAL.items():
-        if ours in known and name.removeprefix("--") in usual.split():
-            return ours
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    return next((ours for ours, names in USUAL.items() if ours in known and name[2:] in names.split()), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,22 @@ def test_option_like_no_other_gets_no_suggestion(guide: Callable[..., Any]) -> N
         "guide: no such option: --xyzzy",
         "  `guide pretrain --help` shows how to use it",
     ]
+
+
+def test_usual_names_in_the_settings_file_and_the_environment_lead_to_ours(
+    guide: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guide.toml").write_text("[pretrain]\nnum_layers = 3\n")
+    answer = guide("pretrain", "x")
+    assert answer.code == 2
+    assert answer.err.startswith(
+        "guide: 'guide.toml': unknown setting of pretrain 'num_layers'; did you mean 'layers'?\n"
+    )
+    (tmp_path / "guide.toml").unlink()
+    monkeypatch.setenv("GUIDE_LR", "0.1")
+    monkeypatch.setenv("GUIDE_SEED", "1")
+    assert "warning: GUIDE_LR is not read; did you mean GUIDE_LEARNING_RATE?\n" in guide("ls").err
+    assert "GUIDE_SEED" not in guide("ls").err
 
 
 def commands(group: Any) -> Iterator[Any]:

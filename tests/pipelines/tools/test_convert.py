@@ -72,6 +72,8 @@ def test_the_refusal_of_a_pickle_names_the_command_that_converts_it(tmp_path: Pa
     assert again.code == 2 and "exists already" in again.err
     answer = guide("convert", folder, "third", "--json")
     assert json.loads(answer.out)["path"] == "third" and json.loads(answer.out)["tensors"] > 10
+    assert guide("build-corpus", folder / "vocab.txt", "--name", "mine").code == 0
+    assert "next: guide build-sequences mine@1 fourth\n" in guide("convert", folder, "fourth").err
 
 
 @pytest.mark.parametrize("form", ["plain", "among tensors", "zip"])

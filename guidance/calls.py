@@ -55,6 +55,7 @@ class BeforeCall:
         recording = self._wants_attentions(kwargs)
         if given is None and not (self.handle.shaping or recording):
             return None
+        _refuse_sharded(self.handle.model)
         if any(config._attn_implementation != NAME for config in self._configs):
             raise InputError(
                 "the attention implementation of this model was changed after its plan was installed",
@@ -90,10 +91,8 @@ class BeforeCall:
             return None
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         decoder_mask = kwargs.get("decoder_attention_mask")
-        if decoder_mask is not None and decoder_ids is not None:
-            decoder_mask = decoder_mask[
-                ..., -decoder_ids.shape[-1] :
-            ]  # the last tokens only, where earlier keys are cached
+        if decoder_mask is not None and decoder_ids is not None:  # it spans the cached tokens too
+            decoder_mask = decoder_mask[..., -decoder_ids.shape[-1] :]
         guidance = handle.guide(ids, mask if ids is not None else None, decoder_ids, decoder_mask)
         if ids is None and handle.shapes("decoder", "cross"):
             guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(kwargs)})
@@ -118,6 +117,16 @@ class BeforeCall:
                 hint="pass what model.get_encoder()(...) returned as it is, or input_ids beside it",
             )
         return Tokens(columns.pop("ids_BT"), columns.pop("valid_BT"), columns, self.handle.tables)
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """Raises InputError for FSDP, which hands copies of the guidance to its parts, so that losses never come back."""
+    if torch.compiler.is_compiling() or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules()):
+        raise InputError("guides are not carried through FSDP", hint="DistributedDataParallel carries them")
 
 
 def keep_source(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:

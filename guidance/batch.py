@@ -325,7 +325,7 @@ class BatchGuidance:
         self._check_batch(sites[0], shape)
         if mask_B1QK is None:
             allowed = torch.ones(shape, dtype=torch.bool, device=query.device)
-            allowed = allowed.tril() if is_causal else allowed
+            allowed = allowed.tril(shape[2] - shape[1]) if is_causal else allowed  # keys before the queries are cached
         elif mask_B1QK.dtype != torch.bool or mask_B1QK.shape[1] != 1:
             raise InputError(
                 f"guided heads want a boolean mask (B, 1, Q, K), not {mask_B1QK.dtype} {tuple(mask_B1QK.shape)}",
@@ -339,7 +339,10 @@ class BatchGuidance:
 
     def _check_batch(self, site: Site, shape: tuple[int, int, int]) -> None:
         """Raises InputError if the model reads a batch of another shape than the guidance was made of."""
-        for stack, read in ((site.stack, shape[:2]), (_stack_of_keys(site), (shape[0], shape[2]))):
+        read_as = [(site.stack, shape[:2]), (_stack_of_keys(site), (shape[0], shape[2]))]
+        if shape[1] < shape[2] and site.attention == "self":
+            read_as = read_as[:1]  # earlier keys are cached; guides that read them have refused already
+        for stack, read in read_as:
             if stack in self.tokens and (mine := tuple(self.tokens[stack].ids_BT.shape)) != tuple(read):
                 raise InputError(
                     f"the guidance is of a batch {mine}, and the {stack} reads one of {tuple(read)}",

@@ -28,6 +28,9 @@ _TABLE_TYPES: Mapping[str, tuple[type, ...]] = {
 
 Attend = Callable[[Any, tuple[int, ...]], Tensor]
 
+PLAN_KEY = "guide_plan"
+"""The key under which the configuration of a guided model holds the text of its plan."""
+
 
 class GuidedModel:
     """A plan resolved against a model.
@@ -117,9 +120,17 @@ class GuidedModel:
         key = self.key_of(number)
         return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
 
-    def shapes(self, stack: str) -> bool:
-        """Whether the plan shapes the outputs of heads of this stack."""
-        return any(site.stack == stack and plan.shapes_output for site, plan in self.site_plans.items())
+    def shapes(self, stack: str, attention: str | None = None) -> bool:
+        """Whether the plan shapes the outputs of heads of this stack, or of one kind of attention there."""
+        return any(
+            site.stack == stack and attention in (None, site.attention) and plan.shapes_output
+            for site, plan in self.site_plans.items()
+        )
+
+    @property
+    def stack_of_inputs(self) -> str:
+        """The stack that reads ``input_ids``: the encoder; in a model without one, the decoder."""
+        return "encoder" if any(s.stack == "encoder" for sites in self.sites.values() for s in sites) else "decoder"
 
     # weights
 
@@ -189,7 +200,8 @@ class GuidedModel:
             if guide.is_loss and not training:
                 continue
             known = Vocabulary.FEATURES if self.vocabulary_of(guide) else ()
-            prefix = "decoder_" if (guide.stack, guide.attention) == ("decoder", "self") else ""
+            reads_targets = (guide.stack, guide.attention) == ("decoder", "self") and self.stack_of_inputs != "decoder"
+            prefix = "decoder_" if reads_targets else ""
             pattern = guide.bound_pattern.needs if guide.bound_pattern else ()
             for name in (*pattern, *guide.bound_mechanism.needs):
                 if name not in known:

@@ -18,11 +18,13 @@ from transformers import PreTrainedModel
 from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
+from guidance.calls import INPUTS, BeforeCall, installed_in, is_feature, keep_source, leading
 from guidance.errors import InputError, PlanError, did_you_mean
-from guidance.guided_model import GuidedModel
+from guidance.guided_model import PLAN_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
 from guidance.models.canary import evaluating, send, used_parameters
+from guidance.models.methods import drop_marker, replace_methods
 from guidance.patterns.features import FEATURES, TABLES, Tokens, Vocabulary
 from guidance.patterns.predicates import Pairs, Predicate
 from guidance.patterns.scope import AttentionScope
@@ -30,11 +32,13 @@ from guidance.plan import Plan
 from guidance.site_plans import HeadAssignment
 from guidance.sites import EXTRA, Site
 
-_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-
 
 class Handle(GuidedModel):
-    """A plan installed in a model: what `install` returns."""
+    """A plan installed in a model: what `install` returns.
+
+    Attributes:
+        shaping: the plan shapes outputs of this model, which computes something else without it.
+    """
 
     def __init__(self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", **given: Any) -> None:
         """Resolve the plan; `install` also puts it into the model.
@@ -44,6 +48,7 @@ class Handle(GuidedModel):
         """
         super().__init__(model, plan, **given)
         self.backends = choose_backends(backend, self.site_plans.values())
+        self.shaping = bool(self.shaped_modules())
         self._installation = Installation(self)
 
     def guide(
@@ -67,10 +72,11 @@ class Handle(GuidedModel):
                 of the model, such as ``token_type_ids`` and ``labels``, may be among them and are left alone.
 
         Raises:
-            InputError: a feature that the plan needs is not given, does not exist, or has another shape or type.
+            InputError: the plan was removed; or a feature that the plan needs is not given, does not exist, or has another
+                shape or type.
         """
-        batch = dict(zip(_INPUTS, (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask), strict=True))
-        return self._guide({**batch, **columns}, step=step)
+        batch = dict(zip(INPUTS, (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask), strict=True))
+        return self.guide_batch({**batch, **columns}, step=step)
 
     def at_inference(self, **batch: Tensor) -> dict[str, BatchGuidance]:
         """The further argument of a model that is evaluated: ``guidance`` that measures no loss.
@@ -80,7 +86,7 @@ class Handle(GuidedModel):
         Args:
             batch: what `guide` takes.  Features that only losses read need not be given.
         """
-        return {"guidance": self._guide(batch, measuring=False)} if self.plan.shapes_outputs else {}
+        return {"guidance": self.guide_batch(batch, measuring=False)} if self.plan.shapes_outputs else {}
 
     def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> dict[Site, Tensor]:
         """Where the heads look: per site, (B, H, Q, K), as in evaluation.
@@ -90,14 +96,14 @@ class Handle(GuidedModel):
         """
         step = more.pop("step", 0)
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, **more}
-        guidance = self._guide(batch, step=step, measuring=False)
+        guidance = self.guide_batch(batch, step=step, measuring=False)
         guidance.recorded = {}
-        inputs = {name: value for name, value in batch.items() if name.removeprefix("decoder_") not in FEATURES}
+        inputs = {name: value for name, value in batch.items() if not is_feature(name)}
         with evaluating(self.model), torch.no_grad():
             self.model(**inputs, guidance=guidance)
         return guidance.recorded
 
-    def _guide(
+    def guide_batch(
         self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True, complete: bool = True
     ) -> BatchGuidance:
         """The guidance of a batch.
@@ -106,17 +112,24 @@ class Handle(GuidedModel):
             batch: the arguments of `guide`.
             measuring: losses will be asked for.
             complete: the batch must have the features that the plan reads.
+
+        Raises:
+            InputError: see `guide`.
         """
-        columns = {name: batch[name] for name in batch if name not in _INPUTS and self._is_feature(name)}
+        if not self._installation.is_active:
+            raise InputError(
+                "this plan is not installed in its model any more", hint="handle.install() puts it in again"
+            )
+        columns = {name: batch[name] for name in batch if name not in INPUTS and self._is_feature(name)}
         for name, column in columns.items():
             if not isinstance(column, Tensor):
                 raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
         theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
-        ids, mask, decoder_ids, decoder_mask = map(batch.get, _INPUTS)
+        ids, mask, decoder_ids, decoder_mask = map(batch.get, INPUTS)
         tokens: dict[str, Tokens] = {}
         if ids is not None:
-            tokens["encoder"] = self._tokens(ids, mask, mine, self.vocabulary)
+            tokens[self.stack_of_inputs] = self._tokens(ids, mask, mine, self.vocabulary)
         if decoder_ids is not None:
             tokens["decoder"] = self._tokens(decoder_ids, decoder_mask, theirs, self.decoder_vocabulary)
         if not tokens:
@@ -133,9 +146,9 @@ class Handle(GuidedModel):
         Raises:
             InputError: it is neither.
         """
-        feature = name.removeprefix("decoder_")
-        if feature in FEATURES:
+        if is_feature(name):
             return True
+        feature = name.removeprefix("decoder_")
         if name not in inspect.signature(self.model.forward).parameters:
             raise InputError(
                 f"there is no feature {feature!r}{did_you_mean(feature, FEATURES)}",
@@ -147,7 +160,7 @@ class Handle(GuidedModel):
         """Raises InputError if a batch lacks features that the plan reads."""
         lacking: dict[str, str] = {}
         for name, label in self.needs(training=measuring).items():
-            stack = "decoder" if name.startswith("decoder_") else "encoder"
+            stack = "decoder" if name.startswith("decoder_") else self.stack_of_inputs
             if stack in tokens and name.removeprefix("decoder_") not in tokens[stack].columns:
                 lacking[name] = label
         if lacking:
@@ -168,12 +181,21 @@ class Handle(GuidedModel):
         self._installation.install()
 
     def remove(self) -> None:
-        """Give the model its own attention back, and take away what the plan added.
+        """Give the model its own attention back, and take away what the plan added, also in the configuration.
 
         Raises:
             InputError: another plan was installed after this one.
         """
         self._installation.remove()
+
+    def shaped_modules(self) -> list[nn.Module]:
+        """The attention modules whose outputs the plan shapes."""
+        plans = self.site_plans
+        return [
+            module
+            for module, sites in self.sites.items()
+            if any(site in plans and plans[site].shapes_output for site in sites) or module in self.added
+        ]
 
     def _tokens(
         self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor], vocabulary: Vocabulary | None
@@ -186,6 +208,11 @@ class Handle(GuidedModel):
         if ids_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
             ids_BT, mask_BT = ids_BT.flatten(0, 1), None if mask_BT is None else mask_BT.flatten(0, 1)
             columns = {name: column.flatten(0, 1) for name, column in columns.items()}
+        if mask_BT is not None and mask_BT.dim() == 4:
+            raise InputError(
+                f"the attention mask is {tuple(mask_BT.shape)}, and patterns read which tokens are padding, (B, T)",
+                hint="pass guidance=handle.guide(input_ids, padding_mask) beside a mask of your own, which must be boolean",
+            )
         valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
         known = vocabulary.columns(ids_BT) if vocabulary else {}
         return Tokens(ids_BT, valid_BT, {**known, **columns}, self.tables)
@@ -196,6 +223,8 @@ class Installation:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
+        self.is_active = False
+        # functions of modules and bound methods, so that a model can be copied and pickled with its plan
         self._undo: list[Any] = []
 
     def install(self) -> None:
@@ -205,11 +234,14 @@ class Installation:
             PlanError: another plan shapes the outputs of this model already, or has added parameters of the same name.
             UnsupportedModel: guidance does not reach every site.
         """
-        if self._shaping() and any("guide_required" in module.__dict__ for module in self.handle.model.modules()):
+        if self.is_active:
+            raise InputError("this plan is installed already", hint="handle.remove() takes it out")
+        if self.handle.shaping and any("guide_required" in module.__dict__ for module in self.handle.model.modules()):
             raise PlanError(
                 "another plan shapes the outputs of this model already",
                 hint="remove that plan first, or put the rows of both into one plan",
             )
+        self.is_active = True
         try:
             self._undo.append(adapt(self.handle.model, guided_attention))
             self._undo.append(switch(self.handle.model, NAME))
@@ -222,21 +254,23 @@ class Installation:
             self._require()
             self.handle.model.__dict__.setdefault("guide_handles", []).append(self.handle)
             self._undo.append(self._forget)
+            _carry(self.handle.model)
         except Exception:
             self.remove()
             raise
 
     def _forget(self) -> None:
-        installed: list[Any] = self.handle.model.__dict__["guide_handles"]
+        installed = installed_in(self.handle.model)
         installed.pop()
         if not installed:
             del self.handle.model.__dict__["guide_handles"]
+        _carry(self.handle.model)
 
     def _mark(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
         # another plan that was installed before this one still needs its sites
         if "guide_sites" not in module.__dict__:
             module.guide_sites = sites  # type: ignore[assignment]
-            self._undo.append(partial(module.__dict__.pop, "guide_sites", None))
+            self._undo.append(partial(_forget, module, "guide_sites"))
 
     def _add_heads(self) -> None:
         """Extra heads, as the plan's ``[pal]`` says."""
@@ -249,7 +283,7 @@ class Installation:
             self.handle.sites[added] = added.guide_sites = sites
             # in a tuple, so that it does not count as a second child module, and is copied with the model
             normalisation.__dict__["guide_pal"] = (added,)
-            self._undo.append(partial(normalisation.__dict__.pop, "guide_pal", None))
+            self._undo.append(partial(_forget, normalisation, "guide_pal"))
             self._hook(normalisation.register_forward_pre_hook(add_pending))
 
     def _add_parameters(self) -> None:
@@ -302,57 +336,22 @@ class Installation:
             plain = used_parameters(self.handle.model, own)
             for parameter in plain - used_parameters(self.handle.model, own, partial(_EveryKey, self.handle)):
                 parameter.requires_grad_(False)
-                self._undo.append(partial(parameter.requires_grad_, True))
+                self._undo.append(partial(_train, parameter))
 
     def _require(self) -> None:
-        """If the plan shapes outputs, give guidance to calls without it, and refuse calls that cannot get it."""
-        model, shaping = self.handle.model, self._shaping()
-        for module in shaping:
+        """Give guidance to calls without it, and refuse calls and methods that would lose it."""
+        handle = self.handle
+        model: Any = handle.model
+        for module in handle.shaped_modules():
             module.guide_required = True  # type: ignore[assignment]
-            self._undo.append(partial(module.__dict__.pop, "guide_required", None))
-        if shaping:
-            for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
-                self._hook(entry.register_forward_pre_hook(self._supply, with_kwargs=True, prepend=True))
-
-    def _shaping(self) -> list[nn.Module]:
-        """The modules whose outputs the plan shapes."""
-        plans, added = self.handle.site_plans, self.handle.added
-        return [
-            module
-            for module, sites in self.handle.sites.items()
-            if any(site in plans and plans[site].shapes_output for site in sites) or module in added
-        ]
-
-    def _supply(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if (guidance := kwargs.get("guidance")) is not None:
-            if isinstance(guidance, BatchGuidance) and guidance.guided.plan != self.handle.plan:
-                raise InputError(
-                    "the guidance is of another plan than the one that shapes this model's outputs",
-                    hint="make it by the handle of that plan, or remove that plan",
-                )
-            return None
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        decoder_ids = kwargs.get("decoder_input_ids")
-        if (
-            decoder_ids is None
-            and module is self.handle.model
-            and kwargs.get("labels") is not None
-            and self.handle.shapes("decoder")
-        ):
-            decoder_ids = self.handle.model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])  # type: ignore[operator]
-        if ids is None and decoder_ids is None:
-            raise InputError(
-                "this model's plan shapes its outputs, and there are no input_ids to make its guidance from",
-                hint="pass guidance=handle.guide(...)",
-            )
-        if ids is None and not self.handle.shapes("decoder"):
-            return None
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        columns = {name: kwargs[name] for name in kwargs if name.removeprefix("decoder_") in FEATURES}
-        inputs = (ids, mask if ids is not None else None, decoder_ids, kwargs.get("decoder_attention_mask"))
-        guidance = self.handle._guide({**dict(zip(_INPUTS, inputs, strict=True)), **columns}, measuring=False)
-        rest = {name: value for name, value in kwargs.items() if name not in columns}
-        return args, {**rest, "guidance": guidance}
+            self._undo.append(partial(_forget, module, "guide_required"))
+        self._undo.append(replace_methods(model))
+        self._hook(model.register_load_state_dict_pre_hook(drop_marker))
+        before = BeforeCall(handle)
+        for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
+            self._hook(entry.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+            if entry is not model and handle.shapes("decoder", "cross"):
+                self._hook(entry.register_forward_hook(keep_source, with_kwargs=True))
 
     def _hook(self, hook: Any) -> None:
         self._undo.append(hook.remove)
@@ -363,11 +362,12 @@ class Installation:
         Raises:
             InputError: another plan was installed after this one.
         """
-        installed = self.handle.model.__dict__.get("guide_handles", [])
+        installed = installed_in(self.handle.model)
         if self.handle in installed and installed[-1] is not self.handle:
             raise InputError("another plan was installed after this one", hint="remove that one first")
         while self._undo:
             self._undo.pop()()
+        self.is_active = False
 
 
 class _EveryKey(BatchGuidance):
@@ -377,10 +377,27 @@ class _EveryKey(BatchGuidance):
         nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         given = {key: value for key, value in batch.items() if key != "use_cache"}
         given |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
-        super().__init__(handle, handle._guide(given, complete=False).tokens)
+        super().__init__(handle, handle.guide_batch(given, complete=False).tokens)
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))
+
+
+def _carry(model: PreTrainedModel) -> None:
+    """Put the text of the leading plan into the configuration, which every way of saving a model saves too."""
+    handle = leading(model)
+    if handle is not None and (text := handle.plan.dumps()):
+        setattr(model.config, PLAN_KEY, text)
+    else:
+        model.config.__dict__.pop(PLAN_KEY, None)
+
+
+def _forget(module: nn.Module, name: str) -> None:
+    module.__dict__.pop(name, None)
+
+
+def _train(parameter: nn.Parameter) -> None:
+    parameter.requires_grad_(True)
 
 
 def _width(module: nn.Module) -> int:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from guidance.errors import PlanError
 from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Contribution, Mechanism
-from guidance.patterns import PATTERNS
+from guidance.patterns import PATTERNS, Pattern
+from guidance.patterns.features import Tokens
 from guidance.plan import Guide, Plan
 from guidance.sites import Selector, Site, select, select_heads
 
@@ -167,7 +170,10 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
     if not mine:
         if guide.optional:
             return {}, 1.0
-        raise PlanError(f"the model has no {guide.stack} {guide.attention}-attention")
+        kinds = sorted({f"{s.stack} {s.attention}" for s in sites})
+        raise PlanError(
+            f"the model has no {guide.stack} {guide.attention}-attention", hint=f"it has {', '.join(kinds)}"
+        )
     layers = select(guide.layers, len(mine), "layer")
     weight = guide.weight_for(len(mine))
     if guide.attention == "cross" and (reason := _compares_positions(guide)):
@@ -180,6 +186,11 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
         raise PlanError(
             f"in a decoder the pattern {str(pattern)!r} would tell a query about later tokens",
             hint="the encoder's heads, or cross-attention, may have it",
+        )
+    if (guide.stack, guide.attention) == ("decoder", "self") and pattern and _names_later_keys_only(pattern):
+        raise PlanError(
+            f"in a decoder no query sees the keys that the pattern {str(pattern)!r} names: all of them come later",
+            hint='"previous" looks the other way; the encoder\'s heads may look ahead',
         )
     added = [selector for selector in guide.heads if str(selector).startswith(ADDED_HEADS)]
     if not added:
@@ -202,6 +213,15 @@ def _compares_positions(guide: Guide) -> str:
     if guide.bound_pattern is not None and not guide.bound_pattern.same_keys:
         return f"the pattern {guide.bound_pattern.name!r}"
     return guide.bound_mechanism.one_sequence_because
+
+
+def _names_later_keys_only(pattern: Pattern) -> bool:
+    """Whether a pattern names no key up to the query, so that nothing of it is left in a decoder; needs no batch."""
+    if pattern.needs or pattern.tables:
+        return False
+    ids_BT = torch.zeros(1, 8, dtype=torch.long)
+    pairs_QK = pattern.on(Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))).dense()[0] > 0
+    return bool(pairs_QK.any()) and not bool(pairs_QK.tril().any())
 
 
 def _number(rule: str) -> Selector:

@@ -61,7 +61,7 @@ class AttentionCall:
         if self.site not in recorded:
             batch, num_heads, queries = self.query.shape[:3]
             recorded[self.site] = attention_BhQK.new_zeros(batch, num_heads, queries, self.key.shape[2])
-        recorded[self.site][:, list(heads)] = attention_BhQK.detach().to(recorded[self.site].dtype)
+        recorded[self.site][:, list(heads)] = attention_BhQK.to(recorded[self.site].dtype)
 
 
 def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:

@@ -39,8 +39,10 @@ def guided_attention(
     position_bias: Tensor | None = None,
     layer_input: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """The attention function: from queries, keys and values (B, H, T, D) to outputs (B, T, H, D).
+
+    The second result is None, or the probabilities (B, H, Q, K) before dropout if the guidance records them.
 
     Args:
         position_bias: added to the scores, (B or 1, H, Q, K).
@@ -51,13 +53,18 @@ def guided_attention(
     elif guidance is None and getattr(module, "guide_required", False):
         raise InputError(
             "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
-            hint="call the whole model, or pass guidance=handle.guide(...)",
+            hint="call model(...) as a whole, not model.forward(...) or a part of it; or pass guidance=handle.guide(...)",
         )
     site: Site | None = None
     site_plan: SitePlan | None = None
     if isinstance(guidance, BatchGuidance) and (site := guidance.site(module)) is not None:
         site_plan = guidance.site_plan(site)
     if site is None or site_plan is None or not isinstance(guidance, BatchGuidance):
+        if guidance is None and kwargs.get("output_attentions"):
+            raise InputError(
+                "output_attentions was asked of a part of a guided model, or of its forward method",
+                hint="call model(...) as a whole, or handle.probabilities(...)",
+            )
         biased: dict[str, Any] = {} if position_bias is None else {"position_bias": position_bias}
         is_shared = attention_mask is not None and attention_mask.dtype == torch.bool and not biased
         if isinstance(guidance, BatchGuidance) and attention_mask is not None and is_shared:
@@ -87,7 +94,8 @@ def guided_attention(
         layer_input=layer_input,
         kwargs=kwargs,
     )
-    return _output(call), None
+    output = _output(call)
+    return output, None if guidance.recorded is None else guidance.recorded[site]
 
 
 def _output(call: AttentionCall) -> Tensor:

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from guidance.guided_model import PLAN_KEY
+from guidance.models.methods import MARKER
 from guidance.sites import EXTRA
+
+__all__ = [
+    "ADAPTER_FILE",
+    "ADAPTER_WEIGHTS_FILE",
+    "CONFIG_FILE",
+    "EXTRA_FILE",
+    "INDEX_FILE",
+    "MARKER",
+    "PICKLED_FILES",
+    "PLAN_FILE",
+    "PLAN_KEY",
+    "TARGET_FOLDER",
+    "WEIGHTS_FILE",
+    "is_extra",
+]
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 PLAN_FILE = "plan.toml"
@@ -10,11 +27,8 @@ EXTRA_FILE = "guidance.safetensors"
 TARGET_FOLDER = "target-tokenizer"
 """The folder of the decoder's tokenizer, in a model with two vocabularies."""
 
-PLAN_KEY = "guide_plan"
-"""The key of ``config.json`` that names the plan, if the model needs it at inference."""
-
-MARKER = "open_with.guidance_load.because_this_model_needs_its_plan"
-"""The name of a tensor of one zero among the weights of such a model."""
+ADAPTER_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+"""What PEFT writes: weights that are added to those of another model."""
 
 PICKLED_FILES = (
     "pytorch_model.bin",

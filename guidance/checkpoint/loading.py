@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.checkpoint.layout import EXTRA_FILE, MARKER, PLAN_FILE, TARGET_FOLDER, WEIGHTS_FILE, is_extra
-from guidance.checkpoint.opening import open_model, read_plan, read_tensors, read_tokenizer
+from guidance.checkpoint.adapters import add_adapter, base_folder, has_adapter, plain_names, restore_adapter
+from guidance.checkpoint.layout import ADAPTER_FILE, CONFIG_FILE, PLAN_FILE, TARGET_FOLDER, is_extra
+from guidance.checkpoint.opening import find_plan, open_model, read_extra, read_plan, read_tokenizer, read_weights
 from guidance.errors import InputError
 from guidance.installation import Handle, install
 from guidance.plan import Plan
@@ -21,13 +22,17 @@ _log = logging.getLogger("guide.checkpoint")  # a child of the logger that the c
 
 
 def load(
-    folder: str | Path, auto_class: Any = None, tokenizer: Any = None, **options: Any
+    folder: str | Path, auto_class: Any = None, tokenizer: Any = None, *, base: str | Path | None = None, **options: Any
 ) -> tuple[PreTrainedModel, Handle]:
-    """The guided model that `save` or ``guide pretrain`` wrote, in evaluation mode, with its plan installed.
+    """A guided model, in evaluation mode, with its plan installed.
+
+    It opens what `save` and ``guide pretrain`` wrote, what ``save_pretrained`` and Trainers wrote of a guided model, and
+    adapters of PEFT; the model of an adapter comes back as a ``PeftModel``.
 
     Args:
         auto_class: for example ``AutoModel``; by default the class that was saved.
         tokenizer: by default the one in the folder, if any.
+        base: the folder of the model to which an adapter belongs; by default the one that the adapter names.
         options: further arguments of `guidance.installation.install`; ``training=True`` also needs the inputs that only
             losses read.
 
@@ -36,16 +41,47 @@ def load(
 
     Raises:
         InputError: the folder has no plan, or weights, plan and configuration do not fit each other.
+        MachineError: PEFT is not installed, and the folder holds an adapter.
     """
     folder = Path(folder)
+    if (folder / ADAPTER_FILE).exists() and not (folder / CONFIG_FILE).exists():
+        return _load_adapter(folder, auto_class, tokenizer, base, options)
     plan = read_plan(folder)
     model, _ = open_model(folder, auto_class, "auto")
-    extra = _read_extra(folder)
-    options = {"decoder_tokenizer": read_tokenizer(folder / TARGET_FOLDER), "training": False, **options}
-    handle = install(model, plan, tokenizer if tokenizer is not None else read_tokenizer(folder), **options)
-    _fill(model, extra, str(folder / EXTRA_FILE))
+    handle = _install(model, plan, [folder], tokenizer, options)
     model.eval()
     return model, handle
+
+
+def _install(
+    model: PreTrainedModel, plan: Plan, folders: Sequence[Path], tokenizer: Any, options: Mapping[str, Any]
+) -> Handle:
+    """Install a plan, with the tokenizers and the added parameters of the first folder that has them."""
+
+    def first(read: Callable[[Path], Any]) -> Any:
+        return next((found for folder in folders if (found := read(folder))), None)
+
+    own = tokenizer if tokenizer is not None else first(read_tokenizer)
+    decoder_tokenizer = first(lambda folder: read_tokenizer(folder / TARGET_FOLDER))
+    handle = install(model, plan, own, **{"decoder_tokenizer": decoder_tokenizer, "training": False, **options})
+    _fill(model, first(read_extra) or {}, str(folders[0]))
+    return handle
+
+
+def _load_adapter(
+    folder: Path, auto_class: Any, tokenizer: Any, base: str | Path | None, options: Mapping[str, Any]
+) -> tuple[Any, Handle]:
+    """A model with an adapter of PEFT, and the plan of the adapter's folder or of the model's."""
+    base = base_folder(folder, base)
+    plan = find_plan(folder) or find_plan(base)
+    if plan is None:
+        raise InputError(
+            f"{folder}: neither the adapter nor its model in {base} has a plan",
+            hint=f"PEFT saves no plan; guidance.save(handle, folder) does, or put it there as {PLAN_FILE}",
+        )
+    model, _ = open_model(base, auto_class, "auto")
+    handle = _install(model, plan, [folder, base], tokenizer, options)
+    return add_adapter(model, folder).eval(), handle
 
 
 def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None) -> PreTrainedModel:
@@ -60,14 +96,20 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None) ->
     """
     folder = Path(folder)
     model, needs_plan = open_model(folder, auto_class, torch.float32)
-    if needs_plan and not (plan is not None and (folder / PLAN_FILE).exists() and read_plan(folder) == plan):
+    if needs_plan and (plan is None or _plan_of(folder) != plan):
         _log.warning(
-            "%s: this model was trained with heads that %s guides, and computes something else without; "
+            "%s: this model was trained with heads that its plan guides, and computes something else without; "
             "its plan is not applied (guidance.load does)",
             folder,
-            PLAN_FILE,
         )
     return model
+
+
+def _plan_of(folder: Path) -> Plan | None:
+    try:
+        return find_plan(folder)
+    except InputError:
+        return None
 
 
 def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
@@ -78,15 +120,18 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
     """
     if read_plan(folder) != plan:
         raise InputError(f"{folder}: was written with another plan", hint=f"compare it with {folder / PLAN_FILE}")
+    if has_adapter(model):
+        restore_adapter(model, folder)
+        _fill(model, read_extra(folder), str(folder), plain_names)
+        return
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_extra(name) and name not in tied}
-    stored = read_tensors(folder / WEIGHTS_FILE)
-    stored.pop(MARKER, None)
-    _check_names({name: tensor.shape for name, tensor in own.items()}, stored, str(folder / WEIGHTS_FILE))
+    stored = read_weights(folder)
+    _check_names({name: tensor.shape for name, tensor in own.items()}, stored, str(folder))
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])
-    _fill(model, _read_extra(folder), str(folder / EXTRA_FILE))
+    _fill(model, read_extra(folder), str(folder))
 
 
 def take_over(handle: Handle, folder: Path) -> bool:
@@ -98,24 +143,28 @@ def take_over(handle: Handle, folder: Path) -> bool:
     Raises:
         InputError: the file is damaged.
     """
-    if not (folder / EXTRA_FILE).exists():
+    if not (stored := read_extra(folder)):
         return True
-    stored = read_tensors(folder / EXTRA_FILE)
     own = {name: tensor for name, tensor in handle.model.state_dict().items() if is_extra(name)}
     if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
         return False
     stored = {name: tensor.to(own[name].dtype) for name, tensor in stored.items()}
-    _fill(handle.model, stored, str(folder / EXTRA_FILE))
+    _fill(handle.model, stored, str(folder))
     return True
 
 
-def _read_extra(folder: Path) -> dict[str, Tensor]:
-    return read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
+def _fill(
+    model: nn.Module,
+    extra: Mapping[str, Tensor],
+    source: str,
+    named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
+) -> None:
+    """Copy stored parameters into the modules that a plan added.
 
-
-def _fill(model: nn.Module, extra: Mapping[str, Tensor], source: str) -> None:
-    """Copy stored parameters into the modules that a plan added."""
-    wanted = {name: tensor for name, tensor in model.state_dict().items() if is_extra(name)}
+    Args:
+        named: from the tensors of the model to those under the names in the file.
+    """
+    wanted = {name: tensor for name, tensor in named(model.state_dict()).items() if is_extra(name)}
     _check_names({name: tensor.shape for name, tensor in wanted.items()}, extra, source)
     for name, stored in extra.items():
         if not torch.isfinite(stored).all():

@@ -21,16 +21,19 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from guidance.checkpoint.layout import (
+    ADAPTER_FILE,
     CONFIG_FILE,
+    EXTRA_FILE,
     INDEX_FILE,
     MARKER,
     PICKLED_FILES,
     PLAN_FILE,
     PLAN_KEY,
     WEIGHTS_FILE,
+    is_extra,
 )
 from guidance.errors import InputError
-from guidance.plan import Plan
+from guidance.plan import SIZE_LIMIT, Plan
 
 _NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
 """Keys that are dropped from a configuration wherever they stand."""
@@ -116,20 +119,54 @@ def _read_configuration(folder: Path) -> tuple[Any, Mapping[str, Any]]:
     return read_config(data, str(folder / CONFIG_FILE)), json.loads(data)
 
 
+def _settings(folder: Path) -> Mapping[str, Any]:
+    return _read_configuration(folder)[1]
+
+
+def find_plan(folder: Path) -> Plan | None:
+    """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model.
+
+    Raises:
+        InputError: it is unreadable, or missing although the model needs it, or the two places hold different plans.
+    """
+    written = Plan.load(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
+    text = _settings(folder).get(PLAN_KEY) if (folder / CONFIG_FILE).exists() else None
+    if text is None or text == PLAN_FILE:  # what `save` writes: it names the file
+        if written is None and text is not None:
+            raise InputError(
+                f"{folder}: this model needs the plan that guided it, and {PLAN_FILE} is missing",
+                hint=f"another tool saved the model without it; copy {PLAN_FILE} from the original folder",
+            )
+        return written
+    carried = _parse(text, f"{folder / CONFIG_FILE}, {PLAN_KEY}")
+    if written not in (None, carried):
+        raise InputError(
+            f"{folder}: {PLAN_FILE} and the key {PLAN_KEY} of {CONFIG_FILE} hold different plans",
+            hint="the folder was written twice; delete the file or the key that is older",
+        )
+    return carried
+
+
+def _parse(text: Any, source: str) -> Plan:
+    if not isinstance(text, str) or len(text) > SIZE_LIMIT:
+        raise InputError(f"{source}: not the text of a plan")
+    return Plan.parse(text, source=source)
+
+
 def read_plan(folder: Path) -> Plan:
     """The plan of a model folder.
 
     Raises:
-        InputError: the folder has no plan, or an unreadable one.
+        InputError: the folder has no plan, an unreadable one, or two.
     """
-    if (folder / PLAN_FILE).exists():
-        return Plan.load(folder / PLAN_FILE)
-    _, settings = _read_configuration(folder)
-    if PLAN_KEY in settings:
-        raise InputError(
-            f"{folder}: this model needs the plan that guided it, and {PLAN_FILE} is missing",
-            hint=f"another tool saved the model without it; copy {PLAN_FILE} from the original folder",
-        )
+    if (plan := find_plan(folder)) is not None:
+        return plan
+    for part, settings in _settings(folder).items():
+        if isinstance(settings, Mapping) and PLAN_KEY in settings:
+            raise InputError(
+                f"{folder}: the plan belongs to its part {part!r}",
+                hint=f"open the model with transformers, then install(model.{part}, plan)",
+            )
     raise InputError(
         f"{folder}: an ordinary model (no {PLAN_FILE})", hint="open it with transformers, then install(model, plan)"
     )
@@ -148,6 +185,51 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path}: cannot be opened ({_first_line(error)})") from error
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """The files that hold the weights of a model folder: one, or the shards that an index names; empty if there are none.
+
+    Raises:
+        InputError: the index names anything but safetensors beside it.
+    """
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    return [folder / name for name in _shards(folder / INDEX_FILE)]
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a model by name, without the marker and without what a plan added.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    found: dict[str, Tensor] = {}
+    for path in weights_of(folder) or [folder / WEIGHTS_FILE]:
+        # cloned: alignment in the file decides which kernels run, and so the last bit of the results
+        found |= {n: t.clone() for n, t in read_tensors(path).items() if n != MARKER and not is_extra(n)}
+    return found
+
+
+def read_extra(folder: Path) -> dict[str, Tensor]:
+    """The parameters that a plan added, by name: from their own file, or from among the weights of the model.
+
+    Raises:
+        InputError: a file is damaged, or the two places hold different values.
+    """
+    own = read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
+    among: dict[str, Tensor] = {}
+    for path in weights_of(folder):
+        if names := [name for name in _tensor_names(path) if is_extra(name)]:
+            with safetensors.safe_open(path, framework="pt") as file:
+                among |= {name: file.get_tensor(name) for name in names}
+    for name, tensor in among.items():
+        if own and not (name in own and torch.equal(own[name], tensor)):
+            raise InputError(
+                f"{folder}: {EXTRA_FILE} and the weights of the model hold different values of {name}",
+                hint="the folder was written twice; delete the older of the two files",
+            )
+    return own or among
 
 
 def _tensor_names(path: Path) -> set[str]:
@@ -184,7 +266,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedModel, bool]:
-    """A model from a local folder, without its plan, and whether it needs that plan.
+    """A model from a local folder, without its plan, and whether the folder says that it needs one.
 
     Args:
         auto_class: for example ``AutoModel``; None for the class that was saved.
@@ -201,27 +283,26 @@ def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedMod
             f"{folder}: no safetensors" + (f", only {pickled}, which could run code" if pickled else ""),
             hint=convert if pickled and pickled.startswith("pytorch") else "save it from transformers as safetensors",
         )
-    if (folder / "adapter_config.json").exists():
+    if (folder / ADAPTER_FILE).exists():
         raise InputError(f"{folder}: an adapter, which could point at another model", hint="merge it into its model")
-    _check_index(folder / INDEX_FILE)
+    _shards(folder / INDEX_FILE)
     model_class = auto_class or _class_of(config, settings, str(folder / CONFIG_FILE))
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True}
-    marked = (folder / WEIGHTS_FILE).is_file() and MARKER in _tensor_names(folder / WEIGHTS_FILE)
+    names = {name for path in weights_of(folder) for name in _tensor_names(path)}
+    guided = MARKER in names or any(map(is_extra, names))
     try:
-        if marked:  # pass the tensors without the marker, which transformers would report
+        if guided:  # pass the model's own tensors only; transformers would report the others
             if auto_class is not None:
                 with torch.device("meta"):
                     model_class = type(auto_class.from_config(copy.deepcopy(config)))
-            # cloned: alignment in the file decides which kernels run, and so the last bit of the results
-            tensors = {n: t.clone() for n, t in read_tensors(folder / WEIGHTS_FILE).items() if n != MARKER}
-            source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
+            source = {"pretrained_model_name_or_path": None, "state_dict": read_weights(folder)}
         else:
             source["use_safetensors"] = True
         opened: Any = model_class.from_pretrained(
             config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **source
         )
         model, info = opened
-        if marked and (folder / "generation_config.json").is_file() and model.can_generate():
+        if guided and (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except (
         OSError,
@@ -238,7 +319,16 @@ def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedMod
     missing = sorted(k for k in info["missing_keys"] if k.startswith(trunk) and ".pooler." not in f".{k}")
     if missing:
         raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
-    return model, marked or PLAN_KEY in settings
+    model.config.name_or_path = model.name_or_path = str(folder)  # adapters name their model by it
+    return model, MARKER in names or _shapes(settings.get(PLAN_KEY))
+
+
+def _shapes(text: Any) -> bool:
+    """Whether the value of ``guide_plan`` says that a model needs its plan."""
+    try:
+        return text is not None and (text == PLAN_FILE or _parse(text, PLAN_KEY).shapes_outputs)
+    except InputError:
+        return True
 
 
 def _class_of(config: Any, settings: Mapping[str, Any], source: str) -> Any:
@@ -255,10 +345,14 @@ def _class_of(config: Any, settings: Mapping[str, Any], source: str) -> Any:
     return found
 
 
-def _check_index(path: Path) -> None:
-    """Raises InputError if the index of a sharded model names anything but safetensors beside it."""
+def _shards(path: Path) -> list[str]:
+    """The files that the index of a sharded model names; empty if there is no index.
+
+    Raises:
+        InputError: it names anything but safetensors beside it.
+    """
     if not path.exists():
-        return
+        return []
     try:
         named = set(json.loads(path.read_bytes())["weight_map"].values())
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
@@ -266,3 +360,4 @@ def _check_index(path: Path) -> None:
     for name in named:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise InputError(f"{path}: names {name!r}, which is no safetensors file of this folder")
+    return sorted(named)

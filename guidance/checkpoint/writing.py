@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from guidance.attention.function import NAME
+from guidance.calls import installed_in
+from guidance.checkpoint.adapters import adapter_files, has_adapter, plain_names
 from guidance.checkpoint.layout import (
+    ADAPTER_FILE,
     CONFIG_FILE,
     EXTRA_FILE,
     INDEX_FILE,
@@ -46,14 +48,19 @@ def weight_files(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, bytes]:
     own = {name: tensor for name, tensor in tensors.items() if not is_extra(name)}
     if plan.shapes_outputs:
         own[MARKER] = torch.zeros(1, dtype=torch.uint8)
-    files = {WEIGHTS_FILE: safetensors.torch.save(own, metadata={"format": "pt"})}
-    if extra := {name: tensor for name, tensor in tensors.items() if is_extra(name)}:
-        files[EXTRA_FILE] = safetensors.torch.save(extra, metadata={"format": "pt"})
-    return files
+    return {WEIGHTS_FILE: safetensors.torch.save(own, metadata={"format": "pt"}), **extra_files(tensors)}
+
+
+def extra_files(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The file for the tensors that a plan added; none if there are none."""
+    extra = {name: tensor for name, tensor in tensors.items() if is_extra(name)}
+    return {EXTRA_FILE: safetensors.torch.save(extra, metadata={"format": "pt"})} if extra else {}
 
 
 def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
-    """The files of a model folder by name: configuration, weights and plan."""
+    """The files of a model folder by name: configuration, weights and plan; of an adapted model, those of its adapter."""
+    if has_adapter(model):
+        return {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
     settings = model.config.to_dict().items()
     config = {key: value for key, value in settings if not key.startswith(("_attn", "_name_or_path"))}
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
@@ -80,7 +87,7 @@ def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:
 def save(
     guided: Handle | PreTrainedModel, folder: str | Path, *, tokenizer: Any = None, plan: Plan | None = None
 ) -> None:
-    """Write a guided model to a folder, from which `load` restores it.
+    """Write a guided model to a folder, from which `load` restores it; of a model with an adapter of PEFT, the adapter.
 
     Args:
         guided: the handle that `install` returned, or a model together with its ``plan``.
@@ -95,7 +102,7 @@ def save(
         model, plan = guided.model, plan or guided.plan
     else:
         model = guided
-        if plan is None and (model.config._attn_implementation == NAME or any(map(is_extra, model.state_dict()))):
+        if plan is None and (installed_in(model) or any(map(is_extra, model.state_dict()))):
             raise InputError("a guided model is saved with its plan", hint="save(handle, folder), or give plan=")
     plan = plan or Plan()
     files = model_files(model, plan) | (tokenizer_files(tokenizer) if tokenizer is not None else {})
@@ -103,7 +110,7 @@ def save(
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = False) -> None:
-    """Write the files of a model folder, ``config.json`` last: without it, an interrupted write is no model folder.
+    """Write the files of a model folder, its configuration last: without it, an interrupted write is no model folder.
 
     Args:
         among: the folder may hold other files, as a checkpoint of a Trainer does.
@@ -119,7 +126,10 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
             (folder / name).unlink()
         present = {name for name in present if not _is_partial(name)}
         others = present - set(files)
-        if others and CONFIG_FILE not in present and not among:
+        last = CONFIG_FILE if CONFIG_FILE in files else ADAPTER_FILE
+        if last == ADAPTER_FILE and CONFIG_FILE in present:
+            raise InputError(f"{folder}: holds a whole model", hint="an adapter needs a folder of its own")
+        if others and last not in present and not among:
             raise InputError(
                 f"{folder}: holds {min(others)!r} and is no model folder", hint="name a folder that is empty or new"
             )
@@ -128,11 +138,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        (folder / CONFIG_FILE).unlink(missing_ok=True)
+        (folder / last).unlink(missing_ok=True)
         for name in others:
             if name in (INDEX_FILE, *PICKLED_FILES) or name.endswith(".safetensors"):
                 (folder / name).unlink()  # weights of the previous model
-        for name in sorted(files, key=lambda name: name == CONFIG_FILE):
+        for name in sorted(files, key=lambda name: name == last):
             os.replace(folder / _partial_name(name), folder / name)
     except OSError as error:
         raise MachineError(f"{folder}: cannot be written ({error.strerror or error})") from error

@@ -16,6 +16,7 @@ module just before that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -114,14 +115,13 @@ def switch(model: nn.Module, name: str) -> Callable[[], None]:
     """
     parts = [p for p in model.modules() if isinstance(p, PreTrainedModel) and not _is_deberta(p)]
     before = [str(part.config._attn_implementation or "sdpa") for part in parts]
-    for part in parts:
-        part.set_attn_implementation(name)
+    _set_implementations(parts, [name] * len(parts))
+    return partial(_set_implementations, parts, before)
 
-    def undo() -> None:
-        for part, implementation in zip(parts, before, strict=True):
-            part.set_attn_implementation(implementation)
 
-    return undo
+def _set_implementations(parts: list[PreTrainedModel], names: list[str]) -> None:
+    for part, name in zip(parts, names, strict=True):
+        type(part).set_attn_implementation(part, name)  # the method of a guided model refuses
 
 
 def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[], None]:
@@ -145,20 +145,21 @@ def adapt(model: nn.Module, attention_function: AttentionFunction) -> Callable[[
             hooks.append(part.register_forward_pre_hook(_distribute_guidance, with_kwargs=True))
             hooks.append(part.register_forward_hook(_clear_guidance, always_call=True))
 
-    def undo() -> None:
-        for hook in hooks:
-            hook.remove()
-        for layer in layers:
-            layer.adapters -= 1
-            if layer.adapters == 0:
-                attention = layer.attention.self
-                layer.__class__, attention.__class__ = DebertaV2Layer, DisentangledSelfAttention
-                for name in ("current", "adapters"):
-                    layer.__dict__.pop(name, None)
-                for name in ("guidance", "attention_function"):
-                    attention.__dict__.pop(name, None)
+    return partial(_restore, layers, hooks)
 
-    return undo
+
+def _restore(layers: list[Any], hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+    for layer in layers:
+        layer.adapters -= 1
+        if layer.adapters == 0:
+            attention = layer.attention.self
+            layer.__class__, attention.__class__ = DebertaV2Layer, DisentangledSelfAttention
+            for name in ("current", "adapters"):
+                layer.__dict__.pop(name, None)
+            for name in ("guidance", "attention_function"):
+                attention.__dict__.pop(name, None)
 
 
 def _is_deberta(model: nn.Module) -> bool:

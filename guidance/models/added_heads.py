@@ -104,9 +104,11 @@ def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[n
         sites: the sites of the model, by module.
 
     Raises:
-        PlanError: no layer is selected, or only some of the layers that share a module are.
+        PlanError: there is no encoder, no layer is selected, or only some of the layers that share a module are.
     """
     encoder = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
+    if not encoder:
+        raise PlanError("[pal]: heads are added beside an encoder's self-attention, which the model does not have")
     count = 1 + max((site.layer for found in encoder.values() for site in found), default=-1)
     try:
         layers = set(select(pal.layers, count, "layer"))

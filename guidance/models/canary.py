@@ -94,8 +94,17 @@ def used_parameters(
 
 
 def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[str, Any]:
-    """Two sentences, the second with padding."""
+    """Two sentences, the second with padding.
+
+    Raises:
+        UnsupportedModel: the model does not say how many tokens there are.
+    """
     config = model.config
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise UnsupportedModel(
+            f"{type(model).__name__}: its configuration has no vocab_size, so it reads no tokens or is made of several models",
+            hint="install the plan in the part that reads tokens, for example model.encoder",
+        )
     pad = getattr(config, "pad_token_id", None) or 0
     ends = getattr(config, "eos_token_id", None)
     end = ends[0] if isinstance(ends, list | tuple) and ends else ends

@@ -116,7 +116,9 @@ def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
         if family is None:
             continue
         parts = set(name.split("."))
-        kind = ("decoder" if "decoder" in parts else "encoder", "cross" if parts & _CROSS else "self")
+        # an encoder with ``is_decoder`` is known by its causal attention only
+        is_decoder = "decoder" in parts or bool(getattr(module, "is_causal", False))
+        kind = ("decoder" if is_decoder else "encoder", "cross" if parts & _CROSS else "self")
         places[kind] = place = places.get(kind, -1) + 1
         config = getattr(module, "config", None) or getattr(model, "config", None)
         num_heads = next(

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from guidance.installation import Handle
 from guidance.models.canary import evaluating
@@ -61,8 +60,8 @@ def translate(
 ) -> list[list[int]]:
     """Translations of a batch by beam search, or greedily with one beam.
 
-    The installed plan acts during decoding.  The encoder runs once, with the token features of the sources.  A guided
-    decoder reads whole prefixes, without a cache, so its cost grows with the square of their length.
+    The installed plan acts during decoding.  The encoder runs once, with the token features of the sources.  A decoder whose
+    self-attention is guided reads whole prefixes, without a cache, so its cost grows with the square of their length.
 
     Args:
         inputs: ``input_ids`` and ``attention_mask``, each (B, T).
@@ -87,14 +86,14 @@ def translate(
     generator: Any = model
     with evaluating(model), torch.no_grad():
         encoder: Any = model.get_encoder()
-        states = encoder(input_ids=ids_BT, attention_mask=mask_BT, **extra).last_hidden_state
+        states = encoder(input_ids=ids_BT, attention_mask=mask_BT, **extra)
         found = generator.generate(
-            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            encoder_outputs=states,
             attention_mask=mask_BT,
             num_beams=beams,
             do_sample=False,
             max_new_tokens=max_length,
-            use_cache=handle is None or not handle.shapes("decoder"),
+            use_cache=handle is None or not handle.shapes("decoder", "self"),
             **(searching if beams > 1 else {}),
         )
     end = model.config.eos_token_id

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from torch import Tensor, nn
 
+import guidance
+from guidance.errors import InputError
 from tests.guidance.models import SEQ2SEQ, batch, pair_batch
-from tests.guidance.plans import installed, run
+from tests.guidance.plans import PLANS, installed, run
 
 CASES = [
     *(("roberta", name) for name in ("attention_loss", "gate", "fix", "all off", "adversary", "random_mask", "pal")),
@@ -47,7 +50,33 @@ def _worker(rank: int, folder: str) -> None:
             torch.manual_seed(rank)
         gradients = _gradients(family, name, slice(2 * rank, 2 * rank + 2), parallel=True)
         torch.save(gradients, f"{folder}/{number}-{rank}.pt")
+    _save(rank, Path(folder))
+    (Path(folder) / f"fsdp-{rank}").write_text(_refusal_of_fsdp())
     torch.distributed.destroy_process_group()
+
+
+def _save(rank: int, folder: Path) -> None:
+    """Save a model that runs in DDP as users do; the plan shapes it, and its calls come without guidance."""
+    model, _ = installed("roberta", "gate")
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    logits = wrapped(**_inputs("roberta", slice(2 * rank, 2 * rank + 2))).logits
+    torch.save(logits.detach(), folder / f"logits-{rank}.pt")
+    if rank == 0:
+        wrapped.module.save_pretrained(folder / "saved")
+
+
+def _refusal_of_fsdp() -> str:
+    """What a guided model says that FSDP has sharded."""
+    model, handle = installed("bert", "attention_loss")
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in model.bert.encoder.layer:
+        torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+    sharded = torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    try:
+        sharded(**batch(), guidance=handle.guide(**batch()))
+    except InputError as error:
+        return error.message
+    return ""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +95,19 @@ def test_two_processes_get_the_gradients_of_one(family: str, name: str, folder: 
     assert any(gradient is not None and gradient.any() for gradient in one.values())
     if name != "random_mask":  # each process draws its own
         torch.testing.assert_close(one, _gradients(family, name, slice(0, 4)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_in_ddp_is_guided_and_saved_with_its_plan(folder: Path) -> None:
+    model, handle = guidance.load(folder / "saved")
+    assert handle.plan == PLANS["gate"]
+    for rank in range(2):
+        expected = torch.load(folder / f"logits-{rank}.pt")
+        found = model(**_inputs("roberta", slice(2 * rank, 2 * rank + 2))).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_fsdp_is_refused_by_name(folder: Path) -> None:
+    assert {(folder / f"fsdp-{rank}").read_text() for rank in range(2)} == {"guides are not carried through FSDP"}
 
 
 @pytest.mark.parametrize(("family", "name"), [case for case in CASES if case[1] in ("fix", "all off")])

@@ -1,0 +1,151 @@
+"""Calls of a guided model: each gets the guidance that its plan needs, or is refused where it is made.
+
+`BeforeCall` runs before a model and before its encoder.  `keep_source` runs after the encoder: guides on cross-attention read
+the tokens of the source, and a decoder that is called with ``encoder_outputs`` gets no ids of it.  So they travel with the
+states, under names of their own, and whatever repeats the states for several beams repeats them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from guidance.attention.function import NAME
+from guidance.batch import BatchGuidance
+from guidance.errors import InputError
+from guidance.patterns.features import FEATURES, Tokens
+
+if TYPE_CHECKING:
+    from guidance.installation import Handle
+
+INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+"""The inputs of a model that guidance is made from, apart from features."""
+
+_SOURCE = "guide_source_"
+"""What stands before the names under which the tokens of the source travel with the states of an encoder."""
+
+
+def is_feature(name: str) -> bool:
+    """Whether an argument of a model is a feature of its tokens, or of its decoder's."""
+    return name.removeprefix("decoder_") in FEATURES
+
+
+def installed_in(model: nn.Module) -> list[Handle]:
+    """The plans that are installed in a model, in the order of their installation."""
+    found: list[Handle] = model.__dict__.get("guide_handles", [])
+    return found
+
+
+def leading(model: nn.Module) -> Handle | None:
+    """The plan that shapes a model's outputs; of several that do not, the last one installed."""
+    handles = installed_in(model)
+    return next((handle for handle in handles if handle.shaping), handles[-1] if handles else None)
+
+
+class BeforeCall:
+    """A hook before a model runs: it adds the guidance that the call lacks, and makes it record what was asked for."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        parts = [part for part in handle.model.modules() if isinstance(part, PreTrainedModel)]
+        self._configs = [part.config for part in parts if part.config._attn_implementation == NAME]
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        given = kwargs.get("guidance")
+        if leading(self.handle.model) is not self.handle or not (given is None or isinstance(given, BatchGuidance)):
+            return None
+        recording = self._wants_attentions(kwargs)
+        if given is None and not (self.handle.shaping or recording):
+            return None
+        _refuse_sharded(self.handle.model)
+        if any(config._attn_implementation != NAME for config in self._configs):
+            raise InputError(
+                "the attention implementation of this model was changed after its plan was installed",
+                hint=f"config._attn_implementation = {NAME!r}, or handle.remove()",
+            )
+        if given is not None and self.handle.shaping and given.guided.plan != self.handle.plan:
+            raise InputError(
+                "the guidance is of another plan than the one that shapes this model's outputs",
+                hint="make it by the handle of that plan, or remove that plan",
+            )
+        guidance = given if given is not None else self._made(module, args, kwargs)
+        if guidance is None:
+            return None
+        if given is None:  # the features went into the guidance
+            kwargs = {name: value for name, value in kwargs.items() if not is_feature(name)}
+        if recording and guidance.recorded is None:
+            guidance = replace(guidance, recorded={})
+        return args, {**kwargs, "guidance": guidance}
+
+    def _wants_attentions(self, kwargs: Mapping[str, Any]) -> bool:
+        asked = kwargs.get("output_attentions")
+        return bool(getattr(self.handle.model.config, "output_attentions", False) if asked is None else asked)
+
+    def _made(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
+        """The guidance of a call that comes without; it measures no loss."""
+        handle = self.handle
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        decoder_ids = self._decoder_ids(module, kwargs)
+        if ids is None and decoder_ids is None:
+            raise InputError(
+                "this model's plan needs token ids, and there are no input_ids to make its guidance from",
+                hint="pass guidance=handle.guide(...)",
+            )
+        if ids is None and not handle.shapes("decoder"):
+            return None
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        decoder_mask = kwargs.get("decoder_attention_mask")
+        if decoder_mask is not None and decoder_ids is not None:  # it spans the cached tokens too
+            decoder_mask = decoder_mask[..., -decoder_ids.shape[-1] :]
+        inputs = (ids, mask if ids is not None else None, decoder_ids, decoder_mask)
+        columns = {name: kwargs[name] for name in kwargs if is_feature(name)}
+        guidance = handle.guide_batch({**dict(zip(INPUTS, inputs, strict=True)), **columns}, measuring=False)
+        if ids is None and handle.shapes("decoder", "cross"):
+            guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(kwargs)})
+        return guidance
+
+    def _decoder_ids(self, module: nn.Module, kwargs: Mapping[str, Any]) -> Tensor | None:
+        found: Tensor | None = kwargs.get("decoder_input_ids")
+        model: Any = self.handle.model
+        has_labels = kwargs.get("labels") is not None and model.config.is_encoder_decoder
+        if found is None and has_labels and module is self.handle.model and self.handle.shapes("decoder"):
+            found = model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
+        return found
+
+    def _source(self, kwargs: Mapping[str, Any]) -> Tokens:
+        """The tokens of the source, which `keep_source` has put beside the encoder's states."""
+        states = kwargs.get("encoder_outputs")
+        kept = states if isinstance(states, Mapping) else {}
+        columns = {n.removeprefix(_SOURCE): c for n, c in kept.items() if n.startswith(_SOURCE)}
+        if not columns:
+            raise InputError(
+                "guides on cross-attention read the source, and encoder_outputs come without its tokens",
+                hint="pass what model.get_encoder()(...) returned as it is, or input_ids beside it",
+            )
+        return Tokens(columns.pop("ids_BT"), columns.pop("valid_BT"), columns, self.handle.tables)
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """Raises InputError for FSDP, which hands copies of the guidance to its parts, so that losses never come back."""
+    if torch.compiler.is_compiling() or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules()):
+        raise InputError("guides are not carried through FSDP", hint="DistributedDataParallel carries them")
+
+
+def keep_source(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    """After an encoder has run: put the tokens that it has read beside its states."""
+    guidance = kwargs.get("guidance")
+    if not (isinstance(guidance, BatchGuidance) and isinstance(output, ModelOutput)) or torch.compiler.is_compiling():
+        return
+    if (source := guidance.tokens.get("encoder")) is not None:
+        for name, column in {"ids_BT": source.ids_BT, "valid_BT": source.valid_BT, **source.columns}.items():
+            output[_SOURCE + name] = column

@@ -1,0 +1,149 @@
+"""Adapters of PEFT: folders of small weights that are added to those of another model.
+
+An adapter names the folder of its model, and PEFT saves no plan.  So the plan and what it has learned are taken from the folder
+of the adapter, where `guidance.checkpoint.save` puts them, else from the folder of the model.  Only LoRA is opened.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from guidance.checkpoint.layout import ADAPTER_FILE, ADAPTER_WEIGHTS_FILE
+from guidance.checkpoint.opening import read_tensors
+from guidance.errors import InputError, MachineError
+
+_PREFIX = "base_model.model."
+"""What stands before the names of weights in an adapter's file."""
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """True if layers of a model are wrapped by an adapter that was not merged."""
+    return any("base_layer" in module._modules for module in model.modules())
+
+
+def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an adapted model under the names that they have without the adapter, whose own are left out."""
+    return {
+        name.removeprefix(_PREFIX).replace(".base_layer.", "."): tensor
+        for name, tensor in tensors.items()
+        if "lora_" not in name
+    }
+
+
+def adapter_files(model: Any) -> dict[str, bytes]:
+    """The files of a model's adapter by name, as PEFT writes them.
+
+    Raises:
+        InputError: the model has several adapters, or one that is not LoRA.
+        MachineError: PEFT is not installed.
+    """
+    peft = _peft()
+    configs = getattr(model, "peft_config", {})
+    if len(configs) != 1:
+        raise InputError(
+            f"the model has the adapters {sorted(configs)}, and a folder holds one",
+            hint="merge_and_unload(), or delete_adapter() those that are not wanted",
+        )
+    ((name, config),) = configs.items()
+    base = config.base_model_name_or_path or getattr(model, "name_or_path", None) or ""
+    # with a name that is no folder, "auto" would ask the hub how large its vocabulary is
+    embeddings: Any = "auto" if base and Path(base).is_dir() else False
+    state = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
+    tensors = {_PREFIX + n.removeprefix(_PREFIX): t.detach().to("cpu", copy=True) for n, t in state.items()}
+    config = copy.copy(config)
+    config.inference_mode, config.base_model_name_or_path = True, base or None
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        written = (Path(folder) / ADAPTER_FILE).read_bytes()
+    _check_kind(json.loads(written), "the adapter")
+    weights = safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}, metadata={"format": "pt"})
+    return {ADAPTER_WEIGHTS_FILE: weights, ADAPTER_FILE: written}
+
+
+def base_folder(folder: Path, given: str | Path | None) -> Path:
+    """The folder of the model to which an adapter belongs.
+
+    Args:
+        given: by the caller; by default the one that the adapter names, from here or from the adapter's folder.
+
+    Raises:
+        InputError: there is no such folder; nothing is downloaded.
+    """
+    named = given if given is not None else _settings(folder).get("base_model_name_or_path")
+    for place in (Path(str(named)), folder / str(named)):
+        if named and place.is_dir():
+            return place
+    raise InputError(
+        f"{folder}: an adapter of {named!r}, which is no folder here", hint="guidance.load(folder, base=MODEL_FOLDER)"
+    )
+
+
+def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
+    """A model with the adapter of a folder, as a ``PeftModel`` whose adapter can be trained.
+
+    Raises:
+        InputError: the adapter is not LoRA, has no safetensors, or does not fit the model.
+        MachineError: PEFT is not installed.
+    """
+    peft = _peft()
+    _check_kind(_settings(folder), str(folder))
+    stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
+    try:
+        found = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        own = peft.get_peft_model_state_dict(found, save_embedding_layers=False)
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(f"{folder}: the adapter does not fit its model ({line})") from error
+    if missing := sorted(set(own) - set(stored)):
+        raise InputError(f"{folder}: the adapter lacks {missing[0]}", hint="it belongs to another model")
+    return found
+
+
+def restore_adapter(model: Any, folder: Path) -> None:
+    """Copy the adapter of a folder into a model that has one of the same shape.
+
+    Raises:
+        InputError: the file is missing or damaged.
+        MachineError: PEFT is not installed.
+    """
+    stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
+    if not isinstance(model, _peft().PeftModel):
+        stored = {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}
+    _peft().set_peft_model_state_dict(model, stored, adapter_name=next(iter(model.peft_config)))
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    try:
+        settings = json.loads((folder / ADAPTER_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{folder / ADAPTER_FILE}: cannot be read ({error})") from error
+    if not isinstance(settings, dict):
+        raise InputError(f"{folder / ADAPTER_FILE}: not the configuration of an adapter")
+    return settings
+
+
+def _check_kind(settings: Mapping[str, Any], source: str) -> None:
+    """Raises InputError for adapters whose configuration could name code, or whose weights we do not know."""
+    if settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
+        raise InputError(
+            f"{source}: an adapter of type {settings.get('peft_type')!r}",
+            hint="only LoRA is known; merge_and_unload() it",
+        )
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MachineError("adapters need PEFT, which is not installed", hint="pip install peft") from error
+    return peft

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin:python-docs"
 PLAN = "preset:ag"
-SHOWN_TOKENS = 24
+SHOWN_TOKENS = 16
 """How many tokens the attention picture shows."""
 
 
@@ -135,7 +135,7 @@ def _draw_attention(run: Run, steps: Sequence[int]) -> None:
 def guided_attention(
     model: Any, data: Any, steps: Sequence[int]
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
-    """The attention of guided heads in the first, middle and last layer on one sequence, at given steps of training.
+    """The attention of guided heads in the first and the last layer on one sequence, at given steps of training.
 
     Returns:
         A (Q, K) array for each step and head, and the tokens.
@@ -156,8 +156,8 @@ def guided_attention(
         loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
         handle = install(loaded, Plan.load(PLAN), wrapped)
         found = handle.probabilities(ids)
-        layers = sorted({0, handle.num_layers // 2, handle.num_layers - 1})
-        maps[f"step {step}"] = {
+        layers = {0, handle.num_layers - 1}
+        maps[f"step {step} ({100 * step // steps[-1]} %)"] = {
             f"layer {site.layer + 1}, head {a.heads[0] + 1}\n({handle.plan.labels[a.number]})": found[site][
                 0, a.heads[0]
             ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()

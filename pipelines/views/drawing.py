@@ -62,8 +62,9 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("masked-LM loss (nats per token)")
     axes.set_title(title)
-    over = f"training loss, smoothed over {window} steps on either side\n" if window > 1 else "training loss\n"
-    axes.legend(frameon=False, title=f"{over}numbers: means of the last {window}", title_fontsize=8, alignment="left")
+    smoothed = f", smoothed over {window} steps on either side\nnumbers: means of the last {window} steps"
+    caption = f"training loss{smoothed if window > 1 else ''}"
+    axes.legend(frameon=False, title=caption, title_fontsize=8, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
     return _png(figure)
 
@@ -106,7 +107,8 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
     captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
     captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    captions += ["markers: validation", f"thin line: mean of the last {window} steps of the first one"]
+    end = f"mean of the last {window} steps of the first one" if window > 1 else "where the first one ends"
+    captions += ["markers: validation", f"thin line: {end}"]
     legend = by_step.legend(
         frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
     )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.guidance.models import SEQ2SEQ, batch, pair_batch
 from tests.guidance.plans import installed, run
+from tests.tiny import processes
 
 CASES = [
     *(("roberta", name) for name in ("attention_loss", "gate", "fix", "all off", "adversary", "random_mask", "pal")),
@@ -39,9 +40,8 @@ def _gradients(family: str, name: str, part: slice, *, parallel: bool = False) -
     return {key: parameter.grad for key, parameter in model.named_parameters()}
 
 
-def _worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+def _worker(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
     for number, (family, name) in enumerate(CASES):
         if name == "random_mask":
             torch.manual_seed(rank)
@@ -54,7 +54,8 @@ def _worker(rank: int, folder: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the gradients of both processes for each case."""
     path = tmp_path_factory.mktemp("parallel")
-    torch.multiprocessing.spawn(_worker, args=(str(path),), nprocs=2)
+    torch.set_num_threads(1)  # so that this process may be forked
+    assert processes(2, lambda rank: _worker(rank, path)) == [0, 0]
     return path
 
 

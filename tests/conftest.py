@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer.main
 
 from cli.main import run
 from pipelines.storage.manifest import MANIFEST, seal
@@ -36,6 +37,29 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_parser_of_command_lines() -> Iterator[None]:
+    """Build the parser of an app once, not in every call of `cli.main.run`: it takes 30 ms."""
+    build, built = typer.main.get_command, dict[tuple[int, ...], tuple[Any, list[Any]]]()
+
+    def get_command(app: typer.Typer) -> Any:
+        parts = _parts(app)
+        key = (id(app), *map(id, parts))
+        if key not in built:
+            built[key] = build(app), parts  # while we keep the parts, no others get their ids
+        return built[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", get_command)
+        yield
+
+
+def _parts(app: typer.Typer) -> list[Any]:
+    """What is registered with an app and its groups; some tests register commands."""
+    groups = [group.typer_instance for group in app.registered_groups]
+    return [*app.registered_commands, *(part for group in groups if group for part in (group, *_parts(group)))]
 
 
 @pytest.fixture

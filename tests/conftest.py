@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer.main
 
 from cli.main import run
 from pipelines.storage.manifest import MANIFEST, seal
 from pipelines.storage.store import Store
+
+LARGE = 250
+"""From this number of tests on, a file takes about as long as the longest others."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +29,37 @@ def _no_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("GUIDE_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Let fsync return at once, here and in forked children: no test cuts the power, and a shared disk takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_parser_of_command_lines() -> Iterator[None]:
+    """Build the parser of an app once, not in every call of `cli.main.run`: it takes 30 ms."""
+    build, built = typer.main.get_command, dict[tuple[int, ...], tuple[Any, list[Any]]]()
+
+    def get_command(app: typer.Typer) -> Any:
+        parts = _parts(app)
+        key = (id(app), *map(id, parts))
+        if key not in built:
+            built[key] = build(app), parts  # while we keep the parts, no others get their ids
+        return built[key][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", get_command)
+        yield
+
+
+def _parts(app: typer.Typer) -> list[Any]:
+    """What is registered with an app and its groups; some tests register commands."""
+    groups = [group.typer_instance for group in app.registered_groups]
+    return [*app.registered_commands, *(part for group in groups if group for part in (group, *_parts(group)))]
 
 
 @pytest.fixture
@@ -59,27 +95,40 @@ def edit_manifest() -> Callable[..., None]:
     return edit
 
 
+@pytest.fixture
+def every(pytestconfig: pytest.Config) -> bool:
+    """Whether ``--every`` asks for all cases, for tests that go through many themselves."""
+    return bool(pytestconfig.getoption("--every"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every", action="store_true", help="also run the cases that one_in(n) leaves out")
+    parser.addoption("--every", action="store_true", help="also run what the marks every and one_in leave out")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one case in n of tests marked ``one_in(n)``: different cases for each test, to cover most together.
+    """Leave out tests marked ``every``, and keep one case in n of tests marked ``one_in(n)``: different cases for each
+    test, to cover most together.
 
-    Files with few tests come first: they take longest, and parallel processes should finish at about the same time.
+    The few files of hundreds of tests come first, then those with few tests, which are long: parallel processes, each
+    of which takes a whole file, should finish at about the same time.
     """
     if not config.getoption("--every"):
         dropped = _dropped(items)
         items[:] = [item for item in items if item not in dropped]
         config.hook.pytest_deselected(items=list(dropped))
     number = Counter(item.path for item in items)
-    items.sort(key=lambda item: (number[item.path], item.path))
+    items.sort(key=lambda item: (number[item.path] < LARGE, number[item.path], item.path))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collections, which then neither visit it nor copy it in a forked child."""
+    gc.collect()
+    gc.freeze()
 
 
 def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases to leave out: all but every n-th diagonal of the product of the ``parametrize`` axes of a test.
-
-    A test is never left out as a whole.
+    """The cases to leave out: those marked ``every``, and, of a test marked ``one_in(n)``, all but every n-th diagonal of
+    the product of its ``parametrize`` axes, unless no case would be left.
     """
     dropped, kept = defaultdict(list), set()
     indices: defaultdict[tuple[object, ...], dict[tuple[int, ...], int]] = defaultdict(dict)  # of the values per axis
@@ -98,7 +147,8 @@ def _dropped(items: list[pytest.Item]) -> set[pytest.Item]:
             dropped[test].append(item)
         else:
             kept.add(test)
-    return {item for test in dropped.keys() & kept for item in dropped[test]}
+    rest = {item for test in dropped.keys() & kept for item in dropped[test]}
+    return rest | {item for item in items if item.get_closest_marker("every")}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -210,6 +210,8 @@ def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
                     threads_per_worker=1,
                     memory_limit=0,
                     dashboard_address=None,
+                    # Dask serves HTTP even without a dashboard, by default on port 8787; if that is taken, it warns on stderr
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                     silence_logs=logging.CRITICAL,
                 )
             stack.enter_context(address)

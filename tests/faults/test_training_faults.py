@@ -74,6 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
 # killed
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_killed_at_five_random_steps_equals_an_uninterrupted_one(
     store: Store, whole: Callable[..., Result], seed: int
@@ -125,10 +126,11 @@ SHORT: dict[str, Any] = {"steps": 4, "save_every": 1, "evaluate_every": 2, "vali
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("point", ["open", "write", "fsync", "rename", "unlink"])
 def test_a_run_killed_while_saving_equals_an_uninterrupted_one(
-    tmp_path: Path, whole: Callable[..., Result], point: str
+    tmp_path: Path, whole: Callable[..., Result], point: str, every: bool
 ) -> None:
+    """``--every`` tries each of the rare points and every fifth of the frequent ones; otherwise one in three of these."""
     trainings.sequences(Store(tmp_path / "fresh"))
-    number, step = 1, 1 if point in ("rename", "unlink") else 5
+    number, step = 1, (1 if point in ("rename", "unlink") else 5) * (1 if every else 3)
     while True:
         store = Store(tmp_path / f"{point}-{number}")
         shutil.copytree(tmp_path / "fresh", store.root)
@@ -282,6 +284,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, step: int, *, gradient: bool, value:
     monkeypatch.setattr(MaskedLM, "losses", bad)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=["nan", "inf"])
 @pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient"])
 def test_a_non_finite_number_stops_the_run_before_the_update(
@@ -347,6 +350,7 @@ def damaged(store: Store, file: str, *, how: str, which: list[int]) -> None:
             path.write_bytes(data)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["missing", "flipped"])
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it_or_refused(

@@ -13,6 +13,7 @@ import guidance
 from guidance.errors import InputError
 from tests.guidance.models import SEQ2SEQ, batch, pair_batch
 from tests.guidance.plans import PLANS, installed, run
+from tests.tiny import processes
 
 CASES = [
     *(("roberta", name) for name in ("attention_loss", "gate", "fix", "all off", "adversary", "random_mask", "pal")),
@@ -42,9 +43,8 @@ def _gradients(family: str, name: str, part: slice, *, parallel: bool = False) -
     return {key: parameter.grad for key, parameter in model.named_parameters()}
 
 
-def _worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+def _worker(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
     for number, (family, name) in enumerate(CASES):
         if name == "random_mask":
             torch.manual_seed(rank)
@@ -83,7 +83,8 @@ def _refusal_of_fsdp() -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the gradients of both processes for each case."""
     path = tmp_path_factory.mktemp("parallel")
-    torch.multiprocessing.spawn(_worker, args=(str(path),), nprocs=2)
+    torch.set_num_threads(1)  # so that this process may be forked
+    assert processes(2, lambda rank: _worker(rank, path)) == [0, 0]
     return path
 
 

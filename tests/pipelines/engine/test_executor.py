@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -363,8 +365,12 @@ def test_an_error_in_a_shard_reaches_the_caller_unchanged(
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 def test_workers_print_and_log_nothing(settings: list[str], text: Artifact, store: Store) -> None:
-    process = start(text, store, "work=chatty", f"shard_size={SIZE}", *settings)
-    out, err = process.communicate(timeout=120)
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # taken by another program
+            other.bind(("", 8787))
+            other.listen()
+        process = start(text, store, "work=chatty", f"shard_size={SIZE}", *settings)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
 
 

@@ -48,7 +48,8 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.address = f"tcp://127.0.0.1:{port}"
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
+        options = ("--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        self.scheduler = self._start("scheduler", *options)
 
     def add_worker(self, *options: str) -> subprocess.Popen[bytes]:
         options = ("--nthreads", "1", "--no-dashboard", "--local-directory", str(self._folder), *options)
@@ -84,11 +85,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def test_a_relative_store_path_works_for_workers_in_another_folder(
-    cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_workers_may_join_after_the_run_has_begun_and_need_not_share_its_folder(
+    cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The paths of corpus and store are relative."""
+    executor.log.propagate = True
     for _ in range(2):
-        cluster.add_worker()
+        threading.Timer(1, cluster.add_worker, ["--no-nanny"]).start()
     monkeypatch.chdir(store.root.parent)
     relative = Store(store.root.relative_to(store.root.parent))
     with Artifact(text.path.relative_to(store.root.parent)) as corpus:
@@ -96,11 +99,14 @@ def test_a_relative_store_path_works_for_workers_in_another_folder(
         assert result is not None
         again = works.run_stage(corpus, relative, shard_size=1, force=True)
     assert again is not None
+    assert "no workers yet" in caplog.text
     assert texts_in(result) == blocks_of(text)
     assert result.artifact.content == again.artifact.content
 
 
-@pytest.mark.parametrize("options", [(), ("--no-nanny",)], ids=["nanny", "no nanny"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--no-nanny",), marks=pytest.mark.every)], ids=["nanny", "no nanny"]
+)
 def test_a_lost_worker_costs_its_shard(
     options: tuple[str, ...], cluster: Cluster, text: Artifact, store: Store, traces: Path
 ) -> None:
@@ -121,21 +127,10 @@ def test_a_lost_worker_costs_its_shard(
     assert texts_in(result) == blocks_of(text)
 
 
-def test_workers_may_join_after_the_run_has_begun(
-    cluster: Cluster, text: Artifact, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    executor.log.propagate = True
-    threading.Timer(2, cluster.add_worker).start()
-    result = works.run_stage(text, store, executor="dask", scheduler=cluster.address, shard_size=SIZE)
-    assert result is not None
-    assert texts_in(result) == blocks_of(text)
-    assert "no workers yet" in caplog.text
-
-
 def test_a_scheduler_that_goes_away_ends_the_run_and_finished_shards_are_kept(
     cluster: Cluster, text: Artifact, store: Store, traces: Path
 ) -> None:
-    cluster.add_worker()
+    cluster.add_worker("--no-nanny")
     settings = ["work=slow", f"shard_size={SIZE}", f"traces={traces}"]
     process = start(
         text,

@@ -258,7 +258,7 @@ def digests(artifact: Artifact) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in artifact.files.items()}
 
 
-@pytest.mark.parametrize(("jobs", "size"), [(1, 100), (1, 700), (2, 300)])
+@pytest.mark.parametrize(("jobs", "size"), [(1, 100), (1, 700), pytest.param(2, 300, marks=pytest.mark.every)])
 def test_counts_do_not_depend_on_shards_and_workers(
     jobs: int, size: int, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,15 +132,17 @@ def test_counts_of_tokens_match_plain_loops(unit: str, kind: str, store: Store, 
     assert again.artifact.content == result.artifact.content
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_the_table_does_not_depend_on_shards_and_executors(unit: str, store: Store, tmp_path: Path) -> None:
+def test_the_table_does_not_depend_on_shards_and_executors(
+    unit: str, store: Store, tmp_path: Path, every: bool
+) -> None:
+    """Without ``--every`` only on shards: `test_statistics` has all statistics on two processes and on Dask."""
     text = make_corpus(store, tmp_path)
     contents = set()
     settings: list[dict[str, Any]] = [{"shard_size": size} for size in (1, 97, 400, 10**7)]
-    for given in [*settings, {"jobs": 2, "shard_size": 300}, {"executor": "dask", "jobs": 2, "shard_size": 500}]:
-        if given.get("executor") == "dask":
-            pytest.importorskip("distributed")
+    if every:
+        settings += [{"jobs": 2, "shard_size": 300}, {"executor": "dask", "jobs": 2, "shard_size": 500}]
+    for given in settings:
         result = idf.run(text.reference, None, idf.Config(unit=unit, **given), store=store, force=True)
         assert result is not None
         contents.add(result.artifact.content)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import gzip
 import itertools
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.engine import executor
 from pipelines.stages import cooccurrence, corpus, dataset, dependencies, idf, masks, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -83,12 +87,35 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
         for _ in range(2):
-            cluster.add_worker()
+            cluster.add_worker("--no-nanny")
         yield cluster
     finally:
         cluster.close()
 
 
+@pytest.fixture
+def warm_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two worker processes for all stages that run with ``jobs=2``: each stage's own would import everything anew."""
+    cold, pools = executor._executor, list[concurrent.futures.Executor]()
+
+    @contextlib.contextmanager
+    def warm(config: executor.Config, num_tasks: int) -> Iterator[Any]:
+        if config.executor == "dask":
+            with cold(config, num_tasks) as found:
+                yield found
+            return
+        if not pools:
+            spawn = multiprocessing.get_context("spawn")
+            pools.append(concurrent.futures.ProcessPoolExecutor(config.jobs, spawn, executor._start_worker))
+        yield pools[0], 2 * config.jobs
+
+    monkeypatch.setattr(executor, "_executor", warm)
+    yield
+    for pool in pools:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.usefixtures("warm_pool")
 def test_statistics_do_not_depend_on_the_executor(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""Splits text into sentences with spaCy's rules, a spaCy model or a Stanza model; gives spans in code points."""
+"""Splits text into sentences by rules, with a spaCy model or with a Stanza model; gives spans in code points.
+
+spaCy and Stanza are imported only if they split; importing them takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from guidance.errors import InputError
 from pipelines.engine.stage import Files, require
 from pipelines.text.blocks import Span
 from pipelines.text.parsing import model_folder
+from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.spacy_models import guarded, load_spacy, spacy_folder
 from pipelines.text.stanza_models import find_stanza, load_stanza, stanza_files
 
@@ -19,12 +23,13 @@ _RELOAD_AFTER = 400_000
 
 
 def check_spec(spec: str) -> None:
-    """Raise InputError unless ``spec`` is ``rules``, ``line``, ``spacy:...`` or ``stanza:...``."""
+    """Raise InputError unless ``spec`` is ``rules``, ``spacy-rules``, ``line``, ``spacy:...`` or ``stanza:...``."""
     kind, _, rest = spec.partition(":")
-    if spec not in ("rules", "line") and not (kind in ("spacy", "stanza") and rest):
+    if spec not in ("rules", "spacy-rules", "line") and not (kind in ("spacy", "stanza") and rest):
         raise InputError(
             f"unknown sentence splitter: {spec!r}",
-            hint="use rules, line, spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER or stanza:FOLDER:LANG:PACKAGE",
+            hint="use rules, line, spacy-rules, spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER or "
+            "stanza:FOLDER:LANG:PACKAGE",
         )
 
 
@@ -45,16 +50,21 @@ def model_files(spec: str) -> Files | None:
 
 
 def splitter(spec: str) -> Splitter:
-    """A function from texts to the spans of their sentences, without white space at the ends of a sentence."""
+    """A function from texts to the spans of their sentences, without white space at the ends of a sentence.
+
+    With ``line`` readers keep lines as sentences; the rules split what has no lines.
+    """
     check_spec(spec)
     kind, _, rest = spec.partition(":")
     if kind == "stanza":
         return _stanza_splitter(*find_stanza(rest))
-    return _SpacySplitter(None if spec in ("rules", "line") else rest)
+    if kind == "spacy" or spec == "spacy-rules":
+        return _SpacySplitter(rest or None)
+    return lambda texts: [split_sentences(text) for text in texts]
 
 
 class _SpacySplitter:
-    """Splits with spaCy.  Its vocabulary grows with every new word, so the model is reloaded from time to time."""
+    """Splits with a spaCy model, or with spaCy's rules for all languages if ``name`` is None.  Its vocabulary grows with every new word, so the model is reloaded from time to time."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name

@@ -340,11 +340,11 @@ def _warn_of_other_shards(names: set[str], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def parquet_file(path: Path, schema: Any) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetWriter`` for a partial file."""
+def parquet_file(path: Path, schema: Any, **options: Any) -> Iterator[Any]:
+    """A ``pyarrow.parquet.ParquetWriter`` for a partial file; ``options`` as there, by default compressed with zstd."""
     import pyarrow.parquet as pq
 
-    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, **{"compression": "zstd"} | options) as writer:
         yield writer
 
 

@@ -204,7 +204,7 @@ def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
         if config.sentences == "auto":
             data = beginning(piece.path, 4 * SAMPLE).decode(config.encoding, "ignore").removeprefix("\ufeff")
             sample = data.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
-            piece = dataclasses.replace(piece, has_sentence_lines=has_sentence_lines(sample, splitter("rules")))
+            piece = dataclasses.replace(piece, has_sentence_lines=has_sentence_lines(sample))
         pages = config.documents == "file" and (config.sentences == "line" or piece.has_sentence_lines)
         parts, is_mixed = cut_file(piece, config.shard_size, "page" if pages else "blank line")
     if is_mixed and len(parts) > 1:
@@ -260,7 +260,7 @@ def _text_documents(piece: Piece, config: Config, notes: Notes, line_files: list
             if config.format is None:
                 check_not_columns(sample, piece.name)
             if has_lines is None and config.sentences == "auto" and config.documents != "line":
-                has_lines = has_sentence_lines(sample, _splitter("rules"))
+                has_lines = has_sentence_lines(sample)
             if has_lines:
                 line_files.append(piece.name)
         yield from text_documents(

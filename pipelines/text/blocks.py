@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 BLOCK_LIMIT = 100_000
 """Code points in the longest block.  spaCy refuses texts of 1,000,000 and Stanza slows down well below that."""
@@ -32,8 +33,7 @@ _LONG = 4 * BLOCK_LIMIT
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A paragraph, or a piece of a very long one.
 
     Attributes:

@@ -271,7 +271,7 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
     """Splits for few documents: each is cut into stretches of sentences, of which some go to valid and test.
 
     Stretches are ranked by a hash, and taken from the lowest on until the fraction of sentences is reached; one is left for
-    training.
+    training.  A fraction below half a sentence gives none.
 
     Args:
         documents: id and number of sentences of each.
@@ -292,7 +292,7 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
     waiting = iter(ranked[:-1])
     for split, fraction in (("valid", valid), ("test", test)):
         goal, taken = fraction * total, 0
-        while taken < goal and (following := next(waiting, None)) is not None:
+        while 0.5 <= goal > taken and (following := next(waiting, None)) is not None:
             _, document, number = following
             splits[document][number] = SPLITS.index(split)
             taken += min(size, documents[document][1] - number * size)

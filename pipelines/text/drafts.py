@@ -74,14 +74,15 @@ class DraftWriter:
             is_open: whether a later one has its end.  Then the document counts even if this part of it is empty.
         """
         self._continues, self._is_open = self._continues or continues, is_open
-        sha256 = hashlib.sha256()
+        is_whole, sha256 = not (continues or is_open), hashlib.sha256()
         first, batch, is_empty, is_visible = len(self._texts), self._about, True, False
         for block in document.blocks:
             if is_empty:
                 first, batch, is_empty = len(self._texts), self._about, False
                 self._begin(document)
             text = block.text
-            sha256.update(text.encode() + b"\n")
+            if is_whole:
+                sha256.update(text.encode() + b"\n")
             is_visible = self._check_characters(block, document.source) or is_visible
             self._texts.append(text)
             self._spans.append(block.sentences)
@@ -89,11 +90,11 @@ class DraftWriter:
             self._characters += len(text)
             if self._characters >= BATCH_CHARACTERS or len(self._texts) >= BATCH_BLOCKS:
                 self._flush()
-        if is_empty and not (continues or is_open):
+        if is_empty and is_whole:
             self._notes.drop("empty", document.place)
             return
         self._documents += 1
-        if not (continues or is_open):
+        if is_whole:
             if not is_visible:
                 self._notes.warn("a document has only invisible characters", document.place)
             if batch is self._about:  # else its first row is written; the digest is computed when drafts are joined
@@ -183,7 +184,7 @@ def _running(counts: Sequence[int]) -> Iterator[int]:
 @contextlib.contextmanager
 def draft_writer(path: Path, split_sentences: Splitter, notes: Notes) -> Iterator[DraftWriter]:
     """A writer of a draft; call its ``finish`` at the end."""
-    with parquet_file(path, draft_schema()) as file:
+    with parquet_file(path, draft_schema(), compression="lz4", use_dictionary=["source"]) as file:
         yield DraftWriter(file, split_sentences, notes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from guidance.errors import InputError
-from pipelines.text.sentences import Splitter
+from pipelines.text.sentence_rules import split_sentences
 
 SAMPLE = 1 << 16
 """Characters from the start of a file that are looked at."""
@@ -16,44 +16,38 @@ MOST_LINES = 200
 FEWEST_LINES = 20
 """With fewer lines, a file is taken for prose."""
 
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
-def has_sentence_lines(text: str, split_sentences: Splitter) -> bool:
-    """True if every line of a text seems to be one sentence.
+def has_sentence_lines(text: str) -> bool:
+    """True if every line of a text, of which the beginning is given, seems to be one sentence.
 
-    So it is if at least half of the lines end where a sentence ends, and hardly any line holds more than one sentence; or if
-    the text has no sentence marks at all.  Wrapped lines, most of which the next word would not have fitted in, never are.
-
-    Args:
-        text: the beginning of a file.
-        split_sentences: finds sentences by rules.
+    So it is if most lines end where a sentence ends and hardly any line holds more than one sentence; or if the text has no
+    sentence marks at all.  Unless nearly all lines end with a sentence, they must also be no wrapped prose: in that, the
+    first word of most lines would not have fitted in the line before.
     """
     lines = _lines(text)
-    if len(lines) < FEWEST_LINES or _is_wrapped(lines):
+    if len(lines) < FEWEST_LINES:
         return False
-    if sum(line[-1].isalnum() or line[-1] in ",;:-" for line in lines) > 0.5 * len(lines) and any(
-        mark in text for mark in (". ", "? ", "! ")
-    ):
-        return False
-    inner = sum(len(spans) - 1 for spans in split_sentences(lines))
-    ended = sum(
-        any(end == len(line) for _, end in spans)
-        for line, spans in zip(lines, split_sentences([f"{line} A" for line in lines]), strict=True)
-    )
-    if ended >= 0.5 * len(lines):
-        return inner <= 0.3 * len(lines)
-    return ended + inner <= 0.05 * len(lines)
+    marks = any(mark in text for mark in (". ", "? ", "! "))
+    if marks and sum(line[-1].isalnum() or line[-1] in ",;:-" for line in lines) > 0.5 * len(lines):
+        return False  # a quick answer for most prose
+    inner = sum(len(split_sentences(line)) - 1 for line in lines) / len(lines)
+    ended = sum(any(end == len(line) for _, end in split_sentences(f"{line} A")) for line in lines) / len(lines)
+    if ended > 0.8:
+        return inner < 0.3
+    return (inner < 0.3 and ended > 0.5 or inner + ended < 0.05) and not _is_wrapped(lines)
 
 
 def check_not_columns(text: str, name: str) -> None:
     """Raise InputError if a text, of which the beginning is given, has one token with columns in each line (CoNLL)."""
-    lines = _lines(text)
-    rows = [line.split("\t") if "\t" in line else line.split(" ") for line in lines if not line.startswith("#")]
-    if len(rows) < FEWEST_LINES or "\n\n" not in text.replace("\r", "").replace("\n \n", "\n\n"):
+    lines = [line for line in _lines(text) if not line.startswith("#")]
+    is_tabbed = sum("\t" in line for line in lines) > 0.9 * len(lines)
+    rows = [line.split("\t" if is_tabbed else " ") for line in lines]
+    if len(rows) < FEWEST_LINES or not _BLANK_LINE.search(text.strip()):
         return
     width = len(rows[len(rows) // 2])
-    is_tabbed = sum("\t" in line for line in lines) > 0.9 * len(lines)
     fitting = [
         row
         for row in rows

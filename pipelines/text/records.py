@@ -285,7 +285,7 @@ def parquet_rows(
                     expansion.add(len(text) if isinstance(text, str) else 0, size)
                     yield number, row
         except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
+            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
         except (pa.ArrowException, OSError, MemoryError) as error:
             detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
@@ -320,7 +320,7 @@ def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Ite
                     number += 1
                     yield number, row
         except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
+            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
         except (pa.ArrowException, OSError, MemoryError) as error:
             detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise InputError(f"{name!r}, after row {number}: damaged Arrow ({detail!r})") from error

@@ -353,3 +353,30 @@ def test_every_reader_reads_or_refuses_every_file(suffix: str, tmp_path: Path) -
             messages.append(error.message)
     assert len(messages) > 10
     assert all(len(message) < 1000 and message.isprintable() for message in messages)
+
+
+TAGGED = b"".join(b"The O\nWolof B-LANG\npeople O\n. O\n\n" for _ in range(9))
+COLUMNS = [
+    ("tabs and tags", TAGGED.replace(b" ", b"\t"), "one token with 2 columns"),
+    ("spaces and tags", TAGGED, "one token with 2 columns"),
+    ("four columns", TAGGED.replace(b" O", b" X X O").replace(b" B", b" X X B"), "one token with 4 columns"),
+    ("blank lines with tabs", TAGGED.replace(b" ", b"\t").replace(b"\n\n", b"\n\t\n"), "one token with 2 columns"),
+    ("treebank", TREE * 12, "one token with 10 columns"),
+    ("treebank with comments", (b"# text = He ran\n" + TREE) * 12, "one token with 10 columns"),
+    ("pairs", b"".join(b"He ran home.\tEl corri\xc3\xb3 a casa.\n" for _ in range(30)), None),
+    ("two words", b"one two\n\n" * 30, None),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "error"), COLUMNS, ids=[name for name, *_ in COLUMNS])
+def test_tokens_in_columns_are_not_read_as_prose(name: str, data: bytes, error: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    store = Store(tmp_path / "store")
+    if error is None:
+        assert corpus.run([str(path)], corpus.Config(), store=store) is not None
+        return
+    with pytest.raises(InputError, match=f"'a.txt': not running text: {error}") as caught:
+        corpus.run([str(path)], corpus.Config(), store=store)
+    assert ("--format conllu" if "10" in error else "awk") in (caught.value.hint or "")
+    assert corpus.run([str(path)], corpus.Config(format="text"), store=store) is not None

@@ -68,7 +68,7 @@ class Config(stage.Config):
     )
     sentences: str | None = Field(
         None,
-        description="sentence splitter: rules (spaCy's sentencizer), line, spacy:NAME_OR_FOLDER, stanza:LANG or "
+        description="sentence splitter: rules (punctuation), line, spacy-rules, spacy:NAME_OR_FOLDER, stanza:LANG or "
         "stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
     )
     valid_fraction: float | None = Field(
@@ -281,4 +281,4 @@ def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -
     return Block(found[0].text, record.number, found[0].sentences) if found else None
 
 
-STAGE = Stage("build-dataset", "corpus", 1, Config, build)
+STAGE = Stage("build-dataset", "corpus", 2, Config, build)

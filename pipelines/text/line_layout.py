@@ -37,7 +37,7 @@ def has_sentence_lines(text: str) -> bool:
     ended = sum(any(end == len(line) for _, end in split_sentences(f"{line} A")) for line in lines) / len(lines)
     if ended > 0.8:
         return inner < 0.3
-    return (inner < 0.3 and ended > 0.5 or inner + ended < 0.05) and not _is_wrapped(lines)
+    return ((inner < 0.3 and ended > 0.5) or inner + ended < 0.05) and not _is_wrapped(lines)
 
 
 def check_not_columns(text: str, name: str) -> None:

@@ -7,10 +7,10 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -179,18 +179,18 @@ def test_an_error_far_into_a_file_names_its_line_and_byte(store: Store, tmp_path
     path = tmp_path / "a.txt"
     path.write_bytes(b"Some words.\r\n\r\n" * 1000 + b"b\xff")
     for size in (100, 10_000_000):
-        with pytest.raises(InputError, match="'a.txt', line 2001, byte 15001: not utf-8"):
+        with pytest.raises(InputError, match=r"'a\.txt', line 2001, byte 15001: not utf-8"):
             build(store, path, shard_size=size)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "A."}\n' * 1000 + '{"text": 1}\n')
-    with pytest.raises(InputError, match="'a.jsonl', line 1001"):
+    with pytest.raises(InputError, match=r"'a\.jsonl', line 1001"):
         build(store, path, shard_size=100)
 
 
 def test_the_same_id_in_two_shards_is_an_error(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"T {n}.", "id": n % 900}) + "\n" for n in range(1000)))
-    with pytest.raises(InputError, match="'a.jsonl', line 901: duplicate id '0', first used at 'a.jsonl', line 1"):
+    with pytest.raises(InputError, match=r"'a\.jsonl', line 901: duplicate id '0', first used at 'a\.jsonl', line 1"):
         build(store, path, shard_size=2_000)
 
 
@@ -226,7 +226,7 @@ def test_fast_paragraphs_are_those_of_the_slow_ones(seed: int, keep_lines: bool)
     )
     bounds = sorted(draw.choices(range(len(text)), k=30))
     chunks = [text[start:stop] for start, stop in zip([0, *bounds], [*bounds, len(text)], strict=True)]
-    page = draw.choice([0, 3])
+    page = draw.choice([0, 3]) if keep_lines else 0
     slow = list(paragraphs(bounded_lines([text]), source="a", notes=Notes(), keep_lines=keep_lines, page=page))
     assert list(text_blocks(chunks, source="a", notes=Notes(), keep_lines=keep_lines, page=page)) == slow
 
@@ -236,9 +236,9 @@ def test_a_small_text_needs_neither_spacy_nor_torch(store: Store, tmp_path: Path
     program = (
         "import sys\nfrom cli.main import run\n"
         f"assert run(['build-corpus', {str(tmp_path / 'a.txt')!r}, '--store', {str(store.root)!r}]) == 0\n"
-        "print([name for name in ('spacy', 'torch', 'transformers', 'stanza', 'pandas', 'scipy') if name in sys.modules])"
+        "print([name for name in ('spacy', 'torch', 'transformers', 'stanza') if name in sys.modules])"
     )
-    started = time.process_time()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.process_time() - started < 1.5
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.5

@@ -215,11 +215,11 @@ def check_encoding(encoding: str) -> str:
     """The canonical name of an encoding.
 
     Raises:
-        InputError: Python has no text encoding of that name.
+        InputError: Python has no text encoding of that name, or it is none for files.
     """
     try:
         "".encode(encoding)
-        b"".decode(encoding)
+        b"\xff".decode(encoding, "ignore")  # idna cannot skip what is invalid
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError, AttributeError) as error:
         raise InputError(f"unknown encoding {encoding!r}", hint="try utf-8, latin-1, cp1252 or utf-16") from error

@@ -24,6 +24,8 @@ from pipelines.storage.store import Store
         "guide build-corpus text/*.txt --name wiki",
         "zcat news.jsonl.gz | guide build-corpus - --format jsonl",
         "guide build-corpus builtin:python-docs --name docs",
+        "guide build-corpus wiki.jsonl --text-field page.text --jobs 8",
+        "guide build-corpus text/ --shard 3/64   # one of 64 jobs; afterwards, without --shard, it joins them",
     ],
     next_command="guide build-tokenizer {}",
 )
@@ -34,7 +36,7 @@ def build_corpus(
         list[str],
         typer.Argument(help="Files, folders, patterns, - for stdin, or builtin:python-docs.", show_default=False),
     ],
-) -> Result:
+) -> Result | None:
     """Read text into a corpus of documents, sentences and splits."""
     return corpus.run(sources, config, stdin=sys.stdin.buffer, **session.options())
 

@@ -51,7 +51,9 @@ def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpa
     for_models: Options = {**options, "name": None}
     for_data: Options = {**for_models, "force": False}  # --force trains again but does not read the same text again
     log.info("1/6 corpus")
-    text = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data).reference
+    built = corpus.run(sources or [BUILTIN], corpus.Config(), store=store, **for_data)
+    assert built is not None, "only --shard gives None"
+    text = built.reference
     log.info("2/6 tokenizer")
     bpe = tokenizer.run(text, tokenizer.Config(vocab_size=config.vocab_size), store=store, **for_data).reference
     log.info("3/6 sequences")

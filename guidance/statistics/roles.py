@@ -231,10 +231,11 @@ def _owners(pieces: Pieces, words: Words, word: Ints, sequence: Ints) -> tuple[I
     inner = np.minimum(piece, len(is_text) - 1)
     covers = (piece < len(is_text)) & (start[inner] < word_end)
     owner[missing[covers]] = word[is_text[inner[covers]]]
-    # inside a sequence: between two pieces of the same document and sequence
+    # inside a sequence: between two pieces of the same document and sequence, with no sentence of another split between them
     before, after = is_text[np.maximum(inner - 1, 0)], is_text[inner]
     inside = (piece > 0) & (piece < len(is_text)) & (sequence[before] == sequence[after])
     inside &= (pieces.document[before] == pieces.document[after]) & (words.document[missing] == pieces.document[after])
+    inside &= pieces.sentence[after] - pieces.sentence[before] <= 1
     return owner, int((inside & ~covers).sum())
 
 

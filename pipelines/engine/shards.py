@@ -220,6 +220,9 @@ def map_shards(
     folder: Path,
     config: Config,
     progress: Progress,
+    *,
+    sizes: Sequence[float] | None = None,
+    unit: str = "shards",
 ) -> list[Path]:
     """Process every shard that has no valid partial file yet; returns the partial files in text order.
 
@@ -227,20 +230,22 @@ def map_shards(
         settings: what ``function`` needs besides the shard, as plain data that is sent along with every shard.  Paths
             must be absolute, since workers of a cluster run in other folders.
         folder: holds the partial files of one recipe.
+        sizes: how much work each shard is, by default 1, and
+        unit: what they count, for the progress display.
 
     Raises:
         ShareDone: ``--shard`` selected some of the shards, and they are done.
         MachineError: workers keep dying, or the cluster cannot be reached.
         GuideError: whatever ``function`` raises.
     """
-    selected = list(shards)
+    selected, weights = list(shards), list(sizes or [1] * len(shards))
     if config.shard:
         first, step = map(int, config.shard.split("/"))
-        selected = selected[first - 1 :: step]
+        selected, weights = selected[first - 1 :: step], weights[first - 1 :: step]
     jobs = [(shard.name, functools.partial(function, shard, settings)) for shard in selected]
     _warn_of_other_shards({shard.name for shard in shards}, folder)
-    with progress.task("Shards", total=len(jobs), unit="shards") as bar:
-        paths = _partial_files(jobs, folder, config, bar.advance)
+    with progress.task("Shards", total=sum(weights), unit=unit) as bar:
+        paths = _partial_files(jobs, folder, config, lambda number: bar.advance(weights[number]))
     if config.shard:
         log.info(
             "--shard %s: %d of %d shards are done; the same command without --shard merges",
@@ -272,7 +277,7 @@ Make = Callable[[Path], None]
 
 
 def _partial_files(
-    jobs: Sequence[tuple[str, Make]], folder: Path, config: Config, advance: Callable[[], None] = lambda: None
+    jobs: Sequence[tuple[str, Make]], folder: Path, config: Config, advance: Callable[[int], None] = lambda number: None
 ) -> list[Path]:
     """One partial file per (name, make) pair: a valid one of an earlier run, or else a new one."""
     folder = folder.absolute()
@@ -286,7 +291,7 @@ def _partial_files(
     for number, name in run_all(_reuse_or_make, tasks, config):
         paths[number] = folder / name
         _wait_for(paths[number])
-        advance()
+        advance(number)
     return [paths[number] for number in range(len(jobs))]
 
 
@@ -335,11 +340,11 @@ def _warn_of_other_shards(names: set[str], folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def parquet_file(path: Path, schema: Any) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetWriter`` for a partial file."""
+def parquet_file(path: Path, schema: Any, **options: Any) -> Iterator[Any]:
+    """A ``pyarrow.parquet.ParquetWriter`` for a partial file; ``options`` as there, by default compressed with zstd."""
     import pyarrow.parquet as pq
 
-    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+    with DigestWriter(path) as file, pq.ParquetWriter(file, schema, **{"compression": "zstd"} | options) as writer:
         yield writer
 
 

@@ -1,62 +1,88 @@
 """Stage ``build-corpus``: turns text of many formats into a table of blocks with documents, sentences and splits.
 
-Reads plain text, JSON lines, CSV, TSV, Parquet, CoNLL-U, standard input, ``builtin:python-docs``.
+Reads plain text, JSON lines, CSV, TSV, Parquet, Arrow, CoNLL-U, standard input, ``builtin:python-docs``.
 Writes ``blocks.parquet`` and ``documents.parquet`` (columns: `pipelines.text.corpus_files`).
+
+The text is read in shards, each of which gives a draft (`pipelines.text.drafts`).  What depends on the whole text, such as
+numbers, duplicates and splits, is decided when the drafts are joined (`pipelines.text.corpus_writer`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, Unpack
+from typing import Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
-from pipelines.engine import stage
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, run_stage
-from pipelines.progress import log
+from pipelines.engine import executor, stage
+from pipelines.engine.shards import map_shards, run_sharded
+from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
+from pipelines.progress import Progress, log
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
-from pipelines.text.corpus_writer import CorpusWriter
-from pipelines.text.readers import check_encoding, decode, format_of, open_lines, open_text
-from pipelines.text.records import Fields, json_documents, parquet_documents, table_documents
+from pipelines.text.corpus_writer import write_corpus
+from pipelines.text.drafts import Draft, draft_writer
+from pipelines.text.line_layout import SAMPLE, check_not_columns, has_sentence_lines
+from pipelines.text.pieces import Bundle, Piece, beginning, bundles, can_cut, cut_file, cut_parquet
+from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, open_lines, open_text
+from pipelines.text.records import (
+    Fields,
+    arrow_rows,
+    column_documents,
+    json_documents,
+    parquet_rows,
+    short_list,
+    table_documents,
+)
 from pipelines.text.sentences import check_spec, model_files, splitter
-from pipelines.text.sources import expand
+from pipelines.text.sources import STDIN, expand
 
 __all__ = ["STAGE", "Config", "read_blocks", "run"]
 
+_BUILTIN = "builtin"
 
-class Config(stage.Config):
+
+class Config(executor.Config):
     """How text is read and split."""
 
-    format: Literal["text", "jsonl", "csv", "tsv", "parquet", "conllu"] | None = Field(
+    format: Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow", "conllu"] | None = Field(
         None, description="format of the files; by default decided by their extension"
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     documents: Literal["file", "paragraph", "line"] = Field(
         "file", description="what counts as a document in plain text: the file, each paragraph or each line"
     )
-    text_field: str = Field("text", min_length=1, description="field or column with the text, in files of records")
+    text_field: str = Field(
+        "text",
+        min_length=1,
+        description="field or column with the text, in files of records; a.b is field b inside field a",
+    )
     id_field: str | None = Field(
         None, description="field or column with the document's id; by default `id` if it exists"
     )
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
     sentences: str = Field(
-        "rules",
-        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
-        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
+        "auto",
+        description="sentence splitter: auto (line for plain text that seems to have one sentence a line, else rules), "
+        "rules (punctuation of all scripts), line, spacy-rules (spaCy's sentencizer), spacy:NAME_OR_FOLDER, stanza:LANG "
+        "or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
     )
     valid: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, fraction of "
-        "groups of 200 sentences",
+        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, fraction of the "
+        "sentences, in at least 100 stretches",
     )
     test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
+    shard_size: int = knob(4_000_000, "Approximate number of bytes per shard.", ge=1)
     license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
     source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
 
@@ -69,19 +95,24 @@ class Config(stage.Config):
 
 def run(
     sources: Sequence[str], config: Config, *, store: Store, stdin: BinaryIO | None = None, **options: Unpack[Options]
-) -> Result:
+) -> Result | None:
     """Build a corpus from files, globs, folders, ``-`` (``stdin``) or ``builtin:python-docs``.
 
     A document's id is its path in the given folder or its file name for files, and the record's own id, or else a digest,
-    for records.  The same sources and settings give the same bytes.
+    for records.  The same sources and settings give the same bytes, whatever the shards and wherever they are read.  With
+    ``--shard`` reads only a share and returns None.
 
     Raises:
         InputError: a source is not in its format, or holds no text; the message names file, line and byte.
         MachineError: the model for sentences is not installed, or the disk is full.
     """
     check_encoding(config.encoding)
-    check_spec(config.sentences)
-    with expand(sources, any_kind=config.format is not None, stdin=stdin) as found:
+    check_spec(_spec(config))
+    with contextlib.ExitStack() as stack:
+        # workers on other machines see the store, but not this machine's temporary folder
+        is_remote = STDIN in sources and config.executor == "dask"
+        spool = stack.enter_context(store.private("corpus", "stdin")) if is_remote else None
+        found = stack.enter_context(expand(sources, any_kind=config.format is not None, stdin=stdin, spool=spool))
         inputs: dict[str, stage.Input] = {}
         if found.paths:
             inputs["text"] = found.files(config.source, config.license)
@@ -89,61 +120,180 @@ def run(
             from pipelines.text.builtin_docs import python_docs_files
 
             inputs["builtin"] = python_docs_files()
-        model = model_files(config.sentences)
+        model = model_files(_spec(config))
         if model is not None:
             inputs["parser"] = model
         if found.skipped:
             log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
-        return run_stage(STAGE, config, inputs, store=store, **options)
+
+        def share(folder: Path, progress: Progress) -> Sequence[Path]:
+            return _read(inputs, config, folder, progress, Notes())
+
+        return run_sharded(STAGE, config, inputs, share, store=store, **options)
 
 
 def build(run: Run) -> None:
     """Build the artifact; see `run`."""
     config: Config = run.config
     notes = Notes()
-    text: Files | None = run.inputs.get("text")
-    files = list(zip(text.paths, text.names, strict=True)) if text else []
-    total = sum(path.stat().st_size for path, _ in files)
-    with contextlib.closing(CorpusWriter(run.out, splitter(config.sentences), notes)) as writer:
-        with run.progress.task("corpus", total=total or None, unit="B") as bar:
-            for path, name in files:
-                for document in _documents(path, name, config, notes):
-                    writer.add(document)
-                bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
-            if "builtin" in run.inputs:
-                from pipelines.text.builtin_docs import python_docs_documents
-
-                keep_lines = config.sentences == "line"
-                for document in python_docs_documents(run.inputs["builtin"], notes, keep_lines=keep_lines):
-                    writer.add(document)
-        run.out.counts |= writer.finish(valid=config.valid, test=config.test)
+    paths = _read(run.inputs, config, run.partial, run.progress, notes)
+    _tell_of_lines(paths)
+    run.out.counts |= write_corpus(
+        paths,
+        run.out,
+        notes,
+        valid=config.valid,
+        test=config.test,
+        progress=run.progress,
+        sources=short_list(run.inputs["text"].names) if "text" in run.inputs else "",
+    )
     run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
     run.warn(*notes.lines())
 
 
-def _documents(path: Path, name: str, config: Config, notes: Notes) -> Iterator[Document]:
-    """All documents of one file of any format."""
-    kind = format_of(name, config.format)
-    keep_lines = config.sentences == "line"
-    fields = Fields(config.text_field, config.id_field, keep_lines)
-    if kind == "text":
-        with open_text(path, name, config.encoding) as stream:
-            chunks = decode(stream, name, config.encoding, notes)
-            layout = config.documents
-            yield from text_documents(chunks, source=name, layout=layout, notes=notes, keep_lines=keep_lines)
+def _spec(config: Config) -> str:
+    return "rules" if config.sentences == "auto" else config.sentences
+
+
+def _tell_of_lines(paths: Sequence[Path]) -> None:
+    names = list(dict.fromkeys(name for path in paths for name in Draft.open(path).more["line_files"]))
+    if names:
+        log.info(
+            "one sentence a line: %s; --sentences rules reads %s as prose",
+            repr(names[0]) if len(names) == 1 else f"{len(names):,} files, first {names[0]!r}",
+            "it" if len(names) == 1 else "them",
+        )
+
+
+# shards
+
+
+def _read(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress, notes: Notes) -> Sequence[Path]:
+    """The drafts of all shards, in order."""
+    shards = list(bundles(_pieces(inputs, config, notes), config.shard_size))
+    settings = {"config": config.recipe(), "builtin": inputs.get("builtin")}
+    sizes = [shard.size for shard in shards]
+    return map_shards(draft, shards, settings, folder, config, progress, sizes=sizes, unit="B")
+
+
+def _pieces(inputs: Mapping[str, Any], config: Config, notes: Notes) -> Iterator[tuple[int, Piece]]:
+    """The pieces of all files, each with the number of its file."""
+    text: Files | None = inputs.get("text")
+    number = 0
+    for number, (path, name) in enumerate(zip(text.paths, text.names, strict=True) if text else (), 1):
+        kind = format_of(name, config.format)
+        piece = Piece(str(path.absolute()), name, kind, path.stat().st_size)
+        for part in _parts(piece, config, notes):
+            yield number, part
+    if "builtin" in inputs:
+        size = sum(path.stat().st_size for path in inputs["builtin"].paths)
+        yield number + 1, Piece("", _BUILTIN, _BUILTIN, size)
+
+
+def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
+    """A large file in parts, if its format allows that; else the file."""
+    if piece.size < 2 * config.shard_size:
+        return [piece]
+    if piece.kind == "parquet":
+        return cut_parquet(piece, config.shard_size)
+    if piece.kind not in ("text", "jsonl") or piece.name.endswith(".gz") or not can_cut(config.encoding):
+        return [piece]
+    if piece.kind == "jsonl" or config.documents == "line":
+        parts, is_mixed = cut_file(piece, config.shard_size, "line")
+    else:
+        if config.sentences == "auto":
+            data = beginning(piece.path, 4 * SAMPLE).decode(config.encoding, "ignore").removeprefix("\ufeff")
+            sample = data.replace("\r\n", "\n").replace("\r", "\n")[:SAMPLE]
+            piece = dataclasses.replace(piece, has_sentence_lines=has_sentence_lines(sample))
+        pages = config.documents == "file" and (config.sentences == "line" or piece.has_sentence_lines)
+        parts, is_mixed = cut_file(piece, config.shard_size, "page" if pages else "blank line")
+    if is_mixed and len(parts) > 1:
+        notes.warn(MIXED_LINE_ENDS, repr(piece.name))
+    return parts
+
+
+def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
+    """Write the draft of a shard."""
+    config = Config(**settings["config"])
+    notes, line_files = Notes(), list[str]()
+    with draft_writer(path, _splitter(_spec(config)), notes) as writer:
+        for piece in shard.pieces:
+            if piece.kind == _BUILTIN:
+                from pipelines.text.builtin_docs import python_docs_documents
+
+                keep_lines = config.sentences == "line"
+                documents = python_docs_documents(settings["builtin"], notes, keep_lines=keep_lines)
+            elif piece.kind == "text":
+                documents = _text_documents(piece, config, notes, line_files)
+            else:
+                documents = _record_documents(piece, config, notes)
+            is_file = piece.kind == "text" and config.documents == "file"
+            for document in documents:
+                writer.add(
+                    document,
+                    continues=is_file and piece.start > 0,
+                    is_open=is_file and piece.stop is not None,
+                )
+        writer.finish(line_files=line_files)
+
+
+@functools.lru_cache(maxsize=1)
+def _splitter(spec: str) -> Any:
+    """The splitter, kept for the next shard: models take seconds to load."""
+    return splitter(spec)
+
+
+def _text_documents(piece: Piece, config: Config, notes: Notes, line_files: list[str]) -> Iterator[Document]:
+    """The documents of a plain text file, or of a part of it.  Adds its name to ``line_files`` if lines are sentences."""
+    with open_text(Path(piece.path), piece.name, config.encoding, piece.start, piece.stop) as stream:
+        is_whole = piece.start == 0 and piece.stop is None
+        chunks = decode(
+            stream, piece.name, config.encoding, notes, position=piece.start, line=piece.line, is_whole=is_whole
+        )
+        has_lines = piece.has_sentence_lines
+        if piece.start == 0:
+            head: list[str] = []
+            while sum(map(len, head)) < SAMPLE and (chunk := next(chunks, None)) is not None:
+                head.append(chunk)
+            chunks = itertools.chain(head, chunks)
+            sample = "".join(head)[:SAMPLE]
+            if config.format is None:
+                check_not_columns(sample, piece.name)
+            if has_lines is None and config.sentences == "auto" and config.documents != "line":
+                has_lines = has_sentence_lines(sample)
+            if has_lines:
+                line_files.append(piece.name)
+        yield from text_documents(
+            chunks,
+            source=piece.name,
+            layout=config.documents,
+            notes=notes,
+            keep_lines=config.sentences == "line" or bool(has_lines),
+            line=piece.line,
+        )
+
+
+def _record_documents(piece: Piece, config: Config, notes: Notes) -> Iterator[Document]:
+    """The documents of a file of records or of a treebank, or of a part of it."""
+    path, name = Path(piece.path), piece.name
+    fields = Fields(config.text_field, config.id_field, config.sentences == "line")
+    if piece.kind == "parquet":
+        groups = None if piece.stop is None else range(piece.start, piece.stop)
+        rows = functools.partial(parquet_rows, groups=groups, first=piece.line)
+        yield from column_documents(path, name, fields, notes, rows)
         return
-    if kind == "parquet":
-        yield from parquet_documents(path, name, fields, notes)
+    if piece.kind == "arrow":
+        yield from column_documents(path, name, fields, notes, arrow_rows)
         return
-    lines = open_lines(path, name, config.encoding, notes)
-    if kind == "jsonl":
+    lines = open_lines(path, name, config.encoding, notes, start=piece.start, stop=piece.stop, line=piece.line)
+    if piece.kind == "jsonl":
         yield from json_documents(lines, name, fields, notes)
-    elif kind == "conllu":
+    elif piece.kind == "conllu":
         yield from conllu_documents(lines, name, notes)
     else:
-        quoting = config.quoting if config.quoting is not None else kind == "csv"
-        delimiter = "," if kind == "csv" else "\t"
+        quoting = config.quoting if config.quoting is not None else piece.kind == "csv"
+        delimiter = "," if piece.kind == "csv" else "\t"
         yield from table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
 
 
-STAGE = Stage("build-corpus", "corpus", 1, Config, build)
+STAGE = Stage("build-corpus", "corpus", 2, Config, build)

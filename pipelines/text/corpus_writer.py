@@ -1,38 +1,46 @@
-"""Writes the two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``, with memory bounded by a batch.
+"""Joins drafts into the two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``.
 
-Documents go to a draft file as they arrive.  A second pass over the draft decides what depends on the whole corpus: the
-splits, which depend on the number of documents, and the removal of long duplicates.
+A first pass over the drafts decides what depends on the whole corpus: which documents are duplicates, and how many are
+left.  A second pass numbers documents, blocks and sentences, assigns splits, and writes.  Memory is bounded by a batch.  The
+result depends on the sequence of documents alone, not on how they are divided into drafts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
-import re
 import sqlite3
-import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
+from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Builder
-from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
-from pipelines.text.blocks import Block, Document, Notes
+from pipelines.text.blocks import Document, Notes
 from pipelines.text.corpus_files import SPLITS, block_schema, document_schema
+from pipelines.text.drafts import BATCH_BLOCKS, BATCH_CHARACTERS, Draft, draft_writer
 from pipelines.text.sentences import Splitter
 
-DRAFT = "draft.parquet"
-FEW_DOCUMENTS = 20
-GROUP_SENTENCES = 200
+if TYPE_CHECKING:
+    import numpy as np
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
-_BUFFER = 8 << 20
-_BATCH_CHARACTERS = 4 << 20
-_BATCH_BLOCKS = 20_000
-_COUNTED = ("documents", "blocks", "sentences", "words", "characters")
+FEW_DOCUMENTS = 20
+"""With fewer documents, splits consist of stretches of sentences."""
+
+STRETCHES = 100
+"""How many stretches of sentences there are at least, if there are as many sentences."""
+
+STRETCH_LIMIT = 200
+"""Sentences in the longest stretch, unless there would be more than `MOST_STRETCHES`."""
+
+MOST_STRETCHES = 100_000
+
+_DRAFT = "draft.parquet"
+_COUNTED = ("blocks", "sentences", "words", "characters")
 
 
 def fraction_of(key: str) -> float:
@@ -41,311 +49,500 @@ def fraction_of(key: str) -> float:
 
 
 def split_of(key: str, valid: float, test: float) -> str:
-    """The split for a key: a document id, or the key of a group of sentences."""
+    """The split of a document, given its id."""
     fraction = fraction_of(key)
     return "valid" if fraction < valid else "test" if fraction < valid + test else "train"
 
 
 class CorpusWriter:
-    """Takes documents one by one; `finish` writes the tables.
-
-    Attributes:
-        documents: number of documents drafted so far, including large duplicates.
-    """
+    """Takes documents one by one; `finish` writes the tables."""
 
     def __init__(self, out: Builder, split_sentences: Splitter, notes: Notes) -> None:
-        self._out, self._split_sentences, self._notes = out, split_sentences, notes
-        self.documents = 0
-        self._duplicates: set[int] = set()
-        self._rows: list[tuple[int, int, int, Block]] = []
-        self._pending_characters = 0
-        self._sentences: tuple[int, int] = (-1, 0)
-        self._has_splits = False
-        # a private database that spills to a temporary file, so the number of ids and digests is not bounded by memory
-        self._seen = sqlite3.connect("", isolation_level=None)
-        self._seen.execute("PRAGMA journal_mode=OFF")
-        self._seen.execute("PRAGMA cache_size=-65536")
-        self._seen.execute("CREATE TABLE digests (digest BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, place TEXT) WITHOUT ROWID")
-        self._seen.execute(
-            "CREATE TABLE documents (number INTEGER PRIMARY KEY, id BLOB, source TEXT, split TEXT, pair BLOB, label BLOB)"
-        )
-        self._seen.execute("BEGIN")
-        self._writing: Any = out.parquet(DRAFT, _draft_schema())
-        self._draft = self._writing.__enter__()
+        self._out, self._notes = out, notes
+        self._stack = contextlib.ExitStack()
+        self._draft = self._stack.enter_context(draft_writer(out.path / _DRAFT, split_sentences, Notes()))
 
     def close(self) -> None:
-        """Close the draft and the database, also after an error."""
-        self._seen.close()
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.__exit__(*sys.exc_info())
+        """Close the draft, also after an error."""
+        self._stack.close()
 
     def add(self, document: Document) -> None:
-        """Draft a document, unless it is empty or its text is a duplicate.  Examples of a task may be duplicates.
-
-        Raises:
-            InputError: another document has the same id.
-        """
-        if document.id is not None:
-            self._claim(document.id, document.place)
-        blocks = iter(document.blocks)
-        head: list[Block] = []
-        size = 0
-        sha256 = hashlib.sha256()
-        for block in blocks:
-            head.append(block)
-            size += len(block.text)
-            sha256.update(block.text.encode() + b"\n")
-            if size > _BUFFER:
-                break
-        if not head:
-            self._notes.drop("empty", document.place)
-            return
-        example = document.example
-        small = size <= _BUFFER
-        if example:
-            self._has_splits = True
-            if not self._is_new(sha256.digest()):
-                self._notes.warn("an example repeats the text of an earlier one; it was kept", document.place)
-        elif small and not self._is_new(sha256.digest()):
-            self._notes.drop("duplicate", document.place)
-            return
-        start = number = 0
-        visible = False
-        for number, block in enumerate(itertools.chain(head, blocks)):
-            if number >= len(head):
-                sha256.update(block.text.encode() + b"\n")
-            visible = visible or self._check_characters(block, document.source)
-            self._append(number, start, block)
-            start += len(block.text) + 1
-        if not visible:
-            self._notes.warn("a document has only invisible characters", document.place)
-        if not example and not small and not self._is_new(sha256.digest()):
-            self._notes.drop("duplicate", document.place)
-            self._duplicates.add(self.documents)
-        id_ = document.id
-        if id_ is None:
-            id_ = sha256.hexdigest()[:16]
-            if self.documents not in self._duplicates:
-                self._claim(id_, document.place)
-        split, *texts = (example.split, example.pair, example.label) if example else (None, None, None)
-        pair, label = (value if value is None else value.encode() for value in texts)
-        row = (self.documents, id_.encode(), document.source, split, pair, label)
-        self._seen.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
-        self.documents += 1
-
-    def _claim(self, id_: str, place: str) -> None:
-        try:
-            self._seen.execute("INSERT INTO ids VALUES (?, ?)", (id_.encode(), place))
-        except sqlite3.IntegrityError:
-            before = self._seen.execute("SELECT place FROM ids WHERE id = ?", (id_.encode(),)).fetchone()[0]
-            raise InputError(f"{place}: duplicate id {id_[:60]!r}, first used at {before}") from None
-
-    def _is_new(self, digest: bytes) -> bool:
-        return self._seen.execute("INSERT OR IGNORE INTO digests VALUES (?)", (digest,)).rowcount == 1
-
-    def _check_characters(self, block: Block, source: str) -> bool:
-        """Warn of control characters and byte-order marks; True if the block has a visible character."""
-        text = block.text
-        if text.isascii() and text.isprintable():
-            return True
-        place = f"{source!r}, line {block.line}"
-        if _CONTROL.search(text):
-            self._notes.warn("control characters were kept", place)
-        if "\ufeff" in text:
-            self._notes.warn("a byte-order mark inside the text was kept", place)
-        return any(letter.isprintable() and not letter.isspace() for letter in text)
-
-    def _append(self, number: int, start: int, block: Block) -> None:
-        self._rows.append((self.documents, number, start, block))
-        self._pending_characters += len(block.text)
-        if self._pending_characters >= _BATCH_CHARACTERS or len(self._rows) >= _BATCH_BLOCKS:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self._rows:
-            return
-        rows, self._rows, self._pending_characters = self._rows, [], 0
-        unsplit = [row[3].text for row in rows if row[3].sentences is None]
-        found = iter(self._split_sentences(unsplit) if unsplit else [])
-        first, starts, ends, offsets = [], [], [], [0]
-        document, running = self._sentences
-        for row in rows:
-            spans = row[3].sentences if row[3].sentences is not None else next(found)
-            if row[0] != document:
-                document, running = row[0], 0
-            first.append(running)
-            running += len(spans)
-            starts += [span[0] for span in spans]
-            ends += [span[1] for span in spans]
-            offsets.append(len(starts))
-        self._sentences = (document, running)
-        schema = _draft_schema()
-        kind = schema.field("sentences").type.value_type
-        spans_array = pa.StructArray.from_arrays(
-            [pa.array(starts, pa.int32()), pa.array(ends, pa.int32())], fields=list(kind)
-        )
-        texts = [row[3].text for row in rows]
-        self._draft.write_table(
-            pa.table(
-                [
-                    pa.array([row[0] for row in rows], pa.int64()),
-                    pa.array([row[1] for row in rows], pa.int32()),
-                    pa.array([row[2] for row in rows], pa.int64()),
-                    pa.array(first, pa.int32()),
-                    pa.array(texts, pa.string()),
-                    pa.ListArray.from_arrays(
-                        pa.array(offsets, pa.int32()), spans_array, type=schema.field("sentences").type
-                    ),
-                    pa.array([len(text.split()) for text in texts], pa.int32()),
-                    pa.array([len(text) for text in texts], pa.int32()),
-                ],
-                schema=schema,
-            )
-        )
+        """Draft a document, unless it is empty."""
+        self._draft.add(document)
 
     def finish(self, *, valid: float, test: float) -> dict[str, Any]:
-        """Decide the splits, write the tables and return the counts.
-
-        Raises:
-            InputError: no document is left.
-        """
-
-        self._flush()
-        writing, self._writing = self._writing, None
-        writing.__exit__(None, None, None)
-        kept = self.documents - len(self._duplicates)
-        if not kept:
-            dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(self._notes.dropped.items()))
-            raise InputError("no records" + (f": {dropped}" if dropped else ""), hint="check that the files have text")
-        draft = open_parquet(self._out.path / DRAFT)
-        groups = self._assign_groups(draft, valid, test) if kept < FEW_DOCUMENTS and not self._has_splits else None
-        counts = self._write_tables(draft, groups, valid, test)
-        draft.close()
-        self._out.remove(DRAFT)
-        for split, fraction in (("valid", valid), ("test", test)):
-            if fraction and not counts["splits"].get(split):
-                self._notes.warn(f"no text fell into {split}", "the corpus is too small")
+        """Write the tables; see `write_corpus`."""
+        self._draft.finish()
+        self.close()
+        path = self._out.path / _DRAFT
+        counts = write_corpus([path], self._out, self._notes, valid=valid, test=test)
+        path.unlink()
         return counts
 
-    def _assign_groups(self, draft: Any, valid: float, test: float) -> dict[tuple[int, int], str]:
-        """The split of each group of `GROUP_SENTENCES` sentences, for a corpus under `FEW_DOCUMENTS` documents."""
-        ids = {number: id_.decode() for number, id_ in self._seen.execute("SELECT number, id FROM documents")}
-        keys: dict[tuple[int, int], str] = {}
-        for batch in draft.iter_batches(columns=["document", "first_sentence"]):
-            for number, first in zip(*(values.to_pylist() for values in batch.columns), strict=True):
-                if number not in self._duplicates:
-                    group = first // GROUP_SENTENCES
-                    keys[number, group] = f"{ids[number]}\x00{group}"
-        splits = {group: split_of(key, valid, test) for group, key in keys.items()}
-        if valid and "valid" not in splits.values() and len(splits) > 1:
-            splits[min(keys, key=lambda group: fraction_of(keys[group]))] = "valid"
-        return splits
 
-    def _write_tables(
-        self, draft: Any, groups: dict[tuple[int, int], str] | None, valid: float, test: float
-    ) -> dict[str, Any]:
+def write_corpus(
+    drafts: Sequence[Path],
+    out: Builder,
+    notes: Notes,
+    *,
+    valid: float,
+    test: float,
+    progress: Progress | None = None,
+    sources: str = "",
+) -> dict[str, Any]:
+    """Write the tables of a corpus from its drafts, given in the order of the text; returns the counts.
+
+    Args:
+        valid: fraction for validation, and
+        test: fraction for testing, from 0 to 1; documents that have a split already keep it.
+        sources: where the text comes from, for messages.
+
+    Raises:
+        InputError: no document is left, or two have the same id.
+    """
+    opened = [Draft.open(path) for path in drafts]
+    survey = _survey(opened, notes)
+    if not survey.documents:
+        dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(notes.dropped.items()))
+        raise InputError(
+            "no records" + (f" in {sources}" if sources else "") + (f": {dropped}" if dropped else ""),
+            hint="check that the files have text",
+        )
+    with (progress or Progress()).task("Write", total=survey.documents, unit="documents") as bar:
+        numbering = _Numbering(survey, valid, test)
+        with out.parquet(BLOCKS, block_schema()) as blocks, out.parquet(DOCUMENTS, document_schema()) as documents:
+            for table in _row_groups(numbering.tables(opened)):
+                blocks.write_table(table)
+                if len(numbering.finished) >= BATCH_BLOCKS:
+                    bar.advance(len(numbering.finished))
+                    documents.write_table(_document_table(numbering.finished))
+                    numbering.finished = []
+            documents.write_table(_document_table(numbering.finished))
+    counts = numbering.counts()
+    _check_sizes(counts, {"valid": valid, "test": test}, notes, by_document=survey.few is None)
+    return counts
+
+
+# which documents are kept
+
+
+class _Seen:
+    """Ids and digests so far, in a private database that spills to a temporary file: their number is not bounded by memory."""
+
+    def __init__(self) -> None:
+        self._tables = sqlite3.connect("", isolation_level=None)
+        for command in (
+            "PRAGMA journal_mode=OFF",
+            "PRAGMA cache_size=-65536",
+            "CREATE TABLE digests (digest BLOB PRIMARY KEY) WITHOUT ROWID",
+            "CREATE TABLE ids (id BLOB PRIMARY KEY, place TEXT) WITHOUT ROWID",
+            "BEGIN",
+        ):
+            self._tables.execute(command)
+
+    def claim(self, id_: str, place: str) -> None:
+        """Raise InputError if the id was claimed before."""
+        try:
+            self._tables.execute("INSERT INTO ids VALUES (?, ?)", (id_.encode(), place))
+        except sqlite3.IntegrityError:
+            before = self._tables.execute("SELECT place FROM ids WHERE id = ?", (id_.encode(),)).fetchone()[0]
+            raise InputError(f"{place}: duplicate id {id_[:60]!r}, first used at {before}") from None
+
+    def is_new(self, digest: bytes) -> bool:
+        return self._tables.execute("INSERT OR IGNORE INTO digests VALUES (?)", (digest,)).rowcount == 1
+
+    def close(self) -> None:
+        self._tables.close()
+
+
+@dataclass
+class _Survey:
+    """What the first pass decides.
+
+    Attributes:
+        keep: for each draft and each of its documents whether it is kept.
+        documents: number of documents that are kept.
+        few: ids and numbers of sentences of the kept documents, if they are fewer than `FEW_DOCUMENTS` and have no splits.
+        digests: of documents that are kept and whose first row lacks the digest, by draft and number in it.
+    """
+
+    keep: list[np.ndarray] = field(default_factory=list)
+    documents: int = 0
+    few: list[tuple[str, int]] | None = field(default_factory=list)
+    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Open:
+    """A document that may have parts in several drafts; ``parts`` are draft and number in it."""
+
+    id: str | None
+    place: str
+    parts: list[tuple[int, int]]
+    sentences: int
+    sha256: Any = field(default_factory=hashlib.sha256)
+
+
+def _survey(drafts: Sequence[Draft], notes: Notes) -> _Survey:
+    import numpy as np
+
+    found = _Survey()
+    is_open: _Open | None = None
+    with contextlib.closing(_Seen()) as seen:
+
+        def decide(document: _Open, digest: bytes, has_split: bool) -> None:
+            if document.id is not None:
+                seen.claim(document.id, document.place)
+            is_new = seen.is_new(digest)
+            if not is_new and has_split:
+                notes.warn("an example repeats the text of an earlier one; it was kept", document.place)
+            elif not is_new:
+                notes.drop("duplicate", document.place)
+                for draft, number in document.parts:
+                    found.keep[draft][number] = False
+                return
+            found.documents += 1
+            if found.few is not None:
+                found.few.append((document.id or digest.hex()[:16], document.sentences))
+                if has_split or len(found.few) >= FEW_DOCUMENTS:
+                    found.few = None
+
+        for index, draft in enumerate(drafts):
+            notes.add(draft.notes)
+            found.keep.append(np.ones(draft.documents, bool))
+            for number, about, sentences in _documents(draft):
+                document = _Open(about["id"], about["place"], [(index, number)], sentences)
+                if is_open is not None:
+                    if draft.continues and number == 0:
+                        is_open.parts.append((index, number))
+                        is_open.sentences += sentences
+                        document = is_open
+                    else:
+                        decide(is_open, is_open.sha256.digest(), False)
+                    is_open = None
+                digest = about["digest"]
+                if digest is None:  # it spans several row groups or drafts
+                    for text in draft.texts(number):
+                        document.sha256.update(text.encode() + b"\n")
+                    digest = document.sha256.digest()
+                    found.digests[document.parts[0]] = digest
+                if draft.is_open and number == draft.documents - 1:
+                    is_open = document
+                else:
+                    decide(document, digest, about["split"] is not None)
+            # a part of a document may be empty
+            if is_open and (not draft.is_open or (draft.documents > 1 and is_open.parts[-1][0] < index)):
+                decide(is_open, is_open.sha256.digest(), False)
+                is_open = None
+    return found
+
+
+def _documents(draft: Draft) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """The documents of a draft that have blocks in it: number, columns about them, and number of sentences in it."""
+    import numpy as np
+
+    columns = ["id", "source", "place", "digest", "split"]
+    last: tuple[int, dict[str, Any], int] | None = None
+    for table in draft.tables(["document", "num_sentences", *columns]):
+        starts = np.flatnonzero(table["source"].is_valid().to_numpy())
+        sentences = np.concatenate([[0], np.cumsum(table["num_sentences"].to_numpy())])
+        numbers = table["document"].to_numpy()[starts].tolist()
+        before = int(sentences[starts[0]]) if len(starts) else int(sentences[-1])
+        if last is not None:
+            last = (last[0], last[1], last[2] + before)
+            if len(starts):
+                yield last
+        sizes = np.diff(sentences[[*starts, -1]]).tolist()
+        values = zip(*(table[name].take(starts).to_pylist() for name in columns), strict=True)
+        rows = [
+            (number, dict(zip(columns, about, strict=True)), size)
+            for number, about, size in zip(numbers, values, sizes, strict=True)
+        ]
+        yield from rows[:-1]
+        last = rows[-1] if rows else last
+    if last is not None:
+        yield last
+
+
+# splits
+
+
+def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -> tuple[int, list[np.ndarray]]:
+    """Splits for few documents: each is cut into stretches of sentences, of which some go to valid and test.
+
+    Stretches are ranked by a hash, and taken from the lowest on until the fraction of sentences is reached; one is left for
+    training.  A fraction below half a sentence gives none.
+
+    Args:
+        documents: id and number of sentences of each.
+
+    Returns:
+        Sentences in a stretch, and for each document an array: the index in `SPLITS` of each of its stretches.
+    """
+    import numpy as np
+
+    total = sum(count for _, count in documents)
+    size = max(1, min(total // STRETCHES, STRETCH_LIMIT), total // MOST_STRETCHES)
+    splits = [np.zeros(max(1, -(-count // size)), np.int8) for _, count in documents]
+    ranked = sorted(
+        (fraction_of(f"{documents[document][0]}\0{number}"), document, number)
+        for document, own in enumerate(splits)
+        for number in range(len(own))
+    )
+    waiting = iter(ranked[:-1])
+    for split, fraction in (("valid", valid), ("test", test)):
+        goal, taken = fraction * total, 0
+        while 0.5 <= goal > taken and (following := next(waiting, None)) is not None:
+            _, document, number = following
+            splits[document][number] = SPLITS.index(split)
+            taken += min(size, documents[document][1] - number * size)
+    return size, splits
+
+
+def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes, *, by_document: bool) -> None:
+    """Say how large each split is, and warn where that is far from what was asked for."""
+    total = max(1, counts["sentences"])
+    found = {split: count["sentences"] for split, count in counts["splits"].items()}
+    log.info("%s", ", ".join(f"{split} {count:,} sentences ({count / total:.1%})" for split, count in found.items()))
+    for split, fraction in wanted.items():
+        count = found.get(split, 0)
+        if fraction and not 0.5 * fraction <= count / total <= 1.5 * fraction:
+            reason = (
+                "a document is never divided; --documents paragraph or line makes smaller ones"
+                if by_document
+                else f"there are only {counts['sentences']:,} sentences"
+            )
+            asked = f"{100 * fraction:.3g} % was asked for"
+            notes.warn(f"{split} has {count:,} sentences of {total:,}, {count / total:.1%}; {asked}", reason)
+
+
+# numbering and writing
+
+
+class _Numbering:
+    """Numbers documents, blocks and sentences, and assigns splits.
+
+    Attributes:
+        finished: rows of ``documents.parquet`` that are complete.
+    """
+
+    def __init__(self, survey: _Survey, valid: float, test: float) -> None:
+        import numpy as np
+
+        self.finished: list[_Row] = []
+        self._survey, self._fractions = survey, (valid, test)
+        self._size, few = stretches(survey.few, valid, test) if survey.few is not None else (0, None)
+        if few is not None:
+            self._few = np.concatenate(few)
+            self._offsets = np.cumsum([0, *map(len, few)])
+            self._changes = np.cumsum([0, *(self._few[1:] != self._few[:-1])])
+        self._row = _Row(-1)
+        self._document, self._block, self._start, self._sentence = -1, 0, 0, 0
+        self._per_split = {name: np.zeros(len(SPLITS), np.int64) for name in ("documents", *_COUNTED)}
+
+    def tables(self, drafts: Sequence[Draft]) -> Iterator[tuple[Any, np.ndarray]]:
+        """The rows of ``blocks.parquet``, with the number of characters of each."""
+        import numpy as np
         import pyarrow as pa
 
-        schema, split_index = block_schema(), {split: index for index, split in enumerate(SPLITS)}
-        per_split: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(_COUNTED, 0)) for split in SPLITS}
-        records = self._kept_documents()
-        current: _Row | None = None
-        finished: list[_Row] = []
-        number_of_documents = 0
-        with self._out.parquet(BLOCKS, schema) as blocks, self._out.parquet(DOCUMENTS, document_schema()) as documents:
-            for group_number in range(draft.num_row_groups):
-                table = draft.read_row_group(group_number)
-                keep = [number not in self._duplicates for number in table.column("document").to_pylist()]
-                if not any(keep):
+        goes_on = False
+        for index, draft in enumerate(drafts):
+            keep, continues = self._survey.keep[index], draft.continues and goes_on
+            last = -1
+            for table in draft.tables():
+                kept = keep[table["document"].to_numpy()]
+                if not kept.all():
+                    table = table.filter(pa.array(kept))
+                if not table.num_rows:
                     continue
-                if not all(keep):
-                    table = table.filter(pa.array(keep))
-                renumbered, splits = [], []
-                for number, first, words, characters, sentences in _rows_of_blocks(table):
-                    if current is None or current.draft_number != number:
-                        finished += [current] if current else []
-                        _, id_, source, given, pair, label = next(records)
-                        whole = given or (split_of(id_, valid, test) if groups is None else "")
-                        current = _Row(number, number_of_documents, id_, source, pair, label, whole)
-                        number_of_documents += 1
-                    split = groups[number, first // GROUP_SENTENCES] if groups is not None else current.whole
-                    per_split[split].update(
-                        documents=split not in current.splits,
-                        blocks=1,
-                        sentences=sentences,
-                        words=words,
-                        characters=characters,
-                    )
-                    current.add(split, sentences, characters)
-                    renumbered.append(current.document)
-                    splits.append(split_index[split])
-                split_column = pa.DictionaryArray.from_arrays(pa.array(splits, pa.int8()), pa.array(SPLITS))
-                table = table.set_column(0, "document", pa.array(renumbered, pa.int64()))
-                table = table.add_column(2, "split", split_column).select(schema.names)
-                blocks.write_table(pa.table(table.columns, schema=schema))
-                if len(finished) >= _BATCH_BLOCKS:
-                    documents.write_table(_document_table(finished))
-                    finished = []
-            documents.write_table(_document_table([*finished, *([current] if current else [])]))
-        found = {split: dict(count) for split, count in per_split.items() if count["blocks"]}
-        total = {name: sum(count[name] for count in found.values()) for name in _COUNTED}
-        return total | {"documents": number_of_documents, "splits": found}
+                numbers = table["document"].to_numpy()
+                begins = table["source"].is_valid().to_numpy()
+                if continues:
+                    begins = begins & (numbers != 0)
+                last = int(numbers[-1])
+                yield self._numbered(table, np.asarray(begins), index)
+            goes_on = draft.is_open and (last == draft.documents - 1 or (last < 0 and goes_on and draft.documents == 1))
+        if self._row.document >= 0:
+            self.finished.append(self._row)
 
-    def _kept_documents(self) -> Iterator[tuple[Any, ...]]:
-        for number, id_, source, split, *texts in self._seen.execute("SELECT * FROM documents ORDER BY number"):
-            if number not in self._duplicates:
-                yield number, id_.decode(), source, split, *(t if t is None else t.decode() for t in texts)
+    def _numbered(self, table: Any, begins: np.ndarray, draft: int) -> tuple[Any, np.ndarray]:
+        import numpy as np
+        import pyarrow as pa
+
+        document = self._document + np.cumsum(begins)
+        sentences = table["num_sentences"].to_numpy()
+        first = _since(sentences, begins, self._sentence)
+        if self._survey.few is not None:
+            table, begins = self._cut(table, begins, document, first)
+            document = self._document + np.cumsum(begins)
+            sentences = table["num_sentences"].to_numpy()
+            first = _since(sentences, begins, self._sentence)
+        characters, words = table["characters"].to_numpy(), table["words"].to_numpy()
+        block = _since(np.ones(len(begins), np.int64), begins, self._block)
+        start = _since(characters.astype(np.int64) + 1, begins, self._start)
+        self._block, self._start = int(block[-1]) + 1, int(start[-1] + characters[-1]) + 1
+        self._sentence, self._document = int(first[-1] + sentences[-1]), int(document[-1])
+        sums = dict(zip(_COUNTED, (np.ones_like(block), sentences, words, characters), strict=True))
+        split = self._add_documents(table, begins, document, first, sums, draft)
+        for name, values in sums.items():
+            for code in range(len(SPLITS)):
+                self._per_split[name][code] += int(values[split == code].sum(dtype=np.int64))
+        schema = block_schema()
+        columns = [
+            pa.array(document, pa.int64()),
+            pa.array(block, pa.int32()),
+            pa.DictionaryArray.from_arrays(pa.array(split, pa.int8()), pa.array(SPLITS)),
+            pa.array(start, pa.int64()),
+            pa.array(first, pa.int32()),
+            table["text"],
+            table["sentences"],
+        ]
+        return pa.table(columns, schema=schema), characters
+
+    def _add_documents(
+        self,
+        table: Any,
+        begins: np.ndarray,
+        document: np.ndarray,
+        first: np.ndarray,
+        sums: dict[str, np.ndarray],
+        draft: int,
+    ) -> np.ndarray:
+        """Add to the rows of ``documents.parquet``; returns the split of each block as an index in `SPLITS`."""
+        import numpy as np
+
+        starts = np.flatnonzero(begins)
+        bounds = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])
+        totals = [np.add.reduceat(sums[name], bounds).tolist() for name in ("blocks", "sentences", "characters")]
+        parts = zip(*totals, strict=True)
+        codes = []
+        if len(bounds) > len(starts):  # the first rows belong to the document before
+            self._row.add(*next(parts))
+            codes.append(self._row.code)
+        columns = ("id", "source", "digest", "split", "pair", "label")
+        about = zip(*(table[name].take(starts).to_pylist() for name in columns), strict=True)
+        numbers, rows = table["document"].to_numpy()[starts].tolist(), document[starts].tolist()
+        for number, row, (id_, source, digest, given, pair, label), part in zip(
+            numbers, rows, about, parts, strict=True
+        ):
+            if self._row.document >= 0:
+                self.finished.append(self._row)
+            id_ = id_ or (digest or self._survey.digests[draft, number]).hex()[:16]
+            own = self._codes_of(row, id_, given)
+            for code in own:
+                self._per_split["documents"][code] += 1
+            codes.append(own[0])
+            name = SPLITS[own[0]] if len(own) == 1 else "mixed"
+            self._row = _Row(row, id_, source, pair, label, name, own[0], *part)
+        if self._survey.few is not None:
+            return self._few[self._stretch(document, first)]
+        return np.repeat(np.array(codes, np.int8), np.diff([*bounds, len(begins)]))
+
+    def _codes_of(self, document: int, id_: str, given: str | None) -> list[int]:
+        """The splits of a document, as indices in `SPLITS`."""
+        import numpy as np
+
+        if self._survey.few is None:
+            return [SPLITS.index(given or split_of(id_, *self._fractions))]
+        return np.unique(self._few[self._offsets[document] : self._offsets[document + 1]]).tolist()
+
+    def _stretch(self, document: np.ndarray, sentence: np.ndarray) -> np.ndarray:
+        """The stretches to which sentences belong, given the numbers of documents and of sentences in them."""
+        import numpy as np
+
+        return np.minimum(self._offsets[document] + sentence // self._size, self._offsets[document + 1] - 1)
+
+    def _cut(self, table: Any, begins: np.ndarray, document: np.ndarray, first: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Divide the blocks whose sentences fall into different splits; ``begins`` stays with the first piece."""
+        import numpy as np
+        import pyarrow as pa
+
+        last = first + np.maximum(table["num_sentences"].to_numpy(), 1) - 1
+        changes = [self._changes[self._stretch(document, sentence)] for sentence in (first, last)]
+        tables, marks, done = [], [], 0
+        for row in np.flatnonzero(changes[0] != changes[1]).tolist():
+            whole = table.slice(row, 1).to_pylist()[0]
+            number = int(document[row])
+            sentence = int(first[row]) + np.arange(whole["num_sentences"])
+            code = self._few[self._stretch(np.full(len(sentence), number), sentence)]
+            bounds = [0, *(np.flatnonzero(code[1:] != code[:-1]) + 1).tolist(), len(code)]
+            pieces = [_piece(whole, start, stop) for start, stop in itertools.pairwise(bounds)]
+            tables += [table.slice(done, row - done), pa.Table.from_pylist(pieces, schema=table.schema)]
+            marks += [begins[done:row], begins[row : row + 1], np.zeros(len(pieces) - 1, bool)]
+            done = row + 1
+        if not tables:
+            return table, begins
+        return pa.concat_tables([*tables, table.slice(done)]), np.concatenate([*marks, begins[done:]])
+
+    def counts(self) -> dict[str, Any]:
+        """The counts of the corpus, in all and for each split."""
+        found = {
+            split: {name: int(values[code]) for name, values in self._per_split.items()}
+            for code, split in enumerate(SPLITS)
+            if self._per_split["blocks"][code]
+        }
+        total = {name: sum(count[name] for count in found.values()) for name in self._per_split}
+        return total | {"documents": self._survey.documents, "splits": found}
 
 
-def _draft_schema() -> Any:
+def _piece(block: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Some sentences of a block, as a block."""
+    spans = block["sentences"][start:stop]
+    origin, end = spans[0]["start"], spans[-1]["end"]
+    text = block["text"][origin:end]
+    moved = [{"start": span["start"] - origin, "end": span["end"] - origin} for span in spans]
+    counts = {"num_sentences": len(moved), "words": len(text.split()), "characters": len(text)}
+    return block | {"text": text, "sentences": moved} | counts
+
+
+def _since(values: np.ndarray, begins: np.ndarray, before: int) -> np.ndarray:
+    """For each row the sum of the values of earlier rows of its document, of which earlier tables had ``before``."""
+    import numpy as np
+
+    total = np.cumsum(values, dtype=np.int64) - values
+    return total - np.maximum.accumulate(np.where(begins, total, -before))
+
+
+def _row_groups(tables: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
+    """Tables of `BATCH_CHARACTERS` or `BATCH_BLOCKS`, so that row groups do not depend on how rows arrive."""
+    import numpy as np
     import pyarrow as pa
 
-    final = block_schema()
-    names = ("document", "block", "start", "first_sentence", "text", "sentences")
-    counts = [pa.field("words", pa.int32(), False), pa.field("characters", pa.int32(), False)]
-    return pa.schema([*(final.field(name) for name in names), *counts])
-
-
-def _rows_of_blocks(table: Any) -> Iterator[tuple[int, int, int, int, int]]:
-    """For each block: document number in the draft, first sentence, and the counts of words, characters and sentences."""
-    columns = (table.column(name).to_pylist() for name in ("document", "first_sentence", "words", "characters"))
-    sentences = table.column("sentences").combine_chunks().value_lengths().to_pylist()
-    return zip(*columns, sentences, strict=True)
+    held: list[Any] = []
+    size = rows = 0
+    for table, characters in tables:
+        ends, at = np.cumsum(characters, dtype=np.int64), 0
+        while at < len(ends):
+            before = int(ends[at - 1]) if at else 0
+            full = int(np.searchsorted(ends, before + BATCH_CHARACTERS - size)) + 1
+            stop = min(full, at + BATCH_BLOCKS - rows, len(ends))
+            held.append(table.slice(at, stop - at))
+            size, rows, at = size + int(ends[stop - 1]) - before, rows + stop - at, stop
+            if size >= BATCH_CHARACTERS or rows >= BATCH_BLOCKS:
+                yield pa.concat_tables(held).combine_chunks()
+                held, size, rows = [], 0, 0
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 @dataclass
 class _Row:
-    """A row of ``documents.parquet`` whose counts are being summed.
+    """A row of ``documents.parquet`` whose counts are being summed; ``code`` is its only split as an index in `SPLITS`."""
 
-    Attributes:
-        draft_number: number of the document in the draft, before duplicates were removed.
-        whole: split of the whole document; "" if its groups of sentences are split separately.
-    """
-
-    draft_number: int
     document: int
-    id: str
-    source: str
-    pair: str | None
-    label: str | None
-    whole: str
+    id: str = ""
+    source: str = ""
+    pair: str | None = None
+    label: str | None = None
+    split: str = ""
+    code: int = 0
     blocks: int = 0
     sentences: int = 0
     characters: int = 0
-    splits: set[str] = field(default_factory=set)
 
-    @property
-    def split(self) -> str:
-        return next(iter(self.splits)) if len(self.splits) == 1 else "mixed"
-
-    def add(self, split: str, sentences: int, characters: int) -> None:
-        """Add the counts of one block."""
-        self.splits.add(split)
-        self.blocks += 1
+    def add(self, blocks: int, sentences: int, characters: int) -> None:
+        """Add the counts of a part."""
+        self.blocks += blocks
         self.sentences += sentences
         self.characters += characters
 
@@ -354,5 +551,4 @@ def _document_table(rows: list[_Row]) -> Any:
     import pyarrow as pa
 
     schema = document_schema()
-    plain = [{name: getattr(row, name) for name in schema.names} for row in rows]
-    return pa.Table.from_pylist(plain, schema=schema)
+    return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)

@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,15 +28,18 @@ FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".conllu": "conllu",
 }
-"""Format by extension; all but Parquet may be followed by ``.gz``."""
+"""Format by extension; all but Parquet and Arrow may be followed by ``.gz``."""
 
 LINE_LIMIT = 100 << 20
 """Maximum number of characters in a line of a file whose lines are records."""
 
 EXPANSION_LIMIT = 1000
 """A compressed file that expands by more than this factor, to over a gigabyte, is refused as a decompression bomb."""
+
+MIXED_LINE_ENDS = "a file mixes several kinds of line ends"
 
 _CHUNK = 1 << 20
 _SMALL = 16 << 20
@@ -87,7 +91,8 @@ def known_extension(name: str) -> bool:
 
 
 def format_of(name: str, override: str | None = None) -> str:
-    """The format of a file by its name: ``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet`` or ``conllu``; else ``text``."""
+    """The format of a file by its name: ``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``arrow`` or ``conllu``; else
+    ``text``."""
     return override or FORMATS.get(_extension(name), "text")
 
 
@@ -141,8 +146,12 @@ class _Gunzipped(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
+def open_text(path: Path, name: str, encoding: str, start: int = 0, stop: int | None = None) -> Iterator[BinaryIO]:
     """The bytes of a text file, decompressed if its name ends in ``.gz``.
+
+    Args:
+        start: first byte to read, and
+        stop: the byte after the last, by default the end; only for files that are not compressed.
 
     Raises:
         InputError: the first bytes show that it is not text, not gzip, or in another encoding.
@@ -166,19 +175,37 @@ def open_text(path: Path, name: str, encoding: str) -> Iterator[BinaryIO]:
         mark = next((mark for bom, mark in _MARKS.items() if head.startswith(bom)), None)
         if mark and codecs.lookup(encoding).name == "utf-8":
             raise InputError(f"{name!r}: looks like {mark.upper()}, line 1, byte 0", hint=f"--encoding {mark}")
-        yield stream
+        raw.seek(start)
+        yield stream if stop is None else cast(BinaryIO, _Part(raw, stop - start))
+
+
+class _Part(io.RawIOBase):
+    """The next ``size`` bytes of a file."""
+
+    def __init__(self, raw: BinaryIO, size: int) -> None:
+        super().__init__()
+        self._raw, self._left = raw, size
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
 
 
 def _survey(raw: BinaryIO, name: str) -> bytes:
     """The first decompressed bytes.
 
     Decompresses a file that starts like a bomb to its end or to the limit, since that is much faster here than line by
-    line.
+    line.  A file under a megabyte cannot reach the limit: deflate packs at most 1,032 bytes into one.
     """
     stream = _Gunzipped(raw, name)
     data = head = stream.read(_CHUNK)
     unpacked = len(data)
-    while data and (unpacked < _SURVEY or unpacked > EXPANSION_LIMIT // 2 * raw.tell()):
+    may_be_bomb = os.fstat(raw.fileno()).st_size >= _CHUNK
+    while data and may_be_bomb and (unpacked < _SURVEY or unpacked > EXPANSION_LIMIT // 2 * raw.tell()):
         data = stream.read(_CHUNK)
         unpacked += len(data)
     return head[:16]
@@ -188,31 +215,45 @@ def check_encoding(encoding: str) -> str:
     """The canonical name of an encoding.
 
     Raises:
-        InputError: Python has no text encoding of that name.
+        InputError: Python has no text encoding of that name, or it is none for files.
     """
     try:
         "".encode(encoding)
-        b"".decode(encoding)
+        b"\xff".decode(encoding, "ignore")  # idna cannot skip what is invalid
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError, AttributeError) as error:
         raise InputError(f"unknown encoding {encoding!r}", hint="try utf-8, latin-1, cp1252 or utf-16") from error
 
 
-def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end: bool = True) -> Iterator[str]:
-    """Chunks of text with ``\\n`` for every line end, without a byte-order mark at the start.
+def decode(
+    stream: BinaryIO,
+    name: str,
+    encoding: str,
+    notes: Notes,
+    *,
+    any_end: bool = True,
+    position: int = 0,
+    line: int = 1,
+    is_whole: bool = True,
+) -> Iterator[str]:
+    """Chunks of text with ``\\n`` for every line end, without a byte-order mark at the start of the file.
 
     Args:
         any_end: whether ``\\r`` ends a line too; if not, it stays in the text.
+        position: byte of the file at which the stream begins, and
+        line: number of its first line.
+        is_whole: whether the stream is the whole file, so that mixed line ends are worth a warning.
 
     Raises:
         InputError: bytes that are not valid in the encoding; the message names the line from 1 and the byte from 0.
     """
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     newlines = io.IncrementalNewlineDecoder(cast("codecs.IncrementalDecoder", None), translate=any_end)
-    position, lines, first = 0, 0, True
+    start, lines, first = position, line - 1, position == 0
+    is_utf8 = codecs.lookup(encoding).name == "utf-8"
     while True:
         data = stream.read(_CHUNK)
-        waiting = decoder.getstate()[0] if position else b""
+        waiting = decoder.getstate()[0] if position > start else b""
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
@@ -225,6 +266,8 @@ def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end:
             ) from error
         except UnicodeError as error:
             raise InputError(f"{name!r}, line {lines + 1}, byte {position}: not {encoding} ({error})") from error
+        if not (is_utf8 or text.isascii()):
+            _check_surrogates(text, f"{name!r}, from line {lines + 1}, byte {position}", encoding)
         position += len(data)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
@@ -234,17 +277,28 @@ def decode(stream: BinaryIO, name: str, encoding: str, notes: Notes, *, any_end:
             yield text
         if not data:
             break
-    if any_end and isinstance(newlines.newlines, tuple):
-        notes.warn("a file mixes several kinds of line ends", repr(name))
+    if any_end and is_whole and isinstance(newlines.newlines, tuple):
+        notes.warn(MIXED_LINE_ENDS, repr(name))
 
 
-def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their line ends; an empty last line is left out.
+def _check_surrogates(text: str, place: str, encoding: str) -> None:
+    """Raise InputError if the text has half a surrogate pair, which some encodings, such as utf-7, can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{place}: not {encoding} (character {error.start} is half of a surrogate pair)",
+            hint="name its encoding, for example --encoding latin-1",
+        ) from error
+
+
+def read_lines(chunks: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[int, str]]:
+    """Lines without their line ends, numbered from ``first``; an empty last line is left out.
 
     Raises:
         InputError: a line over `LINE_LIMIT`.
     """
-    number, pending, size = 1, [""], 0
+    number, pending, size = first, [""], 0
     for chunk in chunks:
         head, *rest = chunk.split("\n")
         pending.append(head)
@@ -261,8 +315,18 @@ def read_lines(chunks: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
 
 
 def open_lines(
-    path: Path, name: str, encoding: str, notes: Notes, *, any_end: bool = True
+    path: Path,
+    name: str,
+    encoding: str,
+    notes: Notes,
+    *,
+    any_end: bool = True,
+    start: int = 0,
+    stop: int | None = None,
+    line: int = 1,
 ) -> Iterator[tuple[int, str]]:
     """Numbered lines of a text file; see `open_text`, `decode` and `read_lines` for arguments and errors."""
-    with open_text(path, name, encoding) as stream:
-        yield from read_lines(decode(stream, name, encoding, notes, any_end=any_end), name)
+    with open_text(path, name, encoding, start, stop) as stream:
+        is_whole = not start and stop is None
+        chunks = decode(stream, name, encoding, notes, any_end=any_end, position=start, line=line, is_whole=is_whole)
+        yield from read_lines(chunks, name, line)

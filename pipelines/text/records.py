@@ -1,4 +1,6 @@
-"""Files of records, where each record is a document: JSON lines, CSV, TSV and Parquet.
+"""Files of records, where each record is a document: JSON lines, CSV, TSV, Parquet and Arrow.
+
+A field inside another one is named with a dot: ``a.b`` is ``b`` in ``a``, unless a field is called ``a.b`` itself.
 
 Text is never converted: ``007``, ``NA``, ``null`` and dates in a text field stay text.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,11 @@ from pipelines.text.readers import LINE_LIMIT, Expansion, looks_like
 
 _NUMBER_LIKE = re.compile(r'"|-?\d+(\.\d+)?([eE][+-]?\d+)?$')
 _DEFAULT_ID = "id"
+_DEPTH = 5
+"""Fields inside fields that are looked through for text to suggest."""
+
+MISSING = object()
+"""What `find_field` gives for a field that a record does not have."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,13 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         place = f"{name!r}, line {number}"
         if not isinstance(record, dict):
             raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
-        if fields.text not in record:
+        text = find_field(record, fields.text)
+        if text is MISSING:
+            held = sorted(_texts_in(record), key=lambda found: -len(found[1]))
             raise InputError(
-                f"{place}: no field {fields.text!r}; it has {short_list(record)}", hint="name it with --text-field"
+                f"{place}: no field {fields.text!r}; it has {short_list(record)}",
+                hint=text_hint([name for name, _ in held]),
             )
-        text = record[fields.text]
         if text is None:
             notes.drop("null text", place)
             continue
@@ -83,18 +93,53 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         yield fields.document(text, id_, name, "line", number, notes)
 
 
+def find_field(record: Any, path: str) -> Any:
+    """The value of a field, or `MISSING`; ``a.b`` is field ``b`` of field ``a``, unless a field has that name itself."""
+    if not isinstance(record, dict):
+        return MISSING
+    if path in record:
+        return record[path]
+    for place, letter in enumerate(path):
+        if letter == "." and path[:place] in record:
+            found = find_field(record[path[:place]], path[place + 1 :])
+            if found is not MISSING:
+                return found
+    return MISSING
+
+
+def _texts_in(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The fields that hold strings, also inside other fields, with their values."""
+    for name, value in record.items():
+        if isinstance(value, str):
+            yield prefix + name, value
+        elif isinstance(value, dict) and prefix.count(".") < _DEPTH:
+            yield from _texts_in(value, f"{prefix}{name}.")
+
+
+def text_hint(held: Sequence[str]) -> str:
+    """How to name the field with the text, given the fields that hold strings, the likeliest first."""
+    example = f": --text-field {shlex.quote(held[0][:40])}" if held and held[0].isprintable() else ""
+    found = f"; strings are in {short_list(held)}" if held else ""
+    return f"name the field with the text{example}{found}"
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def parse_json(line: str, place: str) -> Any:
     """One JSON value.
 
     Raises:
         InputError: the line is not valid JSON; the message names the place.
     """
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return json.loads(line, parse_constant=refuse)
+        if line.startswith("\ufeff"):
+            raise ValueError("it begins with a byte-order mark")
+        return _DECODER.decode(line)
     except RecursionError as error:
         raise InputError(f"{place}: nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -106,12 +151,10 @@ def parse_json(line: str, place: str) -> Any:
 
 def _json_id(record: dict[str, Any], fields: Fields, place: str) -> str | None:
     key = fields.id or _DEFAULT_ID
-    if key not in record:
-        if fields.id:
-            raise InputError(f"{place}: no field {key!r}; it has {short_list(record)}", hint="name it with --id-field")
-        return None
-    value = record[key]
-    if value is None:
+    value = find_field(record, key)
+    if value is MISSING and fields.id:
+        raise InputError(f"{place}: no field {key!r}; it has {short_list(record)}", hint="name it with --id-field")
+    if value is MISSING or value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise InputError(f"{place}: id {key!r} must be a string or an integer, found {type(value).__name__}")
@@ -123,13 +166,17 @@ def table_documents(
 ) -> Iterator[Document]:
     """One document for each row under a header."""
     rows = quoted_rows(lines, name, delimiter) if quoting else plain_rows(lines, delimiter)
-    header: list[str] | None = None
-    text_at, id_at = 0, None
+    top = next(rows, None)
+    if top is None:
+        return
+    header = top[1]
+    if fields.text not in header:
+        following = next(rows, (0, header))[1]
+        lengths = dict(zip(header, map(len, following), strict=False))
+        likeliest = sorted(header, key=lambda column: -lengths.get(column, 0))
+        _columns(header, fields, f"{name!r}, line {top[0]}", likeliest)
+    text_at, id_at = _columns(header, fields, f"{name!r}, line {top[0]}", header)
     for number, row in rows:
-        if header is None:
-            header = row
-            text_at, id_at = _columns(header, fields, f"{name!r}, line {number}")
-            continue
         if len(row) != len(header):
             hint = "if quotes are plain letters here: --no-quoting" if quoting else "if the file uses quotes: --quoting"
             raise InputError(f"{name!r}, line {number}: {len(row)} fields, the header has {len(header)}", hint=hint)
@@ -162,29 +209,39 @@ def quoted_rows(lines: Iterable[tuple[int, str]], name: str, delimiter: str) -> 
             yield start, row
 
 
-def _columns(header: Sequence[str], fields: Fields, place: str) -> tuple[int, int | None]:
+def _columns(header: Sequence[str], fields: Fields, place: str, texts: Sequence[str]) -> tuple[int, int | None]:
+    """The numbers of the columns with text and id.  ``texts`` are the columns that may hold text."""
     repeated = sorted({column for column in header if list(header).count(column) > 1})
     if repeated:
         raise InputError(f"{place}: the header repeats columns: {short_list(repeated)}")
-    for wanted, flag in ((fields.text, "--text-field"), (fields.id, "--id-field")):
-        if wanted is not None and wanted not in header:
-            raise InputError(
-                f"{place}: no column {wanted!r}; the header has {short_list(header)}",
-                hint=f"name it with {flag}; the delimiter is a comma in .csv and a tab in .tsv",
-            )
+    if fields.text not in header:
+        raise InputError(
+            f"{place}: no column {fields.text!r}; the header has {short_list(header)}",
+            hint=text_hint(texts) + "\nthe delimiter is a comma in .csv and a tab in .tsv",
+        )
+    if fields.id is not None and fields.id not in header:
+        raise InputError(
+            f"{place}: no column {fields.id!r}; the header has {short_list(header)}", hint="name it with --id-field"
+        )
     key = fields.id or _DEFAULT_ID
     return list(header).index(fields.text), list(header).index(key) if key in header else None
 
 
-def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> Iterator[Document]:
-    """One document for each row of a Parquet file.  Null texts are dropped and counted."""
+def column_documents(
+    path: Path, name: str, fields: Fields, notes: Notes, rows: Callable[..., Iterator[tuple[int, dict[str, Any]]]]
+) -> Iterator[Document]:
+    """One document for each row of a Parquet or Arrow file.  Null texts are dropped and counted.
+
+    Args:
+        rows: `parquet_rows` or `arrow_rows`.
+    """
     columns: list[str] = []
 
     def choose(schema: Any) -> list[str]:
-        columns.extend(_parquet_columns(schema, fields, name))
+        columns.extend(_typed_columns(schema, fields, name))
         return columns
 
-    for number, row in parquet_rows(path, name, choose):
+    for number, row in rows(path, name, choose):
         text, id_ = row[columns[0]], row[columns[1]] if len(columns) > 1 else None
         if text is None:
             notes.drop("null text", f"{name!r}, row {number}")
@@ -192,11 +249,15 @@ def parquet_documents(path: Path, name: str, fields: Fields, notes: Notes) -> It
         yield fields.document(text, None if id_ is None else record_id(id_), name, "row", number, notes)
 
 
-def parquet_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file, read in batches: their numbers from 1, and their values by column.
+def parquet_rows(
+    path: Path, name: str, choose: Callable[[Any], list[str]], groups: range | None = None, first: int = 1
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file, read in batches: their numbers and their values by column.
 
     Args:
         choose: from the schema of the file to the names of the columns to read, the text first.
+        groups: the row groups to read, by default all.
+        first: number of the first row that is read.
 
     Raises:
         InputError: the file is not Parquet, is damaged, or is a decompression bomb.
@@ -208,7 +269,7 @@ def parquet_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> I
         if looks_like(head) != "Parquet":
             raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'plain text'}")
         size = path.stat().st_size
-        number = 0
+        number = first - 1
         try:
             columns = choose(open_parquet(raw).schema_arrow)
             raw.seek(0)
@@ -216,18 +277,74 @@ def parquet_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> I
             file = open_parquet(raw, page_checksum_verification=True, read_dictionary=columns[:1])
             _check_expansion(file.metadata, name, size)
             expansion = Expansion(name)
-            for batch in file.iter_batches(batch_size=1024, columns=columns):
-                for cells in zip(*(batch.column(column) for column in columns), strict=True):
+            chosen = list(groups) if groups is not None else None
+            for batch in file.iter_batches(batch_size=1024, columns=columns, row_groups=chosen):
+                for row in _rows(batch, columns):
                     number += 1
-                    row = {column: cell.as_py() for column, cell in zip(columns, cells, strict=True)}
                     text = row[columns[0]]
                     expansion.add(len(text) if isinstance(text, str) else 0, size)
                     yield number, row
         except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number}: not UTF-8 ({error.reason})") from error
+            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
         except (pa.ArrowException, OSError, MemoryError) as error:
             detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
             raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
+
+
+def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of an Arrow file, such as Hugging Face's ``datasets`` save: a stream, or a file with a footer.
+
+    Raises:
+        InputError: the file is not Arrow, or is damaged.
+    """
+    import pyarrow as pa
+
+    number = 0
+    with path.open("rb") as raw:
+        head = raw.read(16)
+        raw.seek(0)
+        if not head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+            raise InputError(f"{name!r}: not Arrow; it looks like {looks_like(head) or 'plain text'}")
+        try:
+            if head.startswith(b"ARROW1"):
+                file = pa.ipc.open_file(raw)
+                batches: Iterable[Any] = (file.get_batch(place) for place in range(file.num_record_batches))
+                schema = file.schema
+            else:
+                batches = stream = pa.ipc.open_stream(raw)
+                schema = stream.schema
+            columns = choose(schema)
+            for batch in batches:
+                batch.validate(full=True)
+                for row in _rows(batch, columns):
+                    number += 1
+                    yield number, row
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            raise InputError(f"{name!r}, after row {number}: damaged Arrow ({detail!r})") from error
+
+
+def _rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a record batch: the values of the columns, which may be fields of structs, by name."""
+    values = []
+    for name in columns:
+        top = name if name in batch.schema.names else next(n for n in _prefixes(name) if n in batch.schema.names)
+        values.append(_values(batch.column(top), name[len(top) + 1 :]))
+    for row in zip(*values, strict=True):
+        yield {name: None if value is MISSING else value for name, value in zip(columns, row, strict=True)}
+
+
+def _values(column: Any, inside: str) -> Iterator[Any]:
+    """The values of a column, or of a field inside its structs."""
+    for cell in column:
+        yield find_field(cell.as_py(), inside) if inside else cell.as_py()
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """``a`` and ``a.b`` for ``a.b.c``."""
+    return (path[:place] for place, letter in enumerate(path) if letter == ".")
 
 
 def _check_expansion(metadata: Any, name: str, size: int) -> None:
@@ -236,23 +353,32 @@ def _check_expansion(metadata: Any, name: str, size: int) -> None:
         Expansion(name).add(max(0, metadata.row_group(group).total_byte_size), size)
 
 
-def _parquet_columns(schema: Any, fields: Fields, name: str) -> list[str]:
+def _typed_columns(schema: Any, fields: Fields, name: str) -> list[str]:
+    """The names of the columns with the text and, if there is one, with the id; fields inside others with dots."""
     import pyarrow.types as types
 
-    _, id_at = _columns(schema.names, fields, repr(name))
-    kind = schema.field(fields.text).type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise InputError(
-            f"{name!r}: column {fields.text!r} holds {kind}, not strings", hint="name the text with --text-field"
-        )
-    if id_at is None or schema.names[id_at] == fields.text:
+    kinds = dict(_leaves(schema))
+    texts = [column for column, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
+    nested = [column for column in (fields.text, fields.id) if column in kinds and column not in schema.names]
+    _, id_at = _columns([*schema.names, *nested], fields, repr(name), texts)
+    kind = kinds.get(fields.text)
+    if fields.text not in texts:
+        raise InputError(f"{name!r}: column {fields.text!r} holds {kind}, not strings", hint=text_hint(texts))
+    key = None if id_at is None else [*schema.names, *nested][id_at]
+    if key is None or key == fields.text:
         return [fields.text]
-    key = schema.names[id_at]
-    kind = schema.field(key).type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)):
+    kind = kinds.get(key)
+    if key not in texts and not types.is_integer(kind):
         raise InputError(f"{name!r}: id column {key!r} holds {kind}, neither strings nor integers")
     return [fields.text, key]
+
+
+def _leaves(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Columns and their types; fields of structs with dots, dictionaries as what they hold."""
+    import pyarrow.types as types
+
+    for field in schema:
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        yield prefix + field.name, kind
+        if types.is_struct(kind):
+            yield from _leaves([kind.field(place) for place in range(kind.num_fields)], f"{prefix}{field.name}.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import glob
 import hashlib
+import json
 import os
 import stat
 import tempfile
@@ -16,7 +18,7 @@ from typing import BinaryIO
 from guidance.errors import InputError
 from pipelines.engine.stage import Files, file_digest
 from pipelines.storage.files import machine_errors
-from pipelines.text.readers import known_extension
+from pipelines.text.readers import known_extension, read_small
 
 STDIN = "-"
 BUILTIN = "builtin:python-docs"
@@ -48,11 +50,14 @@ class Sources:
 
 
 @contextlib.contextmanager
-def expand(arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None) -> Iterator[Sources]:
+def expand(
+    arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None, spool: Path | None = None
+) -> Iterator[Sources]:
     """Find the files.  Standard input is copied to a private file that is deleted when the context ends.
 
     Args:
         any_kind: accept explicitly named files with an unknown extension, because ``--format`` gives their format.
+        spool: folder for the copy of standard input; by default the machine's folder for temporary files.
 
     Raises:
         InputError: no file is found, a path is not a regular file, or two files would get the same name.
@@ -62,7 +67,7 @@ def expand(arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None) 
         seen: set[tuple[int, int]] = set()
         for argument in arguments:
             if argument == STDIN:
-                _add_stdin(found, stdin, stack)
+                _add_stdin(found, stdin, stack, spool)
             elif argument == BUILTIN:
                 found.builtin = True
             elif argument.startswith("builtin:"):
@@ -119,9 +124,10 @@ def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterat
         entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise InputError(f"{str(folder)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
+    saved = _saved_files(folder)
     for entry in entries:
         path = Path(entry.path)
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or (entry.name.endswith(".arrow") and saved and entry.name not in saved):
             found.skipped += 1
         elif entry.is_dir():
             yield from _walk(path, visited, found)
@@ -131,12 +137,30 @@ def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterat
             found.skipped += 1
 
 
+def _saved_files(folder: Path) -> frozenset[str]:
+    """The files that hold the data of a folder saved by Hugging Face's ``datasets``, which may also hold caches."""
+    try:
+        found = json.loads(read_small(folder / "state.json"))["_data_files"]
+        return frozenset(str(file["filename"]) for file in found)
+    except (InputError, ValueError, LookupError, TypeError, RecursionError):
+        return frozenset()
+
+
 def _status(path: Path) -> os.stat_result:
     try:
         return os.stat(path)
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
-        raise InputError(f"{str(path)!r}: cannot be read ({reason})") from error
+        raise InputError(f"{str(path)!r}: cannot be read ({reason})", hint=_similar(path)) from error
+
+
+def _similar(path: Path) -> str:
+    """What to do about a path that cannot be read: a file with a similar name, or what can be given."""
+    with contextlib.suppress(OSError, ValueError):
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.8)
+        if near and not path.exists():
+            return f"did you mean {str(path.with_name(near[0]))!r}?"
+    return "give files, folders, quoted patterns such as 'text/*.txt', or - for standard input"
 
 
 def _decoded(path: Path) -> str:
@@ -158,14 +182,14 @@ def _check_names(found: Sources) -> None:
         places[name] = path
 
 
-def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack) -> None:
+def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack, spool: Path | None) -> None:
     if STDIN in found.names:
         raise InputError("`-` is given twice, but standard input can be read only once")
     if stdin is None or stdin.closed:
         raise InputError("`-` was given, but standard input is closed")
     sha256 = hashlib.sha256()
     with machine_errors("cannot keep a copy of standard input"):
-        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="guide-stdin-"))  # noqa: SIM115
+        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="guide-stdin-", dir=spool))  # noqa: SIM115
         while data := stdin.read(1 << 20):
             sha256.update(data)
             copy.write(data)

@@ -312,3 +312,11 @@ def test_masks_of_pieces_equal_the_masks_of_their_words(pattern: Any, case: Any,
     place = torch.tensor([0, *(word + 1 for word in word_of[1:-1]), len(lengths) + 1])
     expected = keep_w[place][:, place]
     assert torch.equal(keep_t, expected)
+
+
+def test_words_of_a_sentence_that_a_sequence_leaves_out_are_not_silent() -> None:
+    words = make_words([(0, 0, 3), (0, 4, 7), (0, 8, 11)])
+    pieces = make_pieces([(0, 0, 0, 3), (0, 2, 8, 11)])  # sentence 1 belongs to another split
+    assert role_columns(pieces, words).counts["silent_words"] == 0
+    pieces = make_pieces([(0, 0, 0, 3), (0, 0, 8, 11)])
+    assert role_columns(pieces, words).counts["silent_words"] == 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +136,16 @@ def test_a_file_that_changes_while_it_is_read_gives_no_artifact(
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text("A.\n\n" * 1000)
-    original = corpus.CorpusWriter.finish
+    original = corpus.write_corpus
 
-    def late(self: Any, **settings: Any) -> Any:
+    def late(*arguments: Any, **settings: Any) -> Any:
         with path.open("a") as file:
             thread = threading.Thread(target=file.write, args=("B.",))
             thread.start()
             thread.join()
-        return original(self, **settings)
+        return original(*arguments, **settings)
 
-    monkeypatch.setattr(corpus.CorpusWriter, "finish", late)
+    monkeypatch.setattr(corpus, "write_corpus", late)
     with pytest.raises(InputError, match="changed during the run"):
         build(store, path)
     assert not list(store.root.glob("corpus/*"))
@@ -170,7 +172,7 @@ def test_offsets_of_blocks_and_sentences_are_those_of_the_document(store: Store,
     text = "Dr. Who ran.  Was it “late”? Yes!\nNo 3.14 now.\n\nשלום. 🇩🇪 e\u0301x. 각 नमस्ते। Ok\n\nEnd"
     path = tmp_path / "a.txt"
     path.write_text(text, encoding="utf-8")
-    rows = blocks(build(store, path, sentences="rules"))
+    rows = blocks(build(store, path, sentences="rules", valid=0.0))
     whole = "\n".join(row["text"] for row in rows)
     running = 0
     found = []
@@ -256,22 +258,73 @@ def test_adding_documents_does_not_move_others_to_another_split(store: Store, tm
         assert split == ("valid" if fraction < 0.3 else "test" if fraction < 0.5 else "train")
 
 
-def test_one_file_still_gets_validation_text_in_groups_of_200_sentences(store: Store, tmp_path: Path) -> None:
-    path = write(tmp_path, {"a.txt": "\n\n".join(f"Number {n}." for n in range(1000))}) / "a.txt"
-    artifact = build(store, path)
-    groups = defaultdict(set)
-    for row in blocks(artifact):
-        groups[row["first_sentence"] // 200].add(row["split"])
-    assert sorted(len(splits) for splits in groups.values()) == [1] * 5
-    assert "valid" in set.union(*groups.values()) and "train" in set.union(*groups.values())
+def sentences_by_split(artifact: Artifact) -> dict[str, int]:
+    return {split: count["sentences"] for split, count in artifact.counts["splits"].items()}
+
+
+@pytest.mark.parametrize(("lines", "valid"), [(300, 15), (1058, 60)])
+@pytest.mark.parametrize("sentences", ["auto", "line", "rules"])
+def test_a_file_of_one_sentence_a_line_gets_the_validation_text_that_was_asked_for(
+    sentences: str, lines: int, valid: int, store: Store, tmp_path: Path
+) -> None:
+    path = write(tmp_path, {"a.txt": "".join(f"Line {n} of this text is here.\n" for n in range(lines))}) / "a.txt"
+    artifact = build(store, path, sentences=sentences, valid=0.05)
+    assert sentences_by_split(artifact) == {"train": lines - valid, "valid": valid}
+    rows = blocks(artifact)
+    found = [row["text"][span["start"] : span["end"]] for row in rows for span in row["sentences"]]
+    assert found == path.read_text().splitlines()
     assert documents(artifact)[0]["split"] == "mixed"
+    assert not artifact.manifest["warnings"]
 
 
-def test_a_text_of_one_group_is_all_training_text_with_a_warning(store: Store, tmp_path: Path) -> None:
+def test_few_documents_are_split_by_stretches_whose_hashes_are_lowest(store: Store, tmp_path: Path) -> None:
+    names = write(tmp_path, {f"{n}.txt": "\n\n".join(f"Number {k} of {n}." for k in range(250)) for n in range(2)})
+    artifact = build(store, names, valid=0.1, test=0.1)
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for row in blocks(artifact):
+        for number in range(row["first_sentence"], row["first_sentence"] + len(row["sentences"])):
+            found[f"{row['document']}.txt", number // 5].add(row["split"])
+    ranked = sorted(found, key=lambda key: fraction_of(f"{key[0]}\0{key[1]}"))
+    assert [found[key] for key in ranked] == [{"valid"}] * 10 + [{"test"}] * 10 + [{"train"}] * 80
+
+
+def test_a_block_is_cut_between_sentences_where_the_split_changes(store: Store, tmp_path: Path) -> None:
+    text = " ".join(f"Sentence {n} is  here." for n in range(400))
+    artifact = build(store, write(tmp_path, {"a.txt": text}) / "a.txt", valid=0.1, sentences="rules")
+    rows = blocks(artifact)
+    assert 3 < len(rows) < 82
+    assert all(one["split"] != other["split"] for one, other in itertools.pairwise(rows))
+    running = start = 0
+    for number, row in enumerate(rows):
+        assert (row["block"], row["first_sentence"], row["start"]) == (number, running, start)
+        running += len(row["sentences"])
+        start += len(row["text"]) + 1
+        assert row["sentences"][0]["start"] == 0 and row["sentences"][-1]["end"] == len(row["text"])
+    found = [row["text"][span["start"] : span["end"]] for row in rows for span in row["sentences"]]
+    assert " ".join(found) == text
+    assert sentences_by_split(artifact) == {"train": 360, "valid": 40}
+    assert artifact.counts["words"] == 1600
+    assert documents(artifact)[0]["blocks"] == len(rows)
+
+
+def test_a_split_far_from_the_fraction_asked_for_is_a_warning(store: Store, tmp_path: Path) -> None:
     path = write(tmp_path, {"small.txt": "A.\n\nB."}) / "small.txt"
-    artifact = build(store, path, valid=0.0001)
+    artifact = build(store, path, valid=0.05)
     assert {row["split"] for row in blocks(artifact)} == {"train"}
-    assert any("no text fell into valid" in warning for warning in artifact.manifest["warnings"])
+    assert artifact.manifest["warnings"] == [
+        "valid has 0 sentences of 2, 0.0%; 5 % was asked for: there are only 2 sentences"
+    ]
+    many = write(tmp_path / "in", {f"{n}.txt": f"Text {n}.\n" * (1 if n else 5000) for n in range(40)})
+    (warning,) = build(store, many, valid=0.05).manifest["warnings"]
+    assert "5 % was asked for: a document is never divided; --documents paragraph or line" in warning
+
+
+def test_the_size_of_every_split_is_told(guide: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "".join(f"Line {n} of this text is here.\n" for n in range(300))})
+    result = guide("build-corpus", "a.txt")
+    assert result.code == 0
+    assert "train 285 sentences (95.0%), valid 15 sentences (5.0%)\n" in result.err
+    assert "one sentence a line: 'a.txt'; --sentences rules reads it as prose\n" in result.err
 
 
 def test_splits_that_leave_nothing_to_train_on_are_refused() -> None:

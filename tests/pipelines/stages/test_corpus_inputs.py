@@ -35,6 +35,20 @@ def parquet(column: Any, **more: Any) -> bytes:
     return file.getvalue()
 
 
+def parquet_of(**columns: Any) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def arrow(texts: list[str | None], *, stream: bool = True) -> bytes:
+    table = pa.table({"text": texts})
+    file = io.BytesIO()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(file, table.schema) as writer:
+        writer.write_table(table)
+    return file.getvalue()
+
+
 def words(*rows: str) -> bytes:
     """CoNLL-U from ``id form head`` triples; the rest is underscores."""
     lines = []
@@ -50,14 +64,17 @@ BAD_STRING = pa.StringArray.from_buffers(
     1, pa.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00"), pa.py_buffer(b"\xff\xfe")
 )
 
+NESTED = parquet_of(a=[{"b": "One.", "i": 7, "x": 0}, None, {"b": "Two.", "i": 8, "x": 0}])
+
 CASES = [
     # E1, E2, E3
-    Case("empty file", "a.txt", b"", error="no records"),
+    Case("empty file", "a.txt", b"", error="no records in 'a.txt'"),
     Case("blank lines only", "a.txt", b"\n \n\t\n", error="no records"),
     Case("empty jsonl", "a.jsonl", b"", error="no records"),
     Case("header only", "a.csv", b"id,text\n", error="no records"),
     Case("zero rows", "a.parquet", parquet(pa.array([], pa.string())), error="no records"),
-    Case("comments only", "a.conllu", b"# newdoc id = x\n\n# text = y\n", error="no records"),
+    Case("comments only", "a.conllu", b"# newdoc id = x\n\n# text = y\n", error="no records in 'a.conllu'"),
+    Case("white records only", "a.jsonl", b'{"text": " "}\n', error="no records in 'a.jsonl': 1 empty"),
     Case("blank lines between", "a.jsonl", b'{"text": "A."}\n\n{"text": "B."}', texts=["A.", "B."]),
     Case("no final newline", "a.txt", b"A.\n\nB.", texts=["A.", "B."]),
     Case("wrapped lines", "a.txt", b"A b\n  c.  \n\n\nD.\n", texts=["A b c.", "D."]),
@@ -80,6 +97,11 @@ CASES = [
     Case("encoded surrogate", "a.txt", b"A\n\nB\xed\xa0\x80", error="line 3, byte 4"),
     Case("far into the file", "a.txt", b"x" * 2_000_000 + b"\nab\xff", error="line 2, byte 2000003"),
     Case("unknown encoding", "a.txt", b"A", {"encoding": "klingon"}, error="unknown encoding 'klingon'"),
+    Case("encoding of host names", "a.txt", b"A\xff", {"encoding": "idna"}, error="unknown encoding 'idna'"),
+    Case(
+        "half a pair", "a.txt", b"A\nB +2AA- C", {"encoding": "utf-7"}, error="'a.txt', from line 1, byte 0: not utf-7"
+    ),
+    Case("half a pair, escaped", "a.txt", b"\\ud800", {"encoding": "unicode_escape"}, error="half of a surrogate pair"),
     Case("no text encoding", "a.txt", b"A", {"encoding": "hex"}, error="unknown encoding 'hex'"),
     # E6, E7, E9, E12
     Case("control characters", "a.txt", b"A\x00b \x1b[31mc.", texts=["A\x00b \x1b[31mc."], warns="control"),
@@ -169,6 +191,20 @@ CASES = [
     Case("invalid utf-8", "a.parquet", parquet(BAD_STRING), error="'a.parquet', row 1: not UTF-8"),
     Case("no such column", "a.parquet", parquet(["A"]), {"text_field": "body"}, error="no column 'body'"),
     Case("integer ids", "a.parquet", parquet(["A", "B"], id=[1, 1]), error="row 2: duplicate id '1'"),
+    Case("nested field", "a.jsonl", b'{"a": {"b.c": {"d": "A."}}}', {"text_field": "a.b.c.d"}, texts=["A."]),
+    Case("field with a dot", "a.jsonl", b'{"a.b": "A.", "a": {"b": "B."}}', {"text_field": "a.b"}, texts=["A."]),
+    Case("nested id", "a.jsonl", b'{"text": "A", "m": {"i": 1}}', {"id_field": "m.i"}, texts=["A"]),
+    Case("no nested field", "a.jsonl", b'{"a": {"b": "A."}}', {"text_field": "a.c"}, error="line 1: no field 'a.c'"),
+    Case("field in a string", "a.jsonl", b'{"a": "A."}', {"text_field": "a.c"}, error="line 1: no field 'a.c'"),
+    Case("null above", "a.jsonl", b'{"a": null}', {"text_field": "a.c"}, error="line 1: no field 'a.c'"),
+    Case("struct", "a.parquet", NESTED, {"text_field": "a.b", "id_field": "a.i"}, texts=["One.", "Two."], warns="null"),
+    Case("struct as text", "a.parquet", NESTED, {"text_field": "a"}, error="column 'a' holds struct"),
+    Case("no field in a struct", "a.parquet", NESTED, {"text_field": "a.c"}, error="no column 'a.c'"),
+    Case("arrow stream", "a.arrow", arrow(["One.", None]), texts=["One."], warns="null"),
+    Case("arrow file", "a.arrow", arrow(["One.", "Two."], stream=False), texts=["One.", "Two."]),
+    Case("cut arrow", "a.arrow", arrow(["One."] * 99)[:-300], error="'a.arrow', after row 0: damaged Arrow"),
+    Case("arrow without text", "a.arrow", arrow(["One."]), {"text_field": "body"}, error="no column 'body'"),
+    Case("text as arrow", "a.arrow", b"A long text.", error="'a.arrow': not Arrow; it looks like plain text"),
     Case("cut parquet", "a.parquet", PARQUET[:-20], error="damaged Parquet"),
     # E20
     Case("conllu", "a.conllu", TREE, texts=["He ran"]),
@@ -353,3 +389,70 @@ def test_every_reader_reads_or_refuses_every_file(suffix: str, tmp_path: Path) -
             messages.append(error.message)
     assert len(messages) > 10
     assert all(len(message) < 1000 and message.isprintable() for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "hint"),
+    [
+        ("a.jsonl", b'{"id": "7", "body": {"main": "A long text.", "title": "T"}}', "--text-field body.main"),
+        ("a.csv", b"id,body\n1,A long text.\n", "--text-field body"),
+        ("a.parquet", parquet_of(id=[1], body=["A long text."]), "--text-field body"),
+        ("b.parquet", parquet_of(id=[1], body=[{"main": "A."}]), "--text-field body.main"),
+    ],
+)
+def test_columns_that_hold_text_are_suggested(name: str, data: bytes, hint: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=r"no (field|column) 'text'") as caught:
+        corpus.run([str(tmp_path / name)], corpus.Config(), store=Store(tmp_path / "store"))
+    assert hint in (caught.value.hint or "")
+
+
+def test_folders_that_datasets_saves_are_read(tmp_path: Path) -> None:
+    for split, text in (("train", "One."), ("test", "Two.")):
+        folder = tmp_path / "saved" / split
+        folder.mkdir(parents=True)
+        (folder / "data-00000-of-00001.arrow").write_bytes(arrow([text]))
+        (folder / "cache-0123456789abcdef.arrow").write_bytes(arrow(["Cached."]))
+        (folder / "dataset_info.json").write_text("{}")
+        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    result = corpus.run([str(tmp_path / "saved")], corpus.Config(valid=0.0), store=Store(tmp_path / "store"))
+    assert result is not None
+    found = pq.read_table(result.artifact.path / "documents.parquet")["source"].to_pylist()
+    assert found == ["test/data-00000-of-00001.arrow", "train/data-00000-of-00001.arrow"]
+    assert result.artifact.counts["sentences"] == 2
+
+
+def test_a_path_that_cannot_be_read_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("A.")
+    for given, hint in (("nots.txt", "did you mean"), ("other.txt", "patterns such as 'text/*.txt'")):
+        with pytest.raises(InputError, match=f"{given}': cannot be read") as caught:
+            corpus.run([str(tmp_path / given)], corpus.Config(), store=Store(tmp_path / "store"))
+        assert hint in (caught.value.hint or "")
+
+
+TAGGED = b"".join(b"The O\nWolof B-LANG\npeople O\n. O\n\n" for _ in range(9))
+COLUMNS = [
+    ("tabs and tags", TAGGED.replace(b" ", b"\t"), "one token with 2 columns"),
+    ("spaces and tags", TAGGED, "one token with 2 columns"),
+    ("four columns", TAGGED.replace(b" O", b" X X O").replace(b" B", b" X X B"), "one token with 4 columns"),
+    ("blank lines with tabs", TAGGED.replace(b" ", b"\t").replace(b"\n\n", b"\n\t\n"), "one token with 2 columns"),
+    ("treebank", TREE * 12, "one token with 10 columns"),
+    ("treebank with comments", (b"# text = He ran\n" + TREE) * 12, "one token with 10 columns"),
+    ("pairs", b"".join(b"He ran home.\tEl corri\xc3\xb3 a casa.\n" for _ in range(30)), None),
+    ("two words", b"one two\n\n" * 30, None),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "error"), COLUMNS, ids=[name for name, *_ in COLUMNS])
+def test_tokens_in_columns_are_not_read_as_prose(name: str, data: bytes, error: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    store = Store(tmp_path / "store")
+    if error is None:
+        assert corpus.run([str(path)], corpus.Config(), store=store) is not None
+        return
+    with pytest.raises(InputError, match=f"'a.txt': not running text: {error}") as caught:
+        corpus.run([str(path)], corpus.Config(), store=store)
+    assert ("--format conllu" if "10" in error else "awk") in (caught.value.hint or "")
+    assert corpus.run([str(path)], corpus.Config(format="text"), store=store) is not None

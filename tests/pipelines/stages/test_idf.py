@@ -212,9 +212,9 @@ def test_text_without_words_gives_an_empty_table(store: Store, tmp_path: Path) -
 
 def test_corpus_without_training_text_is_refused(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    path.write_text("Some text here.")
-    text = corpus.run([str(path)], corpus.Config(valid=0.99), store=store).artifact
-    assert pq.read_table(text.path / "blocks.parquet")["split"].to_pylist() == ["valid"]
+    path.write_text("\n".join(f"Some text here, {n}." for n in range(20)))
+    text = corpus.run([str(path)], corpus.Config(documents="line", valid=0.9999), store=store).artifact
+    assert set(pq.read_table(text.path / "blocks.parquet")["split"].to_pylist()) == {"valid"}
     with pytest.raises(InputError, match="no training text"):
         idf.run(text.reference, None, idf.Config(), store=store)
 

@@ -414,18 +414,6 @@ def _show_layer_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> t
     return args, {**kwargs, "layer_input": args[0] if args else kwargs["hidden_states"]}
 
 
-def _known_features(names: Iterable[str]) -> set[str]:
-    """Names of features, checked.
-
-    Raises:
-        UnknownName: there is no such feature.
-    """
-    found = {names} if isinstance(names, str) else set(names)
-    for name in found:
-        FEATURES.find(name.removeprefix("decoder_"))
-    return found
-
-
 def install(
     model: PreTrainedModel,
     plan: Plan,
@@ -446,9 +434,9 @@ def install(
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
         decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the part of the plan that is about this model; guides of other parts are left out.
-        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them.  If
-            given, a feature that the plan needs and that is not among them is missed here, and not with the first batch.
-            `GuidedModel.needs` says what a plan needs.
+        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them; those of
+            other columns do no harm.  If given, a feature that the plan needs and that is not among them is missed here, and
+            not with the first batch.  `GuidedModel.needs` says what a plan needs.
         tables: what patterns and rules look up, by name; see `GuidedModel`.
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
@@ -479,7 +467,7 @@ def install(
         tables=tables,
         backend=backend,
     )
-    given = None if columns is None else _known_features(columns)
+    given = None if columns is None else {columns} if isinstance(columns, str) else set(columns)
     for label, what, name in handle.missing(training=training, columns=given):
         if what == "table":
             raise PlanError(f"guide {label!r} needs the {what} {name}", hint=TABLES.get(name))

@@ -110,7 +110,10 @@ class Handle(GuidedModel):
         columns = {name: batch[name] for name in batch if name not in _INPUTS and self._is_feature(name)}
         for name, column in columns.items():
             if not isinstance(column, Tensor):
-                raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
+                raise InputError(
+                    f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)",
+                    hint="guidance.FeatureCollator makes tensors of lists",
+                )
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
         theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
         ids, mask, decoder_ids, decoder_mask = map(batch.get, _INPUTS)
@@ -152,9 +155,9 @@ class Handle(GuidedModel):
                 lacking[name] = label
         if lacking:
             names, labels = (", ".join(map(repr, dict.fromkeys(each))) for each in (lacking, lacking.values()))
+            sources = dict.fromkeys(FEATURES[name.removeprefix("decoder_")].source for name in lacking)
             raise InputError(
-                f"the batch has no feature {names}, which the plan reads (guide {labels})",
-                hint="; ".join(f"{name}: {FEATURES[name.removeprefix('decoder_')].source}" for name in lacking),
+                f"the batch has no feature {names}, which the plan reads (guide {labels})", hint="\n".join(sources)
             )
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -32,14 +32,14 @@ def main(plan: str = "preset:ag", folder: str = "") -> None:
     for step in range(STEPS):
         batch = blanked(tokenizer, seed=step)
         guided = handle.guide(batch["input_ids"], batch["attention_mask"], step=step)  # 2
-        output = model(**batch, guidance=guided)  # 3
+        output = model(**batch, guidance=guided, output_hidden_states=bool(handle.attacks))  # 3
         loss = output.loss + guided.loss(step, STEPS)  # 4
         if handle.attacks:  # plans with an adversary need a second pass
             again = guided.attack()
-            attacked = model(**batch, guidance=again)
+            attacked = model(**batch, guidance=again, output_hidden_states=True)
             predicted = batch["labels"] != -100
             loss = loss + again.adversarial_loss(
-                output.logits, attacked.logits, "token", predicted, step=step, total_steps=STEPS
+                output, attacked, "pretraining", predicted, step=step, total_steps=STEPS
             )
         loss.backward()
         optimizer.step()

@@ -123,7 +123,10 @@ class Handle(GuidedModel):
         columns = {name: batch[name] for name in batch if name not in INPUTS and self._is_feature(name)}
         for name, column in columns.items():
             if not isinstance(column, Tensor):
-                raise InputError(f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)")
+                raise InputError(
+                    f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)",
+                    hint="guidance.FeatureCollator makes tensors of lists",
+                )
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
         theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
         ids, mask, decoder_ids, decoder_mask = map(batch.get, INPUTS)
@@ -165,9 +168,9 @@ class Handle(GuidedModel):
                 lacking[name] = label
         if lacking:
             names, labels = (", ".join(map(repr, dict.fromkeys(each))) for each in (lacking, lacking.values()))
+            sources = dict.fromkeys(FEATURES[name.removeprefix("decoder_")].source for name in lacking)
             raise InputError(
-                f"the batch has no feature {names}, which the plan reads (guide {labels})",
-                hint="; ".join(f"{name}: {FEATURES[name.removeprefix('decoder_')].source}" for name in lacking),
+                f"the batch has no feature {names}, which the plan reads (guide {labels})", hint="\n".join(sources)
             )
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -431,18 +434,6 @@ def _show_layer_input(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> t
     return args, {**kwargs, "layer_input": args[0] if args else kwargs["hidden_states"]}
 
 
-def _known_features(names: Iterable[str]) -> set[str]:
-    """Names of features, checked.
-
-    Raises:
-        UnknownName: there is no such feature.
-    """
-    found = {names} if isinstance(names, str) else set(names)
-    for name in found:
-        FEATURES.find(name.removeprefix("decoder_"))
-    return found
-
-
 def install(
     model: PreTrainedModel,
     plan: Plan,
@@ -463,9 +454,9 @@ def install(
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
         decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the part of the plan that is about this model; guides of other parts are left out.
-        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them.  If
-            given, a feature that the plan needs and that is not among them is missed here, and not with the first batch.
-            `GuidedModel.needs` says what a plan needs.
+        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them; those of
+            other columns do no harm.  If given, a feature that the plan needs and that is not among them is missed here, and
+            not with the first batch.  `GuidedModel.needs` says what a plan needs.
         tables: what patterns and rules look up, by name; see `GuidedModel`.
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
@@ -496,7 +487,7 @@ def install(
         tables=tables,
         backend=backend,
     )
-    given = None if columns is None else _known_features(columns)
+    given = None if columns is None else {columns} if isinstance(columns, str) else set(columns)
     for label, what, name in handle.missing(training=training, columns=given):
         if what == "table":
             raise PlanError(f"guide {label!r} needs the {what} {name}", hint=TABLES.get(name))

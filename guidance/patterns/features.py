@@ -47,7 +47,7 @@ class Feature:
 
 
 _VOCABULARY = "it follows from the token ids: give `install` the tokenizer, or the column to `handle.guide`"
-_MASKS = "it is a column of the artifact that `guide build-masks` writes"
+_MASKS = "it is a column of the artifact that `guide build-masks` writes; for new text see `guidance.word_features`"
 _CALLER = "the caller gives it: `handle.guide(input_ids, attention_mask, {})`"
 _OBJECTIVE = "an objective with a generator gives it in pre-training"
 

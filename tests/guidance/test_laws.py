@@ -423,9 +423,8 @@ def test_probabilities_are_read_before_dropout(family: str) -> None:
     probabilities = []
     for training in (False, True):
         model.train(training)
-        guidance = handle.guide(**{key: value for key, value in inputs.items() if key != "labels"})
+        guidance = handle.guide(**inputs, mispredicted=inputs["input_ids"] == 8)
         guidance.recorded, guidance.found = {}, {}
-        guidance.tokens["encoder"].columns["mispredicted"] = inputs["input_ids"] == 8
         model(**{key: value for key, value in inputs.items() if key != "labels"}, guidance=guidance)
         probabilities.append(next(iter(guidance.recorded.values())))
     torch.testing.assert_close(*probabilities, rtol=0, atol=0)

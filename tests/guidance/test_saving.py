@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -277,9 +278,16 @@ def test_calls_that_go_past_the_model_say_how_to_call_it() -> None:
     model, handle = made("window")
     with pytest.raises(InputError, match="leaves the plan out") as raised:
         model.forward(**batch())
-    assert "not model.forward(...)" in str(raised.value.hint)
+    assert "pass guidance=handle.guide(...)" in str(raised.value.hint)
     guided = handle.guide(**batch())
     assert torch.equal(model.forward(**batch(), guidance=guided).logits, model(**batch()).logits)
+
+
+def test_a_plan_is_installed_in_the_model_itself() -> None:
+    wrapped: Any = nn.DataParallel(tiny_model("bert"))
+    with pytest.raises(UnsupportedModel, match="DataParallel is not a model of transformers") as raised:
+        install(wrapped, LOSS)
+    assert "get_base_model()" in str(raised.value.hint)
 
 
 def test_masks_of_queries_and_keys_go_beside_a_guidance_that_knows_the_padding() -> None:

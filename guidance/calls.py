@@ -93,8 +93,9 @@ class BeforeCall:
         ids = kwargs.get("input_ids", args[0] if args else None)
         decoder_ids = self._decoder_ids(module, kwargs)
         if ids is None and decoder_ids is None:
+            reason = "this model's plan shapes its outputs" if handle.shaping else "output_attentions was asked for"
             raise InputError(
-                "this model's plan needs token ids, and there are no input_ids to make its guidance from",
+                f"{reason}, and there are no input_ids to make its guidance from",
                 hint="pass guidance=handle.guide(...)",
             )
         if ids is None and not handle.shapes("decoder"):

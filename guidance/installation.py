@@ -19,7 +19,7 @@ from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
 from guidance.calls import INPUTS, BeforeCall, installed_in, is_feature, keep_source, leading
-from guidance.errors import InputError, PlanError, did_you_mean
+from guidance.errors import InputError, PlanError, UnsupportedModel, did_you_mean
 from guidance.guided_model import PLAN_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
@@ -46,6 +46,11 @@ class Handle(GuidedModel):
         Args:
             given: see `GuidedModel`.
         """
+        if not isinstance(model, PreTrainedModel):
+            raise UnsupportedModel(
+                f"{type(model).__name__} is not a model of transformers",
+                hint="give the model that it wraps: ddp.module, or peft_model.get_base_model()",
+            )
         super().__init__(model, plan, **given)
         self.backends = choose_backends(backend, self.site_plans.values())
         self.shaping = bool(self.shaped_modules())

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from guidance.errors import PlanError
 from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Contribution, Mechanism
-from guidance.patterns import PATTERNS, Pattern
-from guidance.patterns.features import Tokens
+from guidance.patterns import PATTERNS
 from guidance.plan import Guide, Plan
 from guidance.sites import Selector, Site, select, select_heads
 
@@ -187,11 +184,6 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
             f"in a decoder the pattern {str(pattern)!r} would tell a query about later tokens",
             hint="the encoder's heads, or cross-attention, may have it",
         )
-    if (guide.stack, guide.attention) == ("decoder", "self") and pattern and _names_later_keys_only(pattern):
-        raise PlanError(
-            f"in a decoder no query sees the keys that the pattern {str(pattern)!r} names: all of them come later",
-            hint='"previous" looks the other way; the encoder\'s heads may look ahead',
-        )
     added = [selector for selector in guide.heads if str(selector).startswith(ADDED_HEADS)]
     if not added:
         num_heads = next(iter(mine.values())).num_heads
@@ -213,15 +205,6 @@ def _compares_positions(guide: Guide) -> str:
     if guide.bound_pattern is not None and not guide.bound_pattern.same_keys:
         return f"the pattern {guide.bound_pattern.name!r}"
     return guide.bound_mechanism.one_sequence_because
-
-
-def _names_later_keys_only(pattern: Pattern) -> bool:
-    """Whether a pattern names no key up to the query, so that nothing of it is left in a decoder; needs no batch."""
-    if pattern.needs or pattern.tables:
-        return False
-    ids_BT = torch.zeros(1, 8, dtype=torch.long)
-    pairs_QK = pattern.on(Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))).dense()[0] > 0
-    return bool(pairs_QK.any()) and not bool(pairs_QK.tril().any())
 
 
 def _number(rule: str) -> Selector:

@@ -5,8 +5,10 @@
     guidance.safetensors              the parameters that the plan added, if any
     target-tokenizer/                 the decoder's tokenizer, if it differs from the encoder's
 
-If the plan matters at inference, the folder warns other tools in two ways: transformers reports the tensor `MARKER` as
-unexpected, and ``config.json`` names the plan under `PLAN_KEY`.
+What ``save_pretrained`` and Trainers write of a guided model has neither file: ``config.json`` holds the text of the plan under
+`PLAN_KEY`, and the added parameters are among the weights.  `load` opens both.
+
+If the plan matters at inference, the folder warns other tools: transformers reports the tensor `MARKER` as unexpected.
 """
 
 from guidance.checkpoint.layout import (

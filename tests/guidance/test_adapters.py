@@ -124,6 +124,17 @@ def test_a_plan_can_be_installed_in_a_model_that_has_an_adapter(tmp_path: Path) 
     opens(tmp_path / "adapter", handle, logits(model))
 
 
+def test_task_models_of_peft_are_guided(tmp_path: Path) -> None:
+    model, handle = wrapped("mask", tmp_path / "base", task_type="TOKEN_CLS")
+    guided = logits(model)
+    torch.testing.assert_close(guided, logits(model.get_base_model()))
+    guidance.save(handle, tmp_path / "adapter")
+    opened = opens(tmp_path / "adapter", handle, guided)
+    assert type(opened).__name__ == "PeftModelForTokenClassification"
+    handle.remove()
+    assert not torch.allclose(logits(model), guided)
+
+
 def test_an_adapter_of_transformers_is_not_saved_without_its_plan(tmp_path: Path) -> None:
     tiny_model("bert").save_pretrained(tmp_path / "base")
     model = type(tiny_model("bert")).from_pretrained(tmp_path / "base").eval()

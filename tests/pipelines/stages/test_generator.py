@@ -61,7 +61,7 @@ def test_the_generator_of_mlm_has_its_own_embeddings(family: str) -> None:
 
 
 def test_the_generator_does_not_start_with_the_weights_of_the_model() -> None:
-    found = objective(objective="electra", generator_size=1.0)
+    found = objective(objective="electra", generator_size=1.0, ffn=64)
     main, generator = found.main.state_dict(), found.generator.network.state_dict()
     alike = [name for name in main if name in generator and main[name].shape == generator[name].shape]
     own = [name for name in alike if main[name].is_floating_point() and main[name].std() > 0 and "word_emb" not in name]

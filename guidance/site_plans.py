@@ -223,19 +223,23 @@ def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) ->
 def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
     """Raises PlanError if guides contradict each other on one head."""
     where = f"layer {site.layer}, head {head}"
-    for number in numbers:
-        guide, others = plan.guides[number], [n for n in numbers if n != number]
-        for contribution in guide.bound_mechanism.contributions():
-            if contribution.alone and others:
+    made = {number: plan.guides[number].bound_mechanism.contributions() for number in numbers}
+    for number, contributions in made.items():
+        guide = plan.guides[number]
+        for contribution in contributions:
+            if contribution.alone and len(numbers) > 1:
+                other = next(n for n in numbers if n != number)
                 raise PlanError(
                     f"guide {number + 1} ({guide.label}) {contribution.does} {where}, on which guide"
-                    f" {others[0] + 1} ({plan.guides[others[0]].label}) acts too",
+                    f" {other + 1} ({plan.guides[other].label}) acts too",
                     hint="select other heads in one of them",
                 )
-            rivals = [n for n in others if contribution in plan.guides[n].bound_mechanism.contributions()]
-            if contribution.once and rivals:
+            rival = (
+                next((n for n in made if n != number and contribution in made[n]), None) if contribution.once else None
+            )
+            if rival is not None:
                 raise PlanError(
-                    f"guides {number + 1} and {rivals[0] + 1} {_both(contribution, guide, plan.guides[rivals[0]])} {where}",
+                    f"guides {number + 1} and {rival + 1} {_both(contribution, guide, plan.guides[rival])} {where}",
                     hint="one for each head",
                 )
 

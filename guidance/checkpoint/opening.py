@@ -310,6 +310,7 @@ def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedMod
         RuntimeError,
         KeyError,
         TypeError,
+        ArithmeticError,
         AssertionError,
         safetensors.SafetensorError,
     ) as error:

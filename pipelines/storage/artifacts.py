@@ -173,7 +173,11 @@ class Artifact:
 
     def unlisted_files(self) -> list[str]:
         """Files in the directory that the manifest does not list."""
-        found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_symlink() or not p.is_dir()}
+        found = set()
+        for folder, folders, files in os.walk(self.path):
+            links = (name for name in folders if os.path.islink(os.path.join(folder, name)))
+            inside = os.path.relpath(folder, self.path)
+            found |= {name if inside == "." else f"{inside}/{name}" for name in (*files, *links)}
         return sorted(found - set(self.manifest["files"]) - {MANIFEST})
 
     def close(self) -> None:

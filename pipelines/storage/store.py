@@ -35,6 +35,7 @@ from pipelines.storage.manifest import (
     ID_LENGTH,
     KIND,
     MANIFEST,
+    MANIFEST_LIMIT,
     ArtifactAmbiguous,
     ArtifactInUse,
     ArtifactMismatch,
@@ -53,6 +54,16 @@ def _entries(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+def _mentions(folder: Path, recipes: Iterable[str]) -> bool:
+    """False if a manifest mentions none of these recipes, which is found out without parsing it."""
+    try:
+        with os.fdopen(os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            text = file.read(MANIFEST_LIMIT)
+        return any(recipe.encode() in text for recipe in recipes)
+    except OSError:
+        return True
 
 
 def _in_use(folder: Path) -> bool:
@@ -367,10 +378,12 @@ class Store:
     def users(self, *recipes: str) -> dict[Path, set[str]]:
         """The folders of the artifacts that were made from artifacts of these recipes, and from which of them."""
         found = {}
-        for artifact in self.artifacts():
-            inputs = {given.get("recipe") for given in artifact.manifest.get("inputs", {}).values()}
-            if used := inputs.intersection(recipes):
-                found[artifact.path] = used
+        for folder in self.folders():
+            if _mentions(folder, recipes):
+                with contextlib.suppress(InputError), self.open(folder) as artifact:
+                    inputs = artifact.manifest.get("inputs", {}).values()
+                    if used := {given.get("recipe") for given in inputs}.intersection(recipes):
+                        found[folder] = used
         return found
 
     # unfinished work

@@ -14,8 +14,8 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-HIGHEST_ID = (1 << 31) - 1
-"""Of a token: columns of ids are 32 bits wide."""
+HIGHEST_ID = 10_000_000
+"""Of a token; ids may have gaps, but tables and embeddings have a row for each number up to the highest."""
 
 _SIZE_LIMIT = 256 << 20
 _ROLES = {

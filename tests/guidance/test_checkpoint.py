@@ -58,6 +58,12 @@ def edit(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
 
 
+def test_a_model_without_width_is_refused(tmp_path: Path) -> None:
+    folder = save(tiny_model("roberta"), tmp_path / "model")
+    edit(folder, hidden_size=0)
+    refused(folder, "the model cannot be opened")
+
+
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(folder, AutoModelForMaskedLM)
@@ -225,6 +231,9 @@ def test_nested_configurations_are_cleaned_too() -> None:
         (b'{"model_type": ["roberta"]}', "no architecture"),
         (b'{"model_type": "roberta", "hidden_size": "wide"}', "not a configuration of roberta"),
         (b'{"model_type": "roberta", "id2label": 3}', "not a configuration of roberta"),
+        (b'{"model_type": "roberta", "num_attention_heads": 0}', "num_attention_heads is 0, not 1 to 10,000"),
+        (b'{"model_type": "roberta", "num_hidden_layers": 1000000000}', "num_hidden_layers is 1000000000, not 0 to"),
+        (b'{"model_type": "clip", "text_config": {"num_attention_heads": 0}}', "num_attention_heads is 0"),
     ],
 )
 def test_an_invalid_configuration_is_refused(data: bytes, message: str) -> None:

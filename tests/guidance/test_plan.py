@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from guidance.errors import PlanError, UnknownName
 from guidance.installation import install
 from guidance.patterns import PATTERNS
 from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
-from guidance.sites import select
+from guidance.site_plans import plan_sites
+from guidance.sites import Site, select
 from tests.guidance.models import tiny_model
 
 ROW = '[[guide]]\npattern = "next"\nmechanism = "attention_loss"\n'
@@ -340,3 +342,13 @@ def test_what_is_no_plan_is_refused_with_the_way_to_make_one() -> None:
         with pytest.raises(PlanError, match="is no list of guides"):
             Plan(wrong)  # type: ignore[arg-type]
     assert Plan([guide]) == Plan((guide,))  # type: ignore[arg-type]
+
+
+def test_a_plan_of_800_rows_is_resolved_in_seconds() -> None:
+    guide = Guide("next", "mask")
+    plan = Plan((guide,) * 800)
+    sites = [Site("encoder", "self", layer, 4, f"layer.{layer}") for layer in range(2)]
+    before = time.process_time()
+    assert len(set(plan.labels)) == 800
+    assert [len(site.assignments) for site in plan_sites(plan, sites).values()] == [800, 800]
+    assert time.process_time() - before < 2

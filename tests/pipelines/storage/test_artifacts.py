@@ -23,6 +23,7 @@ from pipelines.storage.manifest import (
     ArtifactMisplaced,
     ArtifactMissing,
 )
+from pipelines.storage.names import read_name
 from pipelines.storage.store import Store
 from tests.tiny import OTHER, TINY, TinyConfig, make
 
@@ -278,6 +279,19 @@ def test_gc_keeps_named_artifacts_their_inputs_open_ones_and_unfinished_work(sto
     assert store.collect(unnamed=True) == [loose.path]
     assert all(p.exists() for p in (parent.path, child.path, read.path, partial))
     assert store.users(parent.recipe) == {child.path: {parent.recipe}}
+
+
+def test_removing_many_artifacts_reads_each_name_only_a_few_times(store, monkeypatch):
+    for number in range(12):
+        make(store, text=f"named {number}", name=f"n{number}").artifact.close()
+        make(store, text=f"loose {number}").artifact.close()
+    reads: list[Path] = []
+    monkeypatch.setattr("pipelines.storage.store.read_name", lambda entry: reads.append(entry) or read_name(entry))
+    assert len(store.collect(unnamed=True)) == 12
+    assert len(reads) <= 4 * 12
+    reads.clear()
+    store.load("n3").close()
+    assert len(reads) <= 4
 
 
 def test_gc_removes_names_whose_artifact_is_gone(store):

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -36,6 +37,17 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let fsync return at once, here and in forked children: no test cuts the power, and a shared disk takes long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _seeds_of_this_device_only() -> Iterator[None]:
+    """Without accelerators, let ``torch.manual_seed`` not format its callers for each kind of them: half a millisecond."""
+    torch: Any = sys.modules.get("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        if torch is not None and not torch.accelerator.is_available():
+            for kind in (torch.cuda, torch.xpu, torch.mtia):
+                patch.setattr(kind, "manual_seed_all", lambda seed: None)
         yield
 
 

@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-set -e
-guide() { "$PYTHON" -m cli "$@"; }
-C=$(guide build-corpus text.txt)
-T=$(guide build-tokenizer $C --vocab-size 300)
-S=$(guide build-sequences $C $T --max-length 16)
-guide pretrain $S --plan preset:ag --size tiny --steps 2 --batch-size 2
+import contextlib, io
+from cli.main import run
+
+def guide(command):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = run(command.split())
+    assert code == 0, command
+    return out.getvalue().strip()
+
+corpus = guide("build-corpus text.txt")
+tokenizer = guide(f"build-tokenizer {corpus} --vocab-size 300")
+sequences = guide(f"build-sequences {corpus} {tokenizer} --max-length 16")
+print(guide(f"pretrain {sequences} --plan preset:ag --size tiny --steps 2 --batch-size 2"))
 """
 
 
@@ -25,9 +32,9 @@ def test_text_becomes_a_model_without_a_network(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"Sentence {n} is here. It has words." for n in range(300)))
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        ["unshare", "-rn", "bash", "-c", SCRIPT],
+        ["unshare", "-rn", sys.executable, "-c", SCRIPT],
         cwd=tmp_path,
-        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,8 @@ from guidance.installation import install
 from guidance.plan import Guide, Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model
+from tests.tiny import processes
 
-ROOT = Path(__file__).resolve().parents[2]
 four_families = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
 PLAN = Plan(
     (
@@ -143,34 +140,31 @@ def test_a_step_has_the_gradients_of_a_plain_training_loop(family: str, tmp_path
     assert largest_difference(found, own) < 1e-6
 
 
-TWO = """
-import os, sys, torch
-from pathlib import Path
-from tests.guidance.test_trainer import Gradients, trainer
-torch.set_num_threads(1)
-family, out, size, parts = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-recorder = Gradients()
-done = trainer(Path(out), family, callbacks=[recorder], per_device_train_batch_size=size,
-               gradient_accumulation_steps=parts, max_steps=1, max_grad_norm=0.0)
-done.train()
-done.save_model()
-if os.environ.get("RANK", "0") == "0":
-    torch.save((recorder.found, done.state.log_history[0]), Path(out) / "found.pt")
-"""
+def one_of_two(rank: int, family: str, out: Path) -> None:
+    """A step of the Trainer in a process of two."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # the parent's, of one process
+    recorder = Gradients()
+    done = trainer(
+        out,
+        family,
+        callbacks=[recorder],
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=4,
+        max_steps=1,
+        max_grad_norm=0.0,
+    )
+    done.train()
+    done.save_model()
+    if rank == 0:
+        torch.save((recorder.found, done.state.log_history[0]), out / "found.pt")
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_two_processes_make_the_step_of_one(family: str, tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(TWO)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
-    out = str(tmp_path / "two")
-    done = subprocess.run(
-        [*launch, family, out, "4", "4"], env=environment, capture_output=True, timeout=300, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    assert processes(2, lambda rank: one_of_two(rank, family, tmp_path / "two")) == [0, 0]
     found, row = torch.load(tmp_path / "two" / "found.pt", weights_only=True)
     whole, first = gradients(lambda **c: trainer(tmp_path / "one", family, **c), size=32, parts=1)
     assert largest_difference(whole, {name.removeprefix("module."): grad for name, grad in found.items()}) < 1e-6

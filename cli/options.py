@@ -335,7 +335,7 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
         wait=bool(values.get("wait", True)),
         json=bool(shared("json")),
         quiet=quiet,
-        store_flag=f" --store {shlex.quote(os.fspath(root))}" if is_named else "",
+        store_flag=f" --store {shlex.quote(os.fspath(shared('store')))}" if is_named else "",
     )
 
 

@@ -68,7 +68,7 @@ def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpa
     short = config.model_copy(update={"steps": tenth(config.steps)})
     log.info("4/6 a first look: pre-training, guided, %d steps", short.steps)
     first = {"guided": train(short, PLAN), "sequences": packed}
-    look = run_stage(FIRST_LOOK, short, first, store=store, **for_models).artifact
+    look = run_stage(FIRST_LOOK, config, first, store=store, **for_models).artifact
     log.info("where guided heads look so far: %s", look.path / "attention.png")
     models = {}
     for number, (label, plan) in enumerate((("guided", PLAN), ("plain", "")), 5):
@@ -108,7 +108,7 @@ def snapshot_steps(steps: int) -> list[int]:
 
 def build_first_look(run: Run) -> None:
     """Draw the attention of guided heads before and after a short training."""
-    _draw_attention(run, [0, run.config.steps])
+    _draw_attention(run, [0, tenth(run.config.steps)])
 
 
 def build(run: Run) -> None:
@@ -130,14 +130,17 @@ def build(run: Run) -> None:
 def _draw_attention(run: Run, steps: Sequence[int]) -> None:
     from pipelines.views.drawing import attention_grid
 
-    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps)
+    maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps, run.config.steps)
     run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
 
 
 def guided_attention(
-    model: Any, data: Any, steps: Sequence[int]
+    model: Any, data: Any, steps: Sequence[int], total: int
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
     """The attention of guided heads in the first and the last layer on one sequence, at given steps of training.
+
+    Args:
+        total: the steps of the whole training, of which the picture tells percentages.
 
     Returns:
         A (Q, K) array for each step and head, and the tokens.
@@ -159,7 +162,7 @@ def guided_attention(
         handle = install(loaded, Plan.load(PLAN), wrapped)
         found = handle.probabilities(ids)
         layers = {0, handle.num_layers - 1}
-        maps[f"step {step} ({100 * step // steps[-1]} %)"] = {
+        maps[f"step {step} ({100 * step // total} %)"] = {
             f"layer {site.layer + 1}, head {a.heads[0] + 1}\n({handle.plan.labels[a.number]})": found[site][
                 0, a.heads[0]
             ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()

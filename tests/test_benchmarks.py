@@ -24,7 +24,7 @@ TINY = {
     "pretraining": "fair --only plain,·rate·0.001,·warm-up·0 --steps 2 --store STORE --out OUT",
     "sentences": "TEXT --speed TEXT/0.txt --rounds 1",
     "statistics_scale": "TEXT --sizes 0.01 --stages idf --runs 1",
-    "step_cost": "--device cpu --rounds 1 --only ag --lengths 16 --dropouts 0.0",
+    "step_cost": "--device cpu --rounds 1 --only plain --lengths 16 --dropouts 0.0",
     "text_speed": "TEXT --rounds 1",
 }
 """The arguments of each benchmark; ``·`` is a space within one of them."""

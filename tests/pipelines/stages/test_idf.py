@@ -242,7 +242,7 @@ def test_the_command_names_the_next_one_and_shares_print_nothing(store: Store, t
     assert "unfinished" in guide("ls").out
     done = guide("build-idf", text.reference, "--shard-size", 500, "--json")
     assert json.loads(done.out)["counts"]["unit"] == "document"
-    assert "guide build-masks" in done.err
+    assert f"next: guide build-tokenizer {text.reference}\n" in done.err
     assert "up to date" in guide("build-idf", text.reference).err
     assert "unfinished" not in guide("ls").out
 

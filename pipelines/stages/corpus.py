@@ -71,8 +71,8 @@ class Config(executor.Config):
     sentences: str = Field(
         "auto",
         description="sentence splitter: auto (line for plain text that seems to have one sentence a line, else rules), "
-        "rules (punctuation), line, spacy-rules (spaCy's sentencizer), spacy:NAME_OR_FOLDER, stanza:LANG or "
-        "stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
+        "rules (punctuation of all scripts), line, spacy-rules (spaCy's sentencizer), spacy:NAME_OR_FOLDER, stanza:LANG "
+        "or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
     )
     valid: float = Field(
         0.05,

@@ -68,8 +68,8 @@ class Config(stage.Config):
     )
     sentences: str | None = Field(
         None,
-        description="sentence splitter: rules (punctuation), line, spacy-rules, spacy:NAME_OR_FOLDER, stanza:LANG or "
-        "stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
+        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
+        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
     )
     valid_fraction: float | None = Field(
         None,

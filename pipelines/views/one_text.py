@@ -6,6 +6,7 @@ parses. The user may give any other feature, with one value per word or token.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError, UnknownName
 from pipelines.storage.store import Store
+from pipelines.text.sentence_rules import split_sentences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +51,6 @@ _SAMPLE = """
 16  not     15    advmod    PART   1.5  1          0
 17  .       9     punct     PUNCT  0    0          0
 """
-
-_ENDS_SENTENCE = frozenset(".?!…。？！؟।")
-_CLOSES = frozenset("\"'’”»)]")
 
 
 @dataclass(frozen=True)
@@ -186,18 +185,13 @@ def _split(text: str) -> _Words:
     from guidance.statistics.words import word_spans
 
     spans = word_spans(text)
-    return _Words(spans, _segments([text[start:end] for start, end in spans]))
+    return _Words(spans, _segments(text, spans))
 
 
-def _segments(words: Sequence[str]) -> list[int]:
-    """The number of the sentence of each word: a new one begins after a full stop and closing quotes or brackets."""
-    segments, segment, ended = [], 0, False
-    for word in words:
-        if ended and word not in _ENDS_SENTENCE and word not in _CLOSES:
-            segment, ended = segment + 1, False
-        segments.append(segment)
-        ended = ended or word in _ENDS_SENTENCE
-    return segments
+def _segments(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the sentence of each word, by the rules of ``build-corpus``."""
+    starts = [start for start, _ in split_sentences(text)]
+    return [bisect.bisect_right(starts, start) - 1 for start, _ in spans]
 
 
 def _parse(text: str, parser: str) -> _Words:
@@ -215,7 +209,7 @@ def _parse(text: str, parser: str) -> _Words:
         sentence = {token.i: index for index, span in enumerate(doc.sents) for token in span}
         segments = [sentence[token.i] for token in kept]
     else:
-        segments = _segments([text[start:end] for start, end in spans])
+        segments = _segments(text, spans)
     words = _Words(spans, segments, {"stop_word": [token.is_stop for token in kept]})
     if doc.has_annotation("DEP"):
         words.known["head"] = [number.get(token.head.i, index) for index, token in enumerate(kept)]

@@ -118,12 +118,16 @@ def test_combinations_and_options_are_written_as_plans_write_them(guide):
     assert both[0, 1] == 1 and both[3, 0] == 0.5 and both.sum() == 8 + 9 * 0.5
 
 
-def test_sentences_end_at_full_stops_question_and_exclamation_marks(guide):
-    segments = weights(guide, "same_segment", "--text", 'Is it "so?" Yes. 3.5 is!')
-    tokens = json.loads(guide("patterns", "show", "self", "--json", "--text", 'Is it "so?" Yes. 3.5 is!').out)["tokens"]
-    assert tokens == ["[CLS]", "Is", "it", '"', "so", "?", '"', "Yes", ".", "3", ".", "5", "is", "!", "[SEP]"]
+def test_sentences_of_a_text_are_those_that_a_corpus_of_it_would_have(guide):
+    segments = weights(guide, "same_segment", "--text", 'Is it "so?" Sure. 3.5 is!')
+    tokens = json.loads(guide("patterns", "show", "self", "--json", "--text", 'Is it "so?" Sure. 3.5 is!').out)[
+        "tokens"
+    ]
+    assert tokens == ["[CLS]", "Is", "it", '"', "so", "?", '"', "Sure", ".", "3", ".", "5", "is", "!", "[SEP]"]
     assert {key for query, key in pairs(segments) if query == 1} == set(range(7))
     assert {key for query, key in pairs(segments) if query == 7} == {7, 8}
+    titled = weights(guide, "same_segment", "--text", "Mr. Who is. So")
+    assert {key for query, key in pairs(titled) if query == 1} == set(range(6))
 
 
 def test_features_may_be_given_per_word_or_per_token(guide):
@@ -147,10 +151,10 @@ def test_the_sample_has_its_parse(guide):
 
 
 def test_conflict_counts_co_occurrence_in_the_text_and_says_so(guide):
-    answer = guide("patterns", "show", "conflict", "--json", "--text", "a b. a c.")
+    answer = guide("patterns", "show", "conflict", "--json", "--text", "The bee. The sea.")
     assert "counted in this text only" in answer.err
     found = np.array(json.loads(answer.out)["weights"])
-    # a and . occur in both sentences, b only in the first: b co-occurs equally with a and ., and never with c
+    # The and . occur in both sentences, bee only in the first: it co-occurs equally with The and ., and never with sea
     b, c = 2, 5
     assert found[b, c] == 0 and found[b, 1] == found[b, 3] == 1
     assert found[0].sum() == found[:, 0].sum() == 0

@@ -19,10 +19,12 @@ from typing import Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
+from guidance.errors import InputError
 from pipelines.engine import executor, stage
 from pipelines.engine.shards import map_shards, run_sharded
 from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
 from pipelines.progress import Progress, log
+from pipelines.storage.files import remove_tree
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
@@ -134,6 +136,14 @@ def run(
 
 def build(run: Run) -> None:
     """Build the artifact; see `run`."""
+    try:
+        _build(run)
+    except InputError:  # other text or settings are another recipe, which could not use these drafts
+        remove_tree(run.partial)
+        raise
+
+
+def _build(run: Run) -> None:
     config: Config = run.config
     notes = Notes()
     paths = _read(run.inputs, config, run.partial, run.progress, notes)

@@ -181,6 +181,7 @@ def test_an_error_far_into_a_file_names_its_line_and_byte(store: Store, tmp_path
     for size in (100, 10_000_000):
         with pytest.raises(InputError, match=r"'a\.txt', line 2001, byte 15001: not utf-8"):
             build(store, path, shard_size=size)
+        assert store.unfinished() == []
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "A."}\n' * 1000 + '{"text": 1}\n')
     with pytest.raises(InputError, match=r"'a\.jsonl', line 1001"):

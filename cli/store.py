@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_text
 import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ import typer
 
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
-from cli.tables import say_table
+from cli.tables import nested, plain, say_table
 from guidance.errors import InputError, MachineError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
@@ -169,28 +168,8 @@ def _say_sections(sections: Mapping[str, Mapping[Any, Any]]) -> None:
         if entries:
             say(title)
             for key, value in entries.items():
-                for line in nested(str(key), value) if wide else [f"{key}: {_plain(value)}"]:
+                for line in nested(str(key), value) if wide else [f"{key}: {plain(value)}"]:
                     say(f"  {escape(line)}")
-
-
-def nested(key: str, value: Any) -> Iterator[str]:
-    """A key and its value as lines for people: a mapping of mappings has one line for each, a plain one is one line."""
-    if not isinstance(value, Mapping) or not value:
-        yield f"{key}: {_plain(value)}"
-    elif any(isinstance(item, Mapping) and item for item in value.values()):
-        yield f"{key}:"
-        for name, item in value.items():
-            yield from (f"  {line}" for line in nested(str(name), item))
-    else:
-        yield f"{key}: " + ", ".join(f"{name} {_number(item)}" for name, item in value.items())
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else _plain(value)
 
 
 def _rows(entry: dict[str, Any]) -> str:

@@ -1,11 +1,12 @@
-"""Tables for people: columns as wide as needed, wrapped to fit the terminal."""
+"""Tables and nested values for people: columns as wide as needed, wrapped to fit the terminal."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from cli.output import escape, say
 
@@ -42,3 +43,26 @@ def folded(
             parts = ((cell[level] if level < len(cell) else "").ljust(w) for cell, w in zip(cells, widths, strict=True))
             shown.append("  ".join(parts).rstrip())
     return shown
+
+
+def nested(key: str, value: Any) -> Iterator[str]:
+    """A key and its value as lines for people: a mapping of mappings has one line for each, a plain one is one line."""
+    if not isinstance(value, Mapping) or not value:
+        yield f"{key}: {plain(value)}"
+    elif any(isinstance(item, Mapping) and item for item in value.values()):
+        yield f"{key}:"
+        for name, item in value.items():
+            yield from (f"  {line}" for line in nested(str(name), item))
+    else:
+        yield f"{key}: " + ", ".join(f"{name} {_number(item)}" for name, item in value.items())
+
+
+def plain(value: Any) -> str:
+    """A text as it is, any other value as JSON."""
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else plain(value)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.store import nested
-from cli.tables import folded
+from cli.tables import folded, nested
 from pipelines.engine.stage import Files
 from pipelines.storage.store import Store
 from tests.runs import going, metrics

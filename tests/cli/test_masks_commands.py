@@ -70,8 +70,8 @@ def test_build_masks_says_what_it_did_and_what_comes_next(guide: Guide, made: di
     ("arguments", "words"),
     [
         (["build-masks", "nothing"], "no artifact 'nothing'"),
-        (["build-masks", "{corpus}"], "is a corpus artifact; expected: sequences"),
-        (["build-masks", "{sequences}", "--idf", "{deps}"], "is a deps artifact; expected: idf"),
+        (["build-masks", "{corpus}"], "is an artifact of kind corpus; expected: sequences"),
+        (["build-masks", "{sequences}", "--idf", "{deps}"], "is an artifact of kind deps; expected: idf"),
         (["build-masks", "{sequences}", "--shard", "4/3"], "i/n with i from 1 to n"),
         (["masks", "show", "{sequences}"], "expected: masks"),
         (["masks", "show", "{masks}", "--example", "500"], "train has the sequences 0 to"),

@@ -68,8 +68,8 @@ def test_while_an_artifact_is_rebuilt_a_kill_never_leaves_it_absent(tmp_path, po
 def test_if_killed_between_publishing_and_naming_the_next_run_only_adds_the_name(tmp_path):
     store = Store(tmp_path / "store")
     make(store, text="old", name="wiki")
-    # files opened: two parts, the summary, the manifest, then the name file
-    assert in_child(lambda: make(store, name="wiki"), failpoint="open:5:kill") == KILLED
+    # files opened: the name of the unfinished work, two parts, the summary, the manifest, then the name file
+    assert in_child(lambda: make(store, name="wiki"), failpoint="open:6:kill") == KILLED
     assert store.load("wiki").manifest["config"]["text"] == "old"
     again = make(store, name="wiki")
     assert (again.reused, again.name) == (True, "wiki@2")

@@ -32,6 +32,11 @@ ATTEMPTS = 3
 SCHEDULER_SECONDS = 20.0
 """Time limit for connecting to a Dask scheduler."""
 
+WORKERLESS_SECONDS = 30.0
+"""A run ends if a Dask cluster of its own has no workers at two looks that are so far apart."""
+
+_SMALLER = "use workers with more memory, or a smaller --shard-size"
+
 DASK = "'attention-guide[dask]'"
 
 
@@ -76,8 +81,8 @@ def run_all(
     while left:
         before = len(left)
         try:
-            with _executor(config, len(left)) as (executor, limit):
-                for number, result in _as_completed(executor, function, left, limit):
+            with _executor(config, len(left)) as (executor, limit, has_workers):
+                for number, result in _as_completed(executor, function, left, limit, has_workers):
                     del left[number]
                     yield number, result
         except BrokenExecutor as error:
@@ -91,7 +96,11 @@ def run_all(
 
 
 def _as_completed(
-    executor: Executor, function: Callable[..., Any], tasks: Mapping[int, tuple[Any, ...]], limit: int
+    executor: Executor,
+    function: Callable[..., Any],
+    tasks: Mapping[int, tuple[Any, ...]],
+    limit: int,
+    has_workers: Callable[[], bool],
 ) -> Iterator[tuple[int, Any]]:
     """(index, result) as tasks finish.  At most ``limit`` tasks are submitted at once: a scheduler keeps all of them
     in memory."""
@@ -105,7 +114,7 @@ def _as_completed(
             future.add_done_callback(done.put)
         if not running:
             return
-        future = done.get()
+        future = _next(done, has_workers)
         result, failure = _outcome(future)
         if failure is not None:
             kind, arguments, state = failure
@@ -113,6 +122,23 @@ def _as_completed(
             vars(error).update(state)
             raise error
         yield running.pop(future), result
+
+
+def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool]) -> Future[Any]:
+    """The next finished task.
+
+    Raises:
+        MachineError: there has been no worker for a while; nobody would ever do the waiting tasks.
+    """
+    were_there = True
+    while True:
+        try:
+            return done.get(timeout=WORKERLESS_SECONDS)
+        except queue.Empty:
+            are_there = has_workers()
+            if not (were_there or are_there):
+                raise MachineError("all workers died (out of memory?)", hint=_SMALLER) from None
+            were_there = are_there
 
 
 def _outcome(future: Future[Any]) -> Any:
@@ -130,7 +156,7 @@ def _outcome(future: Future[Any]) -> Any:
         if type(error).__name__ == "KilledWorker":  # Dask gives up on a task after several of its workers died
             raise MachineError(
                 f"several workers died on the same shard (out of memory?): {error}",
-                hint="use workers with more memory, or a smaller --shard-size",
+                hint=_SMALLER,
             ) from error
         raise
 
@@ -158,18 +184,18 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int]]:
-    """An executor, and how many tasks to submit to it at once."""
+def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int, Callable[[], bool]]]:
+    """An executor, how many tasks to submit to it at once, and whether it has workers or may get some."""
     if config.executor == "dask":
-        with _dask(config, num_tasks) as executor:
-            yield executor, 4 * config.jobs if not config.scheduler else 1024
+        with _dask(config, num_tasks) as (executor, has_workers):
+            yield executor, 4 * config.jobs if not config.scheduler else 1024, has_workers
         return
     import multiprocessing  # imported late, to keep `guide --help` fast
 
     jobs = min(config.jobs, num_tasks)
     pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        yield pool, 2 * jobs
+        yield pool, 2 * jobs, lambda: True
     except BaseException:
         # do not wait for shards whose results will be discarded
         for process in list((pool._processes or {}).values()):
@@ -196,7 +222,11 @@ def _start_worker() -> None:
 
 
 @contextlib.contextmanager
-def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
+def _dask(config: Config, num_tasks: int) -> Iterator[tuple[Executor, Callable[[], bool]]]:
+    """An executor on a Dask cluster, and whether it has workers.
+
+    A cluster of our own whose workers died too often gets no new ones.  One of the user's may get some at any time.
+    """
     distributed = require("distributed", DASK)
     for name in list(logging.root.manager.loggerDict):  # Dask sets a level on each of its loggers
         if name.split(".")[0] in ("distributed", "tornado", "asyncio"):
@@ -226,8 +256,12 @@ def _dask(config: Config, num_tasks: int) -> Iterator[Executor]:
             ) from error
         if not client.scheduler_info()["workers"]:
             log.warning("the Dask scheduler has no workers yet; waiting for them")
+
+        def has_workers() -> bool:
+            return bool(config.scheduler or address.scheduler.workers)
+
         # pure=False: Dask must run the same call again when its output file was lost
-        yield client.get_executor(pure=False, retries=ATTEMPTS - 1)
+        yield client.get_executor(pure=False, retries=ATTEMPTS - 1), has_workers
 
 
 def _client(distributed: Any, address: Any) -> Any:

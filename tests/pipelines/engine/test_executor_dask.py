@@ -181,3 +181,16 @@ def test_a_missing_dask_is_named_with_the_command_that_installs_it(
     with pytest.raises(MachineError, match="distributed is not installed") as caught:
         works.run_stage(text, store, executor="dask", shard_size=SIZE)
     assert caught.value.hint == "pip install 'attention-guide[dask]'"
+
+
+def test_a_run_ends_when_its_own_cluster_has_no_workers_left(
+    text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    cluster = distributed.LocalCluster
+    monkeypatch.setattr(distributed, "LocalCluster", lambda **given: cluster(**{**given, "n_workers": 0}))
+    monkeypatch.setattr(executor, "WORKERLESS_SECONDS", 0.2)
+    with pytest.raises(MachineError, match="all workers died") as caught:
+        works.run_stage(text, store, executor="dask", jobs=2, shard_size=200)
+    assert "--shard-size" in str(caught.value.hint)

@@ -149,7 +149,6 @@ def test_a_wrong_value_names_the_place_it_came_from_and_says_what_is_right(trial
 
 
 def test_an_error_of_the_work_names_where_its_values_were_given(guide, monkeypatch):
-    monkeypatch.setenv("GUIDE_MODEL", "roberta:1x1")
     monkeypatch.setenv("GUIDE_SCORES", "nowhere.csv")
     assert "GUIDE_" not in guide("plan", "check", "preset:nothing").err
     monkeypatch.setenv("GUIDE_STORE", "far/away")

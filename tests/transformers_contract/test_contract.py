@@ -26,6 +26,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from guidance.attention.function import NAME, guided_attention
+from guidance.errors import InputError
 from guidance.models.adapters import switch
 from guidance.models.families import family_of, find_sites
 from tests.guidance.models import (
@@ -164,13 +165,14 @@ def test_attentions_are_returned_if_the_function_returns_them_and_the_call_asks_
 
     AttentionInterface.register("weights", with_weights)
     AttentionMaskInterface.register("weights", sdpa_mask)
-    for name, expected in (("weights", 2), (NAME, 0)):
-        model = spied(family, name)
-        output = model(**inputs_of(family), output_attentions=True)
-        lengths = [len(value) for key, value in output.items() if "attentions" in key]
-        assert lengths == [expected] * (num_calls(family) // 2)
-        with pytest.raises(ValueError, match="output_attentions"):
-            model.config.output_attentions = True
+    model = spied(family, "weights")
+    output = model(**inputs_of(family), output_attentions=True)
+    lengths = [len(value) for key, value in output.items() if "attentions" in key]
+    assert lengths == [2] * (num_calls(family) // 2)
+    with pytest.raises(ValueError, match="output_attentions"):
+        model.config.output_attentions = True
+    with pytest.raises(InputError, match="output_attentions"):  # the guidance that records them is missing
+        spied(family, NAME)(**inputs_of(family), output_attentions=True)
     for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
         table._global_mapping.pop("weights")
 

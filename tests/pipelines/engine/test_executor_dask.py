@@ -71,7 +71,7 @@ class Cluster:
             process.terminate()
         for process in reversed(self._processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+                process.wait(1)
             process.kill()
             process.wait()
 

@@ -410,7 +410,7 @@ def test_special_tokens_are_never_counted_even_if_the_text_spells_them(store: St
 
 
 def test_a_corpus_without_training_text_is_refused(store: Store) -> None:
-    text = make_corpus(store, ["Alpha beta gamma."], valid=0.99)
+    text = make_corpus(store, [f"Alpha beta gamma {n}." for n in range(25)], valid=0.9999)
     assert set(text.counts["splits"]) == {"valid"}
     made = make_tokenizer(store, make_corpus(store, ["Alpha beta gamma."]))
     with pytest.raises(InputError, match="no training text to count"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import itertools
 import logging
 import os
@@ -184,6 +185,20 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Nothing is collected inside.  A dead Dask client that is collected while another one starts waits for a lock that its
+    own thread holds, for ever."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _executor(config: Config, num_tasks: int) -> Iterator[tuple[Executor, int, Callable[[], bool]]]:
     """An executor, how many tasks to submit to it at once, and whether it has workers or may get some."""
     if config.executor == "dask":
@@ -233,27 +248,30 @@ def _dask(config: Config, num_tasks: int) -> Iterator[tuple[Executor, Callable[[
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         address: Any = config.scheduler
-        if not address:
-            with _interrupts_blocked():
-                address = distributed.LocalCluster(
-                    n_workers=min(config.jobs, num_tasks),
-                    threads_per_worker=1,
-                    memory_limit=0,
-                    dashboard_address=None,
-                    # Dask serves HTTP even without a dashboard, by default on port 8787; if that is taken, it warns on stderr
-                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-                    silence_logs=logging.CRITICAL,
-                )
-            stack.enter_context(address)
-        try:
-            client = stack.enter_context(_client(distributed, address))
-        except ValueError as error:
-            raise InputError(f"--scheduler {config.scheduler!r}: {error}", hint="give it as tcp://HOST:PORT") from error
-        except (OSError, TimeoutError) as error:
-            raise MachineError(
-                f"no Dask scheduler answers at {config.scheduler or 'this machine'}",
-                hint="start one with `dask scheduler`, and `dask worker tcp://HOST:PORT` on each machine",
-            ) from error
+        with _no_garbage_collection():
+            if not address:
+                with _interrupts_blocked():
+                    address = distributed.LocalCluster(
+                        n_workers=min(config.jobs, num_tasks),
+                        threads_per_worker=1,
+                        memory_limit=0,
+                        dashboard_address=None,
+                        # Dask serves HTTP even without a dashboard, by default on port 8787; if that is taken, it warns
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        silence_logs=logging.CRITICAL,
+                    )
+                stack.enter_context(address)
+            try:
+                client = stack.enter_context(_client(distributed, address))
+            except ValueError as error:
+                raise InputError(
+                    f"--scheduler {config.scheduler!r}: {error}", hint="give it as tcp://HOST:PORT"
+                ) from error
+            except (OSError, TimeoutError) as error:
+                raise MachineError(
+                    f"no Dask scheduler answers at {config.scheduler or 'this machine'}",
+                    hint="start one with `dask scheduler`, and `dask worker tcp://HOST:PORT` on each machine",
+                ) from error
         if not client.scheduler_info()["workers"]:
             log.warning("the Dask scheduler has no workers yet; waiting for them")
 

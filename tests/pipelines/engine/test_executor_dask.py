@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +196,24 @@ def test_a_run_ends_when_its_own_cluster_has_no_workers_left(
     with pytest.raises(MachineError, match="all workers died") as caught:
         works.run_stage(text, store, executor="dask", jobs=2, shard_size=200)
     assert "--shard-size" in str(caught.value.hint)
+
+
+def test_nothing_is_collected_while_dask_starts(text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributed
+
+    class Dead:
+        def __init__(self) -> None:
+            self.itself = self  # only the garbage collector finds it
+
+    dead = weakref.ref(Dead())
+    found = []
+
+    def start(**_: object) -> None:
+        found.append((gc.isenabled(), dead()))
+        raise MachineError("enough")
+
+    monkeypatch.setattr(distributed, "LocalCluster", start)
+    with pytest.raises(MachineError, match="enough"):
+        works.run_stage(text, store, executor="dask", jobs=2, shard_size=200)
+    assert found == [(False, None)]
+    assert gc.isenabled()

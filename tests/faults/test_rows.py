@@ -221,6 +221,7 @@ guide("pretrain", "data", *train)
 """
 
 
+@pytest.mark.every
 def test_all_stages_run_without_home_cache_temporary_folder_or_working_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     places = ("HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCH_HOME", "TMPDIR")

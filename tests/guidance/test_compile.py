@@ -69,10 +69,12 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
     _check(family, COMPILED[family], "aot_eager")
 
 
+@pytest.mark.every
 def test_added_heads_are_compiled_too() -> None:
     _check("bert", "pal", "aot_eager")
 
 
+@pytest.mark.every
 def test_batches_of_other_shapes_are_guided_too() -> None:
     model, handle = installed("bert", "attention_loss", num_hidden_layers=1)
     compiled = torch.compile(model, backend="eager", fullgraph=True)  # the backend that compiles fastest
@@ -83,6 +85,7 @@ def test_batches_of_other_shapes_are_guided_too() -> None:
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.every
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "c++", "clang++")), reason="inductor needs a C++ compiler"
 )

@@ -341,6 +341,7 @@ def test_licence_and_source_are_recorded(store: Store, tmp_path: Path) -> None:
     assert build(store, path).provenance == [{"source": "a.txt", "license": None}]
 
 
+@pytest.mark.every
 def test_the_same_bytes_come_out_of_every_environment(tmp_path: Path) -> None:
     text = "Żółw ran. Über “it”.\n\n" * 30
     folder = write(tmp_path / "in", {f"é{n}.txt": f"{n} " + text for n in range(3)})

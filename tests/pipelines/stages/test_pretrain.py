@@ -151,6 +151,7 @@ assert not {"guidance", "pipelines", "cli"} & set(sys.modules)
 """
 
 
+@pytest.mark.every
 def test_the_result_opens_without_this_package_and_computes_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

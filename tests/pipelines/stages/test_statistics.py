@@ -107,7 +107,7 @@ def warm_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if not pools:
             spawn = multiprocessing.get_context("spawn")
             pools.append(concurrent.futures.ProcessPoolExecutor(config.jobs, spawn, executor._start_worker))
-        yield pools[0], 2 * config.jobs
+        yield pools[0], 2 * config.jobs, lambda: True
 
     monkeypatch.setattr(executor, "_executor", warm)
     yield

@@ -114,6 +114,7 @@ def test_one_record_over_the_limit_is_refused(tmp_path: Path) -> None:
     assert "line 1: over 104,857,600 characters" in measure(path)["error"]
 
 
+@pytest.mark.every
 def test_a_parquet_bomb_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

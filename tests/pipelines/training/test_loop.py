@@ -343,6 +343,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.mark.every
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", ["preset:asa", "preset:random-mask"])
 def test_a_compiled_model_learns_the_same_as_a_plain_one(plan: str, store: Store, tmp_path: Path, graphs: Any) -> None:

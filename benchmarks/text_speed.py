@@ -53,7 +53,7 @@ def ours(store: Store, text: str, tokens: str) -> float:
 
 
 def command_times(checkout: Path, source: str) -> tuple[float, float]:
-    """Seconds of processor time and of elapsed time of ``guide build-corpus`` as another process."""
+    """The processor seconds and the elapsed seconds of ``guide build-corpus`` in a process of its own."""
     with tempfile.TemporaryDirectory() as store:
         command = [sys.executable, "-m", "cli", "build-corpus", source, "--store", store, "--quiet"]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}

@@ -18,9 +18,10 @@ Complete = Callable[[Any], list[str]]
 
 
 def artifacts(*kinds: str, unfinished: bool = False) -> Complete:
-    """Completion by names and ids of artifacts of some kinds, by default of all.
+    """Completion by the names and ids of artifacts.
 
     Args:
+        kinds: offer only artifacts of these kinds; by default of all.
         unfinished: also offer unfinished work.
     """
 

@@ -19,21 +19,13 @@ from transformers.utils import ModelOutput
 from guidance.attention.function import NAME
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError
-from guidance.patterns.features import FEATURES, Tokens
+from guidance.patterns.features import INPUTS, Tokens, is_feature
 
 if TYPE_CHECKING:
     from guidance.installation import Handle
 
-INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-"""The inputs of a model that guidance is made from, apart from features."""
-
 _SOURCE = "guide_source_"
 """What stands before the names under which the tokens of the source travel with the states of an encoder."""
-
-
-def is_feature(name: str) -> bool:
-    """Whether an argument of a model is a feature of its tokens, or of its decoder's."""
-    return name.removeprefix("decoder_") in FEATURES
 
 
 def installed_in(model: nn.Module) -> list[Handle]:

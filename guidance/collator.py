@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DataCollatorWithPadding
 
 from guidance.errors import InputError
-from guidance.patterns.features import FEATURES, Feature
+from guidance.patterns.features import FEATURES, Feature, is_feature
 
 DTYPES = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
 """The type of a padded column, by the kind of its feature."""
@@ -40,7 +40,7 @@ class FeatureCollator:
         Raises:
             InputError: an example lacks a feature that others have, or has not one value for each token.
         """
-        names = sorted({name for example in examples for name in example if name.removeprefix("decoder_") in FEATURES})
+        names = sorted({name for example in examples for name in example if is_feature(name)})
         batch = dict(self.inner([{k: v for k, v in example.items() if k not in names} for example in examples]))
         for name in names:
             batch[name] = self._padded(name, examples, batch)

@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
-from guidance.calls import INPUTS, BeforeCall, installed_in, is_feature, keep_source, leading
+from guidance.calls import BeforeCall, installed_in, keep_source, leading
 from guidance.errors import InputError, PlanError, UnsupportedModel, did_you_mean
 from guidance.guided_model import PLAN_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.methods import drop_marker, replace_methods
-from guidance.patterns.features import FEATURES, TABLES, Tokens, Vocabulary
+from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, Vocabulary, is_feature
 from guidance.patterns.predicates import Pairs, Predicate
 from guidance.patterns.scope import AttentionScope
 from guidance.plan import Plan
@@ -125,7 +125,8 @@ class Handle(GuidedModel):
             raise InputError(
                 "this plan is not installed in its model any more", hint="handle.install() puts it in again"
             )
-        columns = {name: batch[name] for name in batch if name not in INPUTS and self._is_feature(name)}
+        self._check_names(batch)
+        columns = {name: batch[name] for name in batch if is_feature(name)}
         for name, column in columns.items():
             if not isinstance(column, Tensor):
                 raise InputError(
@@ -148,21 +149,17 @@ class Handle(GuidedModel):
             self._check_features(tokens, measuring)
         return BatchGuidance(self, tokens, step, measuring=measuring)
 
-    def _is_feature(self, name: str) -> bool:
-        """Whether it is the name of a feature, and not of another input of the model.
-
-        Raises:
-            InputError: it is neither.
-        """
-        if is_feature(name):
-            return True
-        feature = name.removeprefix("decoder_")
-        if name not in inspect.signature(self.model.forward).parameters:
-            raise InputError(
-                f"there is no feature {feature!r}{did_you_mean(feature, FEATURES)}",
-                hint=f"known: {', '.join(sorted(FEATURES))}",
-            )
-        return False
+    def _check_names(self, batch: Mapping[str, Any]) -> None:
+        """Raises InputError if a name is neither a feature nor an argument of the model."""
+        others = [name for name in batch if name not in INPUTS and not is_feature(name)]
+        known = inspect.signature(self.model.forward).parameters if others else {}
+        for name in others:
+            if name not in known:
+                feature = name.removeprefix("decoder_")
+                raise InputError(
+                    f"there is no feature {feature!r}{did_you_mean(feature, FEATURES)}",
+                    hint=f"known: {', '.join(sorted(FEATURES))}",
+                )
 
     def _check_features(self, tokens: Mapping[str, Tokens], measuring: bool) -> None:
         """Raises InputError if a batch lacks features that the plan reads."""
@@ -459,9 +456,9 @@ def install(
         tokenizer: a Hugging Face tokenizer, for patterns that look for certain tokens.
         decoder_tokenizer: the same for a decoder with a vocabulary of its own.
         part: the part of the plan that is about this model; guides of other parts are left out.
-        columns: the names of the features that every batch will have, for the decoder with ``decoder_`` before them; those of
-            other columns do no harm.  If given, a feature that the plan needs and that is not among them is missed here, and
-            not with the first batch.  `GuidedModel.needs` says what a plan needs.
+        columns: the names of the features that every batch will have, those of the decoder with ``decoder_`` before them.
+            Other names are ignored.  With it, a feature that the plan needs and no batch will have is an error here instead
+            of with the first batch.  `GuidedModel.needs` says what a plan needs.
         tables: what patterns and rules look up, by name; see `GuidedModel`.
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot

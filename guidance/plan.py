@@ -430,7 +430,7 @@ def _guide(row: Any) -> Guide:
 
 
 def _value(key: str, value: Any) -> Any:
-    """The value of a key as a guide holds it.
+    """A value that Python or TOML gives for a key, in the form in which `Guide` stores it.
 
     Raises:
         PlanError: it has the wrong type.

@@ -29,7 +29,7 @@ from guidance.collator import FeatureCollator
 from guidance.errors import InputError, NumericalError
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
-from guidance.patterns.features import FEATURES
+from guidance.patterns.features import INPUTS, is_feature
 from guidance.plan import Plan
 
 _log = logging.getLogger("guide.trainer")  # below the logger that the command line shows
@@ -181,12 +181,11 @@ class GuidedTrainer(Trainer):
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
-        columns = {name: inputs.pop(name) for name in list(inputs) if name.removeprefix("decoder_") in FEATURES}
+        columns = {name: inputs.pop(name) for name in list(inputs) if is_feature(name)}
         model: Any = self.handle.model
         if model.config.is_encoder_decoder and "decoder_input_ids" not in inputs and "labels" in inputs:
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])
-        names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-        return {name: inputs[name] for name in names if name in inputs} | columns
+        return {name: inputs[name] for name in INPUTS if name in inputs} | columns
 
     def _guidance(self, batch: Mapping[str, Any]) -> BatchGuidance:
         return self.handle.guide(**batch, step=self.state.global_step)

@@ -41,7 +41,7 @@ def replace_methods(model: nn.Module) -> Callable[[], None]:
 
 
 def drop_marker(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before weights are loaded into a guided model: the tensor that tells others to open it with its plan is no weight."""
+    """Take the marker out of weights before they are loaded into a guided model, which has no such tensor."""
     state_dict.pop(prefix + MARKER, None)
 
 

@@ -479,8 +479,8 @@ def register_pattern(
     """Add a pattern, so that plans can name it.
 
     Args:
-        build: from `Tokens` to a `Predicate`, or to a tensor (B, Q, K): bool, or numbers if ``weighted``.  The first line of its docstring is the summary that users read; its
-            annotated keyword parameters are the pattern's options.
+        build: from `Tokens` to a `Predicate`, or to a tensor (B, Q, K): bool, or numbers if ``weighted``.  The first line of
+            its docstring is the summary that users read; its annotated keyword parameters are the pattern's options.
         source: where it comes from: paper, section, equation.
         needs, tables, positional, weighted, same_keys, looks_ahead, option_facts: see `Pattern`.
         package: the package that registers it, which plans then name; by default the one that defines ``build``.

@@ -81,6 +81,15 @@ for _row in (
     FEATURES.add(_row.name, _row)
 
 
+INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+"""The arguments of a model that guidance is made from, apart from features."""
+
+
+def is_feature(name: str) -> bool:
+    """Whether an argument of a model is a feature of its tokens, or, with ``decoder_`` before it, of its decoder's."""
+    return name.removeprefix("decoder_") in FEATURES
+
+
 def register_feature(
     name: str,
     kind: Literal["bool", "int", "float"],

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 _NOT_ASCII = re.compile(r"[^a-zA-Z0-9 ]")
 
@@ -62,7 +63,7 @@ def _grams(words: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
     return set(words), set(pairwise(words))
 
 
-def _f1(found: set, wanted: set) -> float:  # type: ignore[type-arg]
+def _f1(found: AbstractSet[Any], wanted: AbstractSet[Any]) -> float:
     common = len(found & wanted)
     precision = common / len(found) if found else 0.0
     recall = common / len(wanted) if wanted else 0.0

@@ -34,7 +34,7 @@ SCHEDULER_SECONDS = 20.0
 """Time limit for connecting to a Dask scheduler."""
 
 WORKERLESS_SECONDS = 30.0
-"""A run ends if a Dask cluster of its own has no workers at two looks that are so far apart."""
+"""A run that waits on a Dask cluster of its own looks this often for workers, and ends if there are none twice in a row."""
 
 _SMALLER = "use workers with more memory, or a smaller --shard-size"
 
@@ -129,7 +129,7 @@ def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool])
     """The next finished task.
 
     Raises:
-        MachineError: there has been no worker for a while; nobody would ever do the waiting tasks.
+        MachineError: there has been no worker for a while, so the waiting tasks would never run.
     """
     were_there = True
     while True:
@@ -186,8 +186,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Nothing is collected inside.  A dead Dask client that is collected while another one starts waits for a lock that its
-    own thread holds, for ever."""
+    """Collect garbage first, and none inside.
+
+    If a dead Dask client is collected while another one starts, it waits for ever for a lock that its own thread holds.
+    """
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

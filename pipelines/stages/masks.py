@@ -250,7 +250,7 @@ def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
 
 
 def _warn(run: Run, totals: Mapping[str, Mapping[str, int]]) -> None:
-    """Warn of data that were given but say nothing; tables that were not given are nobody's mistake."""
+    """Warn of data that were given but say nothing; it is no mistake to leave a table out."""
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
             run.warn(

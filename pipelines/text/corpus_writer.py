@@ -93,8 +93,7 @@ def write_corpus(
     """Write the tables of a corpus from its drafts, given in the order of the text; returns the counts.
 
     Args:
-        valid: fraction for validation, and
-        test: fraction for testing, from 0 to 1; documents that have a split already keep it.
+        valid, test: the fractions for validation and testing, from 0 to 1.  Documents that have a split already keep it.
         sources: where the text comes from, for messages.
 
     Raises:
@@ -221,10 +220,12 @@ def _survey(drafts: Sequence[Draft], notes: Notes) -> _Survey:
                         decide(is_open, is_open.sha256.digest(), False)
                     is_open = None
                 digest = about["digest"]
-                if digest is None:  # it spans several row groups or drafts
-                    for text in draft.texts(number):
-                        document.sha256.update(text.encode() + b"\n")
-                    digest = document.sha256.digest()
+                if digest is None:
+                    digest = draft.digests.get(number)
+                    if digest is None:  # it is divided among drafts
+                        for text in draft.texts(number):
+                            document.sha256.update(text.encode() + b"\n")
+                        digest = document.sha256.digest()
                     found.digests[document.parts[0]] = digest
                 if draft.is_open and number == draft.documents - 1:
                     is_open = document
@@ -447,7 +448,12 @@ class _Numbering:
         return np.unique(self._few[self._offsets[document] : self._offsets[document + 1]]).tolist()
 
     def _stretch(self, document: np.ndarray, sentence: np.ndarray) -> np.ndarray:
-        """The stretches to which sentences belong, given the numbers of documents and of sentences in them."""
+        """The number of the stretch in which each sentence is.
+
+        Args:
+            document: the number of each sentence's document.
+            sentence: its number in that document.
+        """
         import numpy as np
 
         return np.minimum(self._offsets[document] + sentence // self._size, self._offsets[document + 1] - 1)

@@ -55,6 +55,7 @@ class DraftWriter:
         """Write to ``file``, a ``pyarrow.parquet.ParquetWriter`` for `draft_schema`."""
         self._file, self._split_sentences, self._notes = file, split_sentences, notes
         self._documents = 0
+        self._digests: dict[int, str] = {}
         self._continues = self._is_open = False
         self._clear()
 
@@ -70,8 +71,10 @@ class DraftWriter:
         """Draft a document, unless it is empty.
 
         Args:
-            continues: whether an earlier draft has the document's beginning, and
-            is_open: whether a later one has its end.  Then the document counts even if this part of it is empty.
+            continues: whether an earlier draft has the document's beginning.
+            is_open: whether a later draft has its end.
+
+        A document that is divided among drafts counts even if its part in this one is empty.
         """
         self._continues, self._is_open = self._continues or continues, is_open
         is_whole, sha256 = not (continues or is_open), hashlib.sha256()
@@ -97,9 +100,11 @@ class DraftWriter:
         if is_whole:
             if not is_visible:
                 self._notes.warn("a document has only invisible characters", document.place)
-            if batch is self._about:  # else its first row is written; the digest is computed when drafts are joined
+            if batch is self._about:
                 assert self._firsts[-1] == first
                 batch["digest"][-1] = sha256.digest()
+            else:  # its first row is written already
+                self._digests[self._documents - 1] = sha256.hexdigest()
 
     def _begin(self, document: Document) -> None:
         self._firsts.append(len(self._texts))
@@ -163,6 +168,7 @@ class DraftWriter:
             "documents": self._documents,
             "continues": self._continues,
             "is_open": self._is_open,
+            "digests": self._digests,
             "dropped": self._notes.dropped,
             "warned": self._notes.warned,
             "first": self._notes.first,
@@ -196,6 +202,7 @@ class Draft:
         documents: number of its documents, including those that it has only a part of.
         continues: whether its first document begins in an earlier draft.
         is_open: whether its last document ends in a later draft.
+        digests: of whole documents whose first row lacks the digest, since it was written before their end was read.
         notes: drops and warnings.
         more: what was given to `DraftWriter.finish`.
     """
@@ -204,6 +211,7 @@ class Draft:
     documents: int
     continues: bool
     is_open: bool
+    digests: dict[int, bytes]
     notes: Notes
     more: dict[str, Any]
 
@@ -213,7 +221,8 @@ class Draft:
             file = open_parquet(raw)
             about = json.loads(file.read_row_group(file.num_row_groups - 1, columns=["text"])["text"][0].as_py())
         notes = Notes(Counter(about["dropped"]), Counter(about["warned"]), about["first"])
-        return cls(path, about["documents"], about["continues"], about["is_open"], notes, about["more"])
+        digests = {int(number): bytes.fromhex(digest) for number, digest in about["digests"].items()}
+        return cls(path, about["documents"], about["continues"], about["is_open"], digests, notes, about["more"])
 
     def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Its blocks as a series of ``pyarrow.Table``."""

@@ -19,7 +19,7 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
 from pipelines.text.corpus_files import SPLITS, whole_documents
 from pipelines.text.encoding import Encoder, block_columns
-from pipelines.text.packing import NOT_TEXT, Packed, Tokens
+from pipelines.text.packing import Packed, Tokens, lay_out
 from pipelines.text.sequence_files import SequenceFile, example_schema, warn
 from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 
@@ -128,21 +128,10 @@ class _Layout:
         chosen = within < np.repeat(kept, sizes)
         places = (np.repeat(start_of_block, sizes) + within)[chosen]
 
-        size = int(ends[-1])
-        ids = np.full(size, self._separator, np.int32)
-        ids[starts] = self._begin
-        ids[places] = tokens.id[chosen]
-        special = np.ones(size, bool)
-        special[places] = False
-        columns = [ids]
-        for column in tokens[1:]:
-            wide = np.full(size, NOT_TEXT, column.dtype)
-            wide[places] = column[chosen]
-            columns.append(wide)
-        position = np.arange(size) - np.repeat(starts, ends - starts)
+        packed = lay_out(Tokens(*(column[chosen] for column in tokens)), places, ends, self._begin, self._separator)
+        position = np.arange(ends[-1]) - np.repeat(starts, ends - starts)
         # as BERT counts them: the first separator belongs to the first text, the last one to the second
         second_begins = np.where(two, kept_first + 1 + self._between, self._length + 1)
         parts = (position >= np.repeat(second_begins, ends - starts)).astype(np.int8)
-        offsets = np.concatenate([[0], ends]).astype(np.int32)
         num_cut = int(((kept_first < first) | (kept_second < second)).sum())
-        return Packed(Tokens(*columns), special, offsets), parts, num_cut
+        return packed, parts, num_cut

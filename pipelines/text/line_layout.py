@@ -23,9 +23,9 @@ _TAG = re.compile(r"O|[BIESLU]-\S+")
 def has_sentence_lines(text: str) -> bool:
     """True if every line of a text, of which the beginning is given, seems to be one sentence.
 
-    So it is if most lines end where a sentence ends and hardly any line holds more than one sentence; or if the text has no
-    sentence marks at all.  Unless nearly all lines end with a sentence, they must also be no wrapped prose: in that, the
-    first word of most lines would not have fitted in the line before.
+    That is so if most lines end where a sentence ends, and hardly any line holds more than one; or if the text has no
+    sentence marks at all.  If more than a fifth of the lines end inside a sentence, the text must also not look wrapped: in
+    wrapped prose, the first word of most lines would not have fitted into the line before.
     """
     lines = _lines(text)
     if len(lines) < FEWEST_LINES:

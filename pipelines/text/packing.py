@@ -125,7 +125,7 @@ class Packer:
             np.asarray(places[:complete]) - np.concatenate([[0], np.cumsum(lengths[: complete - 1])]),
             lengths[:complete],
         )
-        return _lay_out(tokens.slice(0, kept), target, np.asarray(ends), self.begin, self.separator)
+        return lay_out(tokens.slice(0, kept), target, np.asarray(ends), self.begin, self.separator)
 
 
 def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed:
@@ -134,10 +134,10 @@ def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed
 
     rows = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(tokens.id)) + 2 * rows + 1
-    return _lay_out(tokens, places, np.cumsum(lengths + 2), begin, separator)
+    return lay_out(tokens, places, np.cumsum(lengths + 2), begin, separator)
 
 
-def _lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
+def lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
     """The concatenated sequences: tokens at ``places``, a begin token at the start of each sequence, separators elsewhere.
 
     Args:

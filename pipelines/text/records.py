@@ -292,7 +292,7 @@ def parquet_rows(
 
 
 def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of an Arrow file, such as Hugging Face's ``datasets`` save: a stream, or a file with a footer.
+    """The rows of an Arrow file: a stream, as Hugging Face's ``datasets`` writes it, or a file with a footer.
 
     Raises:
         InputError: the file is not Arrow, or is damaged.

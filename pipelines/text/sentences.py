@@ -52,7 +52,7 @@ def model_files(spec: str) -> Files | None:
 def splitter(spec: str) -> Splitter:
     """A function from texts to the spans of their sentences, without white space at the ends of a sentence.
 
-    With ``line`` readers keep lines as sentences; the rules split what has no lines.
+    With ``line`` the readers take lines as sentences, and the rules are left with text that has no lines.
     """
     check_spec(spec)
     kind, _, rest = spec.partition(":")

@@ -16,6 +16,7 @@ from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views.comparability import check_comparable, repeated_runs, run_notes
 from pipelines.views.curves import Curve, Points, read_curve
+from pipelines.views.significance import paired_t
 
 WINDOW = 50
 """Default number of steps to average training losses over; at most a quarter of the run is used."""
@@ -356,6 +357,4 @@ def paired_t_test(difference: Summary) -> float | None:
         return None
     if difference.sd <= 1e-12 * max(abs(value or 0.0) for value in difference.values):
         return None
-    from scipy import stats
-
-    return float(stats.ttest_1samp(difference.values, 0.0).pvalue)
+    return paired_t([value for value in difference.values if value is not None]).p

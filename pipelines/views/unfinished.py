@@ -19,7 +19,7 @@ TAIL = 1 << 16
 
 @dataclass(frozen=True)
 class Unfinished:
-    """Work that the command that began it continues.
+    """Unfinished work.  The command that began it continues it.
 
     Attributes:
         reference: ``kind/id``, as of the artifact that it will become.

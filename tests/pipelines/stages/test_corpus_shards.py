@@ -22,6 +22,7 @@ from guidance.errors import InputError
 from pipelines.stages import corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.text import drafts
 from pipelines.text.blocks import Notes, bounded_lines, paragraphs, text_blocks
 from pipelines.text.pieces import Piece, cut_file
 
@@ -94,23 +95,19 @@ def test_shares_of_the_work_are_joined(folder: Path, store: Store) -> None:
     assert not other.unfinished()
 
 
+def stopped(folder: Path, store: Store, size: int, failpoint: str) -> int:
+    """The exit code of a run in another process that is stopped half-way."""
+    command = [sys.executable, "-m", "cli", "build-corpus", str(folder), "--store", str(store.root)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GUIDE_FAILPOINT": failpoint}
+    return subprocess.run(
+        [*command, "--shard-size", str(size)], env=environment, capture_output=True, cwd=ROOT
+    ).returncode
+
+
 def test_a_killed_run_goes_on_where_it_was(folder: Path, store: Store) -> None:
     expected = build(store, folder).content
     other = Store(store.root.with_name("other"))
-    command = [
-        sys.executable,
-        "-m",
-        "cli",
-        "build-corpus",
-        str(folder),
-        "--store",
-        str(other.root),
-        "--shard-size",
-        "4000",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GUIDE_FAILPOINT": "fsync:9:kill"}
-    killed = subprocess.run(command, env=environment, capture_output=True, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL
+    assert stopped(folder, other, 4_000, "fsync:9:kill") == -signal.SIGKILL
     before = {path.name: path.stat().st_mtime_ns for path in other.unfinished()[0].glob("*.partial")}
     assert len(before) == 8
     made: list[str] = []
@@ -128,20 +125,7 @@ def test_a_killed_run_goes_on_where_it_was(folder: Path, store: Store) -> None:
 
 
 def test_an_interrupted_run_keeps_its_shards(folder: Path, store: Store) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "cli",
-        "build-corpus",
-        str(folder),
-        "--store",
-        str(store.root),
-        "--shard-size",
-        "2000",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GUIDE_FAILPOINT": "fsync:12:int"}
-    done = subprocess.run(command, env=environment, capture_output=True, cwd=ROOT)
-    assert done.returncode == 130
+    assert stopped(folder, store, 2_000, "fsync:12:int") == 130
     assert len(list(store.unfinished()[0].glob("*.partial"))) >= 11
 
 
@@ -243,3 +227,23 @@ def test_a_small_text_needs_neither_spacy_nor_torch(store: Store, tmp_path: Path
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.5
+
+
+def test_a_draft_is_read_once_for_the_digests_of_whole_documents(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row groups end inside documents and between them; no document may cost another pass over a large file."""
+    path = tmp_path / "rows.csv"
+    texts = [f"Text {number} says this. And that." for number in range(40)]
+    path.write_text("text\n" + "".join(f"{text}\n" for text in [*texts, texts[7]]))
+    expected = corpus.run([str(path)], corpus.Config(), store=store)
+    monkeypatch.setattr(drafts, "BATCH_BLOCKS", 3)
+
+    def refused(*_: object) -> None:
+        raise AssertionError("the draft is read again")
+
+    monkeypatch.setattr(drafts.Draft, "texts", refused)
+    found = corpus.run([str(path)], corpus.Config(), store=store, force=True)
+    assert expected is not None and found is not None
+    assert found.artifact.counts == expected.artifact.counts
+    assert found.artifact.counts["documents"] == 40

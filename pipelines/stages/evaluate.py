@@ -14,12 +14,14 @@ from typing import Any, Literal, Unpack
 from pydantic import Field
 
 from guidance.errors import InputError
+from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig
+from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
-from pipelines.training.objectives import OBJECTIVES, EvaluationConfig
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
 
 __all__ = ["STAGE", "Config", "run"]
@@ -33,6 +35,10 @@ class SharedConfig(stage.Config):
         "last", description="The weights of the last step, or those of the lowest validation loss."
     )
     limit: int = Field(0, ge=0, description="At most so many examples; 0 for all.")
+    sequence_length: int = knob(
+        0, "For a dataset: longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
+    )
+    parser: str = knob("", "For a dataset: the parser, for plans that read syntax, as in `guide build-deps --parser`.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
     scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
     batch_size: int = knob(32, "Examples per batch.", ge=1)
@@ -43,12 +49,13 @@ class Config(EvaluationConfig, SharedConfig):
     """Settings of an evaluation; those of a single task are in the row of its objective."""
 
 
-def run(model: str, sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Evaluate a model on a split of some sequences.
+def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Evaluate a model on a split of some sequences, or of a dataset.
 
     Args:
         model: a reference, or a model folder.
-        sequences: reference of sequences whose corpus is still in the store.
+        data: reference of sequences whose corpus is still in the store, or of a dataset; of a dataset sequences are made with
+            the tokenizer of the model, and the masks that its plan needs.
 
     Raises:
         InputError: no objective can measure this model; the split is empty; or model and sequences do not fit each other.
@@ -56,50 +63,86 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
     """
     check_working_folder()
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(store.load(sequences, kind="sequences"))
-        inputs: dict[str, Any] = {
-            "model": model_input(model, store),
-            "sequences": data,
-            "corpus": stack.enter_context(store.load_input(data, "corpus")),
-            **load_inputs(config, [data], store),
+        inputs: dict[str, Any] = {"model": model_input(model, store)}
+        given = stack.enter_context(store.load(data))
+        if given.kind == "corpus" and task_inputs.is_dataset(given):
+            sequences, config = _sequences_of(given, model, folder_of(inputs["model"]), config, store, options)
+        else:
+            sequences = store.load(data, kind="sequences")
+        stack.enter_context(sequences)
+        inputs |= {
+            "sequences": sequences,
+            "corpus": stack.enter_context(store.load_input(sequences, "corpus")),
+            **load_inputs(config, [sequences], store),
         }
-        if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
-            _evaluation(_folder(inputs["model"]))  # that a model cannot be measured at all matters more
-            splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
+        evaluation_of(folder_of(inputs["model"]), sequences)
+        if not sequences.files.get(f"{config.split}.parquet", {}).get("rows"):
+            splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
             hint = f"--split {' or '.join(splits)}"
-            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=hint)
+            raise InputError(f"{sequences.reference} has no sequences in {config.split!r}", hint=hint)
         return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def _sequences_of(
+    dataset: Artifact, model: str, folder: Path, config: Config, store: Store, options: Options
+) -> tuple[Artifact, Config]:
+    """The sequences of a dataset for a model, and the configuration with the masks that its plan needs."""
+    from guidance.checkpoint import find_plan
+    from guidance.plan import Plan
+
+    length = task_inputs.longest(model, config.sequence_length, store)
+    progress = options.get("progress")
+    made = task_inputs.build_sequences(dataset, str(folder), length, store, progress)
+    if not config.masks:
+        plan = find_plan(folder) or Plan()
+        masks = task_inputs.build_masks(
+            made, dataset, plan, str(folder), config.parser, store, progress, training=False
+        )
+        config = config.model_copy(update={"masks": "".join(masks)})
+    return made, config
 
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
     from transformers.utils import logging as transformers_logging
 
-    from guidance.checkpoint import CONFIG_FILE, load, read_plan
+    from guidance.checkpoint import CONFIG_FILE, find_plan
+    from guidance.plan import Plan
     from pipelines.training.cluster import Cluster
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     given = run.inputs["model"]
-    folder = _folder(given)
+    folder = folder_of(given)
     if run.config.weights == "best":
         if not (isinstance(given, Artifact) and f"best/{CONFIG_FILE}" in given.files):
             raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
         folder = folder / "best"
-    evaluation = _evaluation(folder)
-    check_needs(read_plan(folder), str(folder), run.inputs, training=False)
-    model, handle = load(folder, tables=read_tables(run.inputs))
-    model.to(Cluster(run.config.device, "fp32").device)  # type: ignore[arg-type]
+    evaluation = evaluation_of(folder, run.inputs["sequences"])
+    check_needs(find_plan(folder) or Plan(), str(folder), run.inputs, training=False)
+    model, handle = _open(folder, evaluation.auto_class, read_tables(run.inputs))
+    model.to(Cluster(run.config.device, "fp32").device)
     evaluation.run(run, folder, model, handle)
 
 
-def _folder(model: Any) -> Path:
-    """The folder of a model: of an artifact, or of files that the user gave."""
-    return model.path if isinstance(model, Artifact) else model.paths[0].parent
+def _open(folder: Path, auto_class: str | None, tables: dict[str, Any]) -> tuple[Any, Any]:
+    """A model with its plan installed, and the handle; an ordinary model gets an empty plan."""
+    import transformers
+
+    from guidance.checkpoint import find_plan, load, load_model
+    from guidance.checkpoint.opening import read_tokenizer
+    from guidance.installation import install
+    from guidance.plan import Plan
+
+    opened_by = getattr(transformers, auto_class) if auto_class else None
+    if find_plan(folder) is not None:
+        return load(folder, opened_by, tables=tables)
+    model = load_model(folder, opened_by)
+    return model.eval(), install(model, Plan(), read_tokenizer(folder))
 
 
-def _evaluation(folder: Path) -> Evaluation:
-    """How the model of a folder is measured.
+def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
+    """How the model of a folder is measured on some sequences.
 
     Raises:
         InputError: no objective can measure it.
@@ -110,12 +153,11 @@ def _evaluation(folder: Path) -> Evaluation:
         config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
-    known = [row.evaluation for row in OBJECTIVES.values() if row.evaluation]
-    found = next((evaluation for evaluation in known if evaluation.is_for(config)), None)
+    found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
     if found is None:
         raise InputError(
             f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
-            f"{', '.join(evaluation.task for evaluation in known)}",
+            f"{', '.join(evaluation.task for evaluation in EVALUATIONS)}",
             hint="`guide compare MODEL` shows the losses of its training, those of validation included",
         )
     return found

@@ -259,6 +259,11 @@ def batches_of(data: Grouped, size: int, limit: int = 0) -> Iterator[Batch]:
         yield data.batch([(0, i) for i in range(start, min(start + size, number))])
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32 if they are in half precision; losses are never computed there."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def training_labels(given: Given) -> list[str]:
     """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
 

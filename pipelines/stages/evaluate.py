@@ -1,21 +1,23 @@
 """Stage ``evaluate``: how good a trained model is at its task.
 
-Reads model@1, sequences@1 and the corpus of these sequences.  Writes evaluation@1: ``metrics.json`` and
-``predictions.parquet`` (one row for each example, in the order of the sequences).  The first objective whose ``evaluation``
-is for the model measures it.
+Reads model@1, sequences@1, and where the evaluation needs it the corpus of these sequences, or their n-gram floors.  Writes
+evaluation@1: ``metrics.json`` and ``predictions.parquet`` (one row for each example, in the order of the sequences).  The
+first objective whose ``evaluation`` is for the model measures it.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.objective import Evaluation
@@ -42,6 +44,19 @@ class SharedConfig(stage.Config):
 class Config(EvaluationConfig, SharedConfig):
     """Settings of an evaluation; those of a single task are in the row of its objective."""
 
+    if TYPE_CHECKING:
+        floors: bool = True
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; what was added to the first ones counts where it is not the default."""
+        fields = type(self).model_fields
+        found = super().recipe()
+        return {name: value for name, value in found.items() if name in _FIRST or value != fields[name].default}
+
+
+_FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", "bleu_tokenizer"}
+"""Settings that stand in all recipes, because recipes have always had them."""
+
 
 def run(model: str, sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Evaluate a model on a split of some sequences.
@@ -57,39 +72,60 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
     check_working_folder()
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(store.load(sequences, kind="sequences"))
-        inputs: dict[str, Any] = {
-            "model": model_input(model, store),
-            "sequences": data,
-            "corpus": stack.enter_context(store.load_input(data, "corpus")),
-            **load_inputs(config, [data], store),
-        }
-        if not data.files.get(f"{config.split}.parquet", {}).get("rows"):
-            _evaluation(_folder(inputs["model"]))  # that a model cannot be measured at all matters more
+        inputs: dict[str, Any] = {"model": model_input(model, store), "sequences": data}
+        evaluation = _evaluation(_folder(inputs["model"]), data)
+        if evaluation.needs_corpus:
+            inputs["corpus"] = stack.enter_context(store.load_input(data, "corpus"))
+        inputs |= load_inputs(config, [data], store)
+        if not _rows(data, config.split):
             splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
             hint = f"--split {' or '.join(splits)}"
             raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=hint)
+        if evaluation.floors and config.floors:
+            if _rows(data, "train"):
+                inputs["floors"] = _floors(evaluation, config, inputs, store, options)
+            else:
+                log.warning("%s has no training text to count, so there are no n-gram floors", data.reference)
         return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def _rows(data: Artifact, split: str) -> int:
+    """How many sequences a split has."""
+    return int(data.files.get(f"{split}.parquet", {}).get("rows") or 0)
+
+
+def _floors(evaluation: Evaluation, config: Any, inputs: Mapping[str, Any], store: Store, options: Options) -> Artifact:
+    """The n-gram floors of the tokens that will be predicted."""
+    from pipelines.stages import floors
+    from pipelines.training.learners.masked_scores import probability
+
+    settings = floors.Config(
+        split=config.split,
+        layout=evaluation.floors,
+        seed=config.mask_seed,
+        mask_probability=probability(config, inputs["model"]),
+        limit=config.limit,
+    )
+    wait, progress = options.get("wait", True), options.get("progress")
+    return floors.run(inputs["sequences"].reference, settings, store=store, wait=wait, progress=progress).artifact
 
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    from transformers.utils import logging as transformers_logging
+    from guidance.checkpoint import CONFIG_FILE
+    from guidance.checkpoint.opening import find_plan
+    from pipelines.training.opening import open_trained
 
-    from guidance.checkpoint import CONFIG_FILE, load, read_plan
-    from pipelines.training.cluster import Cluster
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     given = run.inputs["model"]
     folder = _folder(given)
     if run.config.weights == "best":
         if not (isinstance(given, Artifact) and f"best/{CONFIG_FILE}" in given.files):
             raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
         folder = folder / "best"
-    evaluation = _evaluation(folder)
-    check_needs(read_plan(folder), str(folder), run.inputs, training=False)
-    model, handle = load(folder, tables=read_tables(run.inputs))
-    model.to(Cluster(run.config.device, "fp32").device)  # type: ignore[arg-type]
+    evaluation = _evaluation(folder, run.inputs["sequences"])
+    if (plan := find_plan(folder)) is not None:
+        check_needs(plan, str(folder), run.inputs, training=False)
+    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device)
     evaluation.run(run, folder, model, handle)
 
 
@@ -98,8 +134,8 @@ def _folder(model: Any) -> Path:
     return model.path if isinstance(model, Artifact) else model.paths[0].parent
 
 
-def _evaluation(folder: Path) -> Evaluation:
-    """How the model of a folder is measured.
+def _evaluation(folder: Path, data: Artifact) -> Evaluation:
+    """How the model of a folder is measured on some sequences.
 
     Raises:
         InputError: no objective can measure it.
@@ -111,7 +147,7 @@ def _evaluation(folder: Path) -> Evaluation:
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
     known = [row.evaluation for row in OBJECTIVES.values() if row.evaluation]
-    found = next((evaluation for evaluation in known if evaluation.is_for(config)), None)
+    found = next((evaluation for evaluation in known if evaluation.is_for(config, data)), None)
     if found is None:
         raise InputError(
             f"{folder}: a {config.model_type} model; `guide evaluate` only measures "

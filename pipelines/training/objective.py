@@ -15,6 +15,7 @@ from pipelines.engine.stage import Config
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+    from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given, Learner
 
 
@@ -41,15 +42,26 @@ class Evaluation:
 
     Attributes:
         task: its name in ``metrics.json``.
-        is_for: whether a model with this configuration is measured so.
+        is_for: whether a model with this configuration is measured so, on these sequences.
         run: measures it, given the `Run`, the model folder, the model and its handle.
         settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
+        needs_corpus: whether it reads the text of the sequences, so that their corpus must still be in the store.
+        floors: how the sequences are laid out for the n-gram floors beside its metrics, a ``layout`` of
+            `pipelines.stages.floors`; empty if there are none.
     """
 
     task: str
-    is_for: Callable[[Any], bool]
+    is_for: Callable[[Any, Artifact], bool]
     run: Callable[..., None]
     settings: tuple[type[Config], ...] = ()
+    needs_corpus: bool = False
+    floors: str = ""
+
+
+def is_called(config: Any, *endings: str) -> bool:
+    """Whether the class of a model, which its configuration names, ends with one of these words."""
+    names = tuple(getattr(config, "architectures", None) or ())
+    return any(str(name).endswith(endings) for name in names[:1])
 
 
 def accept_every_plan(plan: Plan, config: Any, source: str) -> None:

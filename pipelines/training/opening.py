@@ -1,0 +1,69 @@
+"""Opens trained models to use them: guided ones with their plans, and ordinary ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guidance.plan import Plan
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import model_input
+
+
+@dataclass(frozen=True)
+class Unguided:
+    """Stands for the handle of a model that has no plan; see `guidance.installation.Handle`."""
+
+    model: Any
+    plan: Plan = field(default_factory=Plan)
+    attacks: tuple[()] = ()
+    site_plans: tuple[()] = ()
+
+    def at_inference(self, **batch: Any) -> dict[str, Any]:
+        """Nothing: the model stays untouched."""
+        return {}
+
+    def shapes(self, stack: str, attention: str) -> bool:
+        """False: no guide acts."""
+        return False
+
+    def alphas(self, step: int, total: int) -> dict[str, float]:
+        """No guide has a loss."""
+        return {}
+
+
+def find_folder(reference: str, store: Store) -> Path:
+    """The folder of a model: of an artifact that verifies, or any Hugging Face folder.
+
+    Raises:
+        InputError: there is no such artifact, and no such model folder.
+    """
+    given = model_input(reference, store)
+    return given.path if isinstance(given, Artifact) else given.paths[0].parent
+
+
+def open_trained(folder: Path, tables: Mapping[str, Any] | None = None, device: str = "auto") -> tuple[Any, Any]:
+    """A model and its handle, or `Unguided`, in evaluation mode on a device.
+
+    Raises:
+        InputError: the folder cannot be opened.
+        MachineError: the device is not available.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    from guidance.checkpoint import load, load_model
+    from guidance.checkpoint.opening import find_plan
+    from pipelines.training.cluster import Cluster
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    place = Cluster(device, "fp32").device
+    if find_plan(folder) is not None:
+        model, handle = load(folder, tables=tables)
+        model.to(place)  # type: ignore[arg-type]
+        return model, handle
+    plain: Any = load_model(folder, None).eval()
+    return plain.to(place), Unguided(plain)

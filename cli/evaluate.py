@@ -23,6 +23,9 @@ LOWER_IS_BETTER = ("loss", "perplexity", "nll", "pk", "windowdiff")
     evaluate.Config,
     group="Train",
     examples=[
+        "guide evaluate reviews-model reviews",
+        "guide evaluate reviews-model other-reviews --split valid --weights best",
+        "guide evaluate ./some-classifier reviews",
         "guide evaluate guided wiki-128 --split valid",
         "guide evaluate ./bert-base wiki-128-of-bert --split valid --pseudo-perplexity 100",
         "guide evaluate de-en multi30k-pairs",
@@ -36,8 +39,11 @@ def evaluate_command(
     session: Session,
     config: evaluate.Config,
     model: Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)],
-    sequences: Annotated[
-        str, typer.Argument(help="Sequences of its task, made with its tokenizers.", show_default=False)
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset of its task, or sequences that were made with its tokenizer.", show_default=False
+        ),
     ],
     fail_under: Annotated[
         list[str] | None,
@@ -53,14 +59,17 @@ def evaluate_command(
 ) -> Result:
     """Measure how good a model is at its task.
 
-    The class of the model decides what is measured.  Masked language models: loss, perplexity and accuracy at masked tokens,
-    beside n-gram floors, which a model that has learned anything beats.  BERT with next sentences: these too.  ELECTRA:
-    precision and recall of the discriminator, accuracy of its generator.  Encoder-decoders: NLL, BLEU and chrF of their
-    translations.  Plans act as they do at inference.  Any Hugging Face folder can be measured, on sequences that were made
-    with its tokenizer.
+    The class of the model, and the data, decide what is measured.  Classifiers and other models of `guide finetune`: the
+    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, beside n-gram floors, which
+    a model that has learned anything beats.  BERT with next sentences: these too.  ELECTRA: precision and recall of the
+    discriminator, accuracy of its generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  Plans act as they
+    do at inference.  Any Hugging Face folder can be measured.
+
+    Of a dataset the sequences are made with the tokenizer of the model, and the masks that its plan needs.  The metrics are
+    printed and stored, and so is the prediction for every example.
     """
     gates = [*parse_gates(fail_under, "--fail-under"), *parse_gates(fail_over, "--fail-over")]
-    result = evaluate.run(model, sequences, config, **session.options())
+    result = evaluate.run(model, data, config, **session.options())
     counts = result.artifact.counts
     for line in metric_lines(counts):
         session.tell(line)
@@ -73,7 +82,7 @@ def evaluate_command(
 def metric_lines(counts: Mapping[str, Any]) -> list[str]:
     """The metrics of an evaluation as the lines of a table, and its floors below them."""
     rows = [
-        (name, _number(value), str(counts["signatures"].get(name, "nats per token")))
+        (name, _number(value), str(counts["signatures"].get(name, "nats per token" if name == "nll" else "")))
         for name, value in counts["metrics"].items()
     ]
     rows += [

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
 
+from cli.next_commands import named
 from cli.options import Session, stage_command
+from guidance.errors import InputError
 from pipelines import quickstart
 from pipelines.engine.stage import Result
-from pipelines.stages import pretrain
+from pipelines.stages import finetune, pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.objectives import OBJECTIVES, OWNERS
+from pipelines.training.tasks import OWNERS as TASK_OWNERS
+from pipelines.training.tasks import TASKS
 
 TOPICS = {
     "What is learned": ("objective", *OWNERS),
@@ -44,10 +49,11 @@ TOPICS = {
 }
 
 
-def _describe_objectives(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Put what each objective needs into the help of a command."""
+def _describe_needs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Put what each objective and task needs into the help of a command."""
     needs = "  ".join(objective.needs for objective in OBJECTIVES.values())
-    command.__doc__ = (command.__doc__ or "").replace("{objectives}", needs)
+    tasks = "  ".join(task.needs for task in TASKS.values() if task.needs)
+    command.__doc__ = (command.__doc__ or "").replace("{objectives}", needs).replace("{tasks}", tasks)
     return command
 
 
@@ -74,7 +80,7 @@ def after_pretrain(made: Artifact, store: Store) -> tuple[str, ...]:
     ],
     next_command=after_pretrain,
 )
-@_describe_objectives
+@_describe_needs
 def pretrain_command(
     session: Session,
     config: pretrain.Config,
@@ -100,6 +106,72 @@ def pretrain_command(
     Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
     """
     return pretrain.run(sequences, config, resume=resume, allow_change=allow_change or (), **session.options())
+
+
+FINETUNE_TOPICS = {
+    **TOPICS,
+    "What is learned": ("task", "select", *TASK_OWNERS),
+    "Model": (*TOPICS["Model"], "tokenizer", "max_length"),
+    "Guidance": (*TOPICS["Guidance"], "parser"),
+    "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
+    "Optimizer": (*TOPICS["Optimizer"][:3], "warmup_fraction", *TOPICS["Optimizer"][3:]),
+    "Validation and checkpoints": ("evaluate_every", "patience", *TOPICS["Validation and checkpoints"][1:]),
+}
+
+
+def after_finetune(made: Artifact, store: Store) -> tuple[str, ...]:
+    """The commands to suggest after `finetune`: measure the model on the test split, if there is one."""
+    dataset = next((other for other in _datasets_of(made, store)), None)
+    return (f"guide evaluate {{}} {dataset}",) if dataset else ("guide show {}",)
+
+
+def _datasets_of(made: Artifact, store: Store) -> Iterator[str]:
+    with contextlib.suppress(InputError):
+        with store.load_input(made, "sequences", verify=False) as data:
+            if "test.parquet" in data.files:
+                known = data.manifest["inputs"]["corpus"]
+                yield named(store, "corpus", known["recipe"])
+
+
+@stage_command(
+    "finetune",
+    finetune.Config,
+    group="Train",
+    topics=FINETUNE_TOPICS,
+    examples=[
+        *(example for task in TASKS.values() for example in task.examples),
+        "for s in 0 1 2; do guide finetune reviews --init my-model --seed $s --name reviews-$s; done",
+    ],
+    next_command=after_finetune,
+)
+@_describe_needs
+def finetune_command(
+    session: Session,
+    config: finetune.Config,
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset, or sequences that were made of it with the model's tokenizer.", show_default=False
+        ),
+    ],
+    resume: Annotated[
+        str | None, typer.Option(help="The unfinished run to continue, model/ID; a setting that differs is an error.")
+    ] = None,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(help="A setting that may differ from that of --resume (repeatable).")
+    ] = None,
+) -> Result | None:
+    """Fine-tune a model on the labelled examples of a task, with or without guided heads.
+
+    The dataset comes from `guide build-dataset`.  The task follows from it; --task chooses another.  --init takes a model of
+    `guide pretrain` or any local Hugging Face folder; without it a new model is trained.  Sequences, and the masks that the
+    plan needs, are made on the way, as artifacts of their own.
+
+    {tasks}
+
+    Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
+    """
+    return finetune.run(data, config, resume=resume, allow_change=allow_change or (), **session.options())
 
 
 @stage_command(

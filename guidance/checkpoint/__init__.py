@@ -23,7 +23,7 @@ from guidance.checkpoint.layout import (
     is_extra,
 )
 from guidance.checkpoint.loading import load, load_model, restore, take_over
-from guidance.checkpoint.opening import read_config, read_plan
+from guidance.checkpoint.opening import find_plan, read_config, read_plan
 from guidance.checkpoint.writing import model_files, save, tokenizer_files, weight_files, weights, write_folder
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "PLAN_KEY",
     "TARGET_FOLDER",
     "WEIGHTS_FILE",
+    "find_plan",
     "is_extra",
     "load",
     "load_model",

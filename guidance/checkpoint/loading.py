@@ -84,18 +84,19 @@ def _load_adapter(
     return add_adapter(model, folder).eval(), handle
 
 
-def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None) -> PreTrainedModel:
+def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None, **fields: Any) -> PreTrainedModel:
     """A model from a local folder, in float32 and without its plan.
 
     Args:
         auto_class: for example ``AutoModelForMaskedLM``.
         plan: the plan that the caller will install; warns if the model needs another one.
+        fields: of its configuration to change, such as ``num_labels``.  A head that they give another size starts anew.
 
     Raises:
         InputError: the folder has no configuration or no safetensors, or they do not fit each other.
     """
     folder = Path(folder)
-    model, needs_plan = open_model(folder, auto_class, torch.float32)
+    model, needs_plan = open_model(folder, auto_class, torch.float32, fields)
     if needs_plan and (plan is None or _plan_of(folder) != plan):
         _log.warning(
             "%s: this model was trained with heads that its plan guides, and computes something else without; "

@@ -265,17 +265,22 @@ def read_tokenizer(folder: Path) -> Any:
 # models
 
 
-def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedModel, bool]:
+def open_model(
+    folder: Path, auto_class: Any, dtype: Any, fields: Mapping[str, Any] | None = None
+) -> tuple[PreTrainedModel, bool]:
     """A model from a local folder, without its plan, and whether the folder says that it needs one.
 
     Args:
         auto_class: for example ``AutoModel``; None for the class that was saved.
         dtype: of the weights; ``"auto"`` for the saved one.
+        fields: of the configuration to change; a head that they give another size starts anew.
 
     Raises:
         InputError: the folder has no configuration or no safetensors, or they do not fit each other.
     """
     config, settings = _read_configuration(folder)
+    for name, value in (fields or {}).items():
+        setattr(config, name, value)
     if not any(folder.glob("*.safetensors")):
         pickled = next((name for name in PICKLED_FILES if (folder / name).exists()), None)
         convert = shlex.join(["guide", "convert", str(folder), f"{folder.resolve().name}-safetensors"])
@@ -299,7 +304,12 @@ def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedMod
         else:
             source["use_safetensors"] = True
         opened: Any = model_class.from_pretrained(
-            config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True, **source
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=bool(fields),
+            **source,
         )
         model, info = opened
         if guided and (folder / "generation_config.json").is_file() and model.can_generate():
@@ -317,7 +327,8 @@ def open_model(folder: Path, auto_class: Any, dtype: Any) -> tuple[PreTrainedMod
         raise InputError(f"{folder}: the model cannot be opened ({_first_line(error)})") from error
     # a new task head may start at random; a partly random encoder is an error
     trunk = "" if model.base_model is model else f"{model.base_model_prefix}."
-    missing = sorted(k for k in info["missing_keys"] if k.startswith(trunk) and ".pooler." not in f".{k}")
+    lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
+    missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
     if missing:
         raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
     model.config.name_or_path = model.name_or_path = str(folder)  # adapters name their model by it

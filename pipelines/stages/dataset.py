@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -31,6 +30,7 @@ from pipelines.text.readers import check_encoding
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
+from pipelines.training.labels import is_fraction
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -225,21 +225,13 @@ def build(run: Run) -> None:
 def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
     """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict."""
     known = labels["train"]
-    if not known or any(_is_fraction(label) for label in known):
+    if not known or any(is_fraction(label) for label in known):
         return
     for split in ("valid", "test"):
         unknown = sorted(set(labels[split]) - set(known))
         if unknown:
             count = sum(labels[split][label] for label in unknown)
             yield f"{split}: {count:,} examples have labels that no training example has: {short_list(unknown)}"
-
-
-def _is_fraction(label: str) -> bool:
-    try:
-        value = float(label)
-    except ValueError:
-        return False
-    return math.isfinite(value) and not value.is_integer()
 
 
 def _document(record: Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from pydantic import Field
 
 from guidance.errors import InputError
+from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig
+from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
-from pipelines.training.objectives import OBJECTIVES, EvaluationConfig
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
 
 __all__ = ["STAGE", "Config", "run"]
@@ -35,6 +37,10 @@ class SharedConfig(stage.Config):
         "last", description="The weights of the last step, or those of the lowest validation loss."
     )
     limit: int = Field(0, ge=0, description="At most so many examples; 0 for all.")
+    sequence_length: int = knob(
+        0, "For a dataset: longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
+    )
+    parser: str = knob("", "For a dataset: the parser, for plans that read syntax, as in `guide build-deps --parser`.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
     scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
     batch_size: int = knob(32, "Examples per batch.", ge=1)
@@ -58,12 +64,13 @@ _FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", 
 """Settings that stand in all recipes, because recipes have always had them."""
 
 
-def run(model: str, sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Evaluate a model on a split of some sequences.
+def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Evaluate a model on a split of some sequences, or of a dataset.
 
     Args:
         model: a reference, or a model folder.
-        sequences: reference of sequences whose corpus is still in the store.
+        data: reference of sequences whose corpus is still in the store, or of a dataset; of a dataset sequences are made with
+            the tokenizer of the model, and the masks that its plan needs.
 
     Raises:
         InputError: no objective can measure this model; the split is empty; or model and sequences do not fit each other.
@@ -71,22 +78,47 @@ def run(model: str, sequences: str, config: Config, *, store: Store, **options: 
     """
     check_working_folder()
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(store.load(sequences, kind="sequences"))
-        inputs: dict[str, Any] = {"model": model_input(model, store), "sequences": data}
-        evaluation = _evaluation(_folder(inputs["model"]), data)
+        inputs: dict[str, Any] = {"model": model_input(model, store)}
+        given = stack.enter_context(store.load(data))
+        if given.kind == "corpus" and task_inputs.is_dataset(given):
+            sequences, config = _sequences_of(given, model, folder_of(inputs["model"]), config, store, options)
+        else:
+            sequences = store.load(data, kind="sequences")
+        stack.enter_context(sequences)
+        evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
+        inputs["sequences"] = sequences
         if evaluation.needs_corpus:
-            inputs["corpus"] = stack.enter_context(store.load_input(data, "corpus"))
-        inputs |= load_inputs(config, [data], store)
-        if not _rows(data, config.split):
-            splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
+            inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
+        inputs |= load_inputs(config, [sequences], store)
+        if not _rows(sequences, config.split):
+            splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
             hint = f"--split {' or '.join(splits)}"
-            raise InputError(f"{data.reference} has no sequences in {config.split!r}", hint=hint)
+            raise InputError(f"{sequences.reference} has no sequences in {config.split!r}", hint=hint)
         if evaluation.floors and config.floors:
-            if _rows(data, "train"):
+            if _rows(sequences, "train"):
                 inputs["floors"] = _floors(evaluation, config, inputs, store, options)
             else:
-                log.warning("%s has no training text to count, so there are no n-gram floors", data.reference)
+                log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
         return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def _sequences_of(
+    dataset: Artifact, model: str, folder: Path, config: Config, store: Store, options: Options
+) -> tuple[Artifact, Config]:
+    """The sequences of a dataset for a model, and the configuration with the masks that its plan needs."""
+    from guidance.checkpoint import find_plan
+    from guidance.plan import Plan
+
+    length = task_inputs.longest(model, config.sequence_length, store)
+    progress = options.get("progress")
+    made = task_inputs.build_sequences(dataset, str(folder), length, store, progress)
+    if not config.masks:
+        plan = find_plan(folder) or Plan()
+        masks = task_inputs.build_masks(
+            made, dataset, plan, str(folder), config.parser, store, progress, training=False
+        )
+        config = config.model_copy(update={"masks": "".join(masks)})
+    return made, config
 
 
 def _rows(data: Artifact, split: str) -> int:
@@ -112,29 +144,23 @@ def _floors(evaluation: Evaluation, config: Any, inputs: Mapping[str, Any], stor
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    from guidance.checkpoint import CONFIG_FILE
-    from guidance.checkpoint.opening import find_plan
+    from guidance.checkpoint import CONFIG_FILE, find_plan
+    from guidance.plan import Plan
     from pipelines.training.opening import open_trained
 
     given = run.inputs["model"]
-    folder = _folder(given)
+    folder = folder_of(given)
     if run.config.weights == "best":
         if not (isinstance(given, Artifact) and f"best/{CONFIG_FILE}" in given.files):
             raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
         folder = folder / "best"
-    evaluation = _evaluation(folder, run.inputs["sequences"])
-    if (plan := find_plan(folder)) is not None:
-        check_needs(plan, str(folder), run.inputs, training=False)
-    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device)
+    evaluation = evaluation_of(folder, run.inputs["sequences"])
+    check_needs(find_plan(folder) or Plan(), str(folder), run.inputs, training=False)
+    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device, evaluation.auto_class)
     evaluation.run(run, folder, model, handle)
 
 
-def _folder(model: Any) -> Path:
-    """The folder of a model: of an artifact, or of files that the user gave."""
-    return model.path if isinstance(model, Artifact) else model.paths[0].parent
-
-
-def _evaluation(folder: Path, data: Artifact) -> Evaluation:
+def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
     """How the model of a folder is measured on some sequences.
 
     Raises:
@@ -146,12 +172,11 @@ def _evaluation(folder: Path, data: Artifact) -> Evaluation:
         config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
-    known = [row.evaluation for row in OBJECTIVES.values() if row.evaluation]
-    found = next((evaluation for evaluation in known if evaluation.is_for(config, data)), None)
+    found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
     if found is None:
         raise InputError(
             f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
-            f"{', '.join(evaluation.task for evaluation in known)}",
+            f"{', '.join(evaluation.task for evaluation in EVALUATIONS)}",
             hint="`guide compare MODEL` shows the losses of its training, those of validation included",
         )
     return found

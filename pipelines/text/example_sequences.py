@@ -11,6 +11,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
@@ -52,7 +53,8 @@ def build(run: Run) -> None:
                     written[split] = SequenceFile(split, example_schema(), special["unk"], run, stack)
                 packed, parts, num_cut = layout(_rows_of(tokens, sizes, kept), sizes[kept], is_pair[kept])
                 documents = blocks["document"][kept & ~is_pair]
-                written[split].write(packed, parts, [labels[document] for document in documents.tolist()])
+                its_labels = pa.array([labels[document] for document in documents.tolist()], pa.string())
+                written[split].write(packed, parts, its_labels, pa.array(documents, pa.int32()))
                 cut[split] += num_cut
             bar.advance(int((~is_pair).sum()))
     if not written:
@@ -63,6 +65,7 @@ def build(run: Run) -> None:
         "max_length": run.config.max_length,
         "vocab_size": tokenizer.get_vocab_size(),
         "special_tokens": special,
+        "shape": "examples",
         "splits": {
             split: {**written[split].counts, "cut_examples": cut[split]} for split in SPLITS if split in written
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipelines.engine.stage import Run
-from pipelines.storage.columns import list_column
+from pipelines.storage.columns import column, list_column
 from pipelines.text.packing import Packed
 
 
@@ -35,12 +35,14 @@ def pair_schema() -> Any:
 
 
 def example_schema() -> Any:
-    """Columns of a file of examples: those of a sequence, the text that each token belongs to, and the label."""
+    """Columns of a file of examples: those of a sequence, the text that each token belongs to, the label, and the example."""
     import pyarrow as pa
 
     text = list_column("text", pa.int8(), "0 for the first text with its begin token and separators, 1 for the second")
     label = pa.field("label", pa.string(), metadata={"unit": "label of the example; null if it has none"})
-    return sequence_schema().append(text).append(label)
+    return (
+        sequence_schema().append(text).append(label).append(column("example", pa.int32(), "row in documents.parquet"))
+    )
 
 
 class SequenceFile:

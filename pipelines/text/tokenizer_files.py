@@ -28,13 +28,16 @@ _ROLES = {
 
 
 def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
-    """A tokenizer as an input of a stage: an artifact, or a Hugging Face folder with a ``tokenizer.json``.
+    """A tokenizer as an input of a stage: an artifact, or that of a model or of a Hugging Face folder.
 
     Raises:
         InputError: the reference names neither.
     """
     folder = Path(reference)
-    if (folder / "tokenizer.json").is_file() and not (folder / "artifact.json").exists():
+    if not (folder / "tokenizer.json").is_file() or (folder / "artifact.json").exists():
+        with store.open(store.find(reference)) as artifact:
+            folder = artifact.path if artifact.kind == "model" else Path()
+    if folder != Path():
         found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
         return Files.of((folder / name for name in found), found)
     return stack.enter_context(store.load(reference, kind="tokenizer"))

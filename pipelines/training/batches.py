@@ -16,6 +16,9 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
 
+_OWN = {"text": pa.int8(), "word": pa.int32()}
+"""Columns of lists that sequences of a task's examples may have besides those of all sequences."""
+
 _SEQUENCES = 4096
 """How many sequences are numbered at once."""
 
@@ -26,11 +29,17 @@ class Examples:
 
     A token takes two bytes for vocabularies up to 65,536, else four.  Each of the ``columns`` (token features by name)
     takes one to four bytes more.
+
+    Attributes:
+        labels: of examples of a task, the label of each sequence, or None.
+        numbers: of examples of a task, the row of each sequence's example in the dataset's ``documents.parquet``.
     """
 
     ids: np.ndarray
     bounds: np.ndarray
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, object))
+    numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @classmethod
     def read(
@@ -42,6 +51,7 @@ class Examples:
         features: Sequence[str] = (),
         masks: Artifact | None = None,
         column: str = "id",
+        own: Sequence[str] = (),
     ) -> Examples:
         """The sequences of a split of an artifact; empty if the split has no file.
 
@@ -49,6 +59,7 @@ class Examples:
             features: token features to read from ``masks``; without masks only ``segment``, which follows from the sequences.
             masks: what ``build-masks`` made of these sequences.
             column: the column of the ids; ``target`` for the targets of pairs, which have no features.
+            own: for examples of a task, further columns of lists in the sequences; labels and numbers are read too.
 
         Raises:
             ArtifactDamaged: a file is no table; a column is missing, of another type, has nulls or another length than
@@ -57,7 +68,7 @@ class Examples:
         dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
         name = f"{split}.parquet"
         if name not in artifact.files:
-            return cls(np.zeros(0, dtype), np.zeros(1, np.int64), {f: np.zeros(0, np.int16) for f in features})
+            return cls(np.zeros(0, dtype), np.zeros(1, np.int64), {f: np.zeros(0, np.int16) for f in (*features, *own)})
 
         def checked(ids: np.ndarray) -> np.ndarray:
             if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -78,7 +89,13 @@ class Examples:
             if not np.array_equal(found, lengths):
                 raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
             columns[feature] = values
-        return cls(ids, bounds, columns)
+        if not own:
+            return cls(ids, bounds, columns)
+        for other in own:
+            columns[other], found = read_column(artifact, name, other, _OWN[other], compact)
+            if not np.array_equal(found, lengths):
+                raise ArtifactDamaged(f"{artifact.path / name}: column {other} does not have one value for each token")
+        return cls(ids, bounds, columns, *_read_examples(artifact, name, len(lengths)))
 
     @classmethod
     def read_all(
@@ -90,6 +107,7 @@ class Examples:
         features: Sequence[str] = (),
         masks: Sequence[Artifact] = (),
         column: str = "id",
+        own: Sequence[str] = (),
         limit: int = 0,
     ) -> Examples:
         """The sequences of a split of several artifacts, one artifact after the other; see `read`.
@@ -100,7 +118,7 @@ class Examples:
         """
         given: Sequence[Artifact | None] = masks or [None] * len(artifacts)
         parts = [
-            cls.read(artifact, split, vocab_size, features=features, masks=its_masks, column=column)
+            cls.read(artifact, split, vocab_size, features=features, masks=its_masks, column=column, own=own)
             for artifact, its_masks in zip(artifacts, given, strict=True)
         ]
         if len(parts) == 1:
@@ -111,13 +129,19 @@ class Examples:
             parts = [part._first(int(number)) for part, number in zip(parts, kept, strict=True)]
         starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
         bounds = [part.bounds[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
-        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in features}
-        return cls(np.concatenate([part.ids for part in parts]), np.concatenate([*bounds, starts[-1:]]), columns)
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in (*features, *own)}
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([*bounds, starts[-1:]]),
+            columns,
+            np.concatenate([part.labels for part in parts]),
+            np.concatenate([part.numbers for part in parts]),
+        )
 
     def _first(self, number: int) -> Examples:
         end = self.bounds[number]
         columns = {name: column[:end] for name, column in self.columns.items()}
-        return Examples(self.ids[:end], self.bounds[: number + 1], columns)
+        return Examples(self.ids[:end], self.bounds[: number + 1], columns, self.labels[:number], self.numbers[:number])
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -159,6 +183,20 @@ def read_column(
         except (pa.ArrowException, KeyError, ValueError) as error:
             raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
     return np.concatenate(values), np.concatenate(lengths)
+
+
+def _read_examples(artifact: Artifact, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The label of each sequence, and the number of its example."""
+    with artifact.open(name) as file:
+        try:
+            table = open_parquet(file).read(columns=["label", "example"])
+            labels = np.array(table["label"].cast(pa.string()).to_pylist(), object)
+            numbers = table["example"].cast(pa.int32()).to_numpy()
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise ArtifactDamaged(f"{artifact.path / name}: unreadable ({str(error)[:160]!r})") from error
+    if not len(labels) == len(numbers) == size:
+        raise ArtifactDamaged(f"{artifact.path / name}: label and example do not have one value for each sequence")
+    return labels, numbers
 
 
 def _segments(artifact: Artifact, name: str, bounds: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,12 +56,14 @@ class Learner(Protocol):
         lengths: tokens of each training example.
         sizes: training examples of each sequences artifact; None if they are the rows of its table.
         passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
+        scorers: what scores the model at every validation; see `pipelines.training.loop.train`.
     """
 
     model: nn.Module
     lengths: np.ndarray
     sizes: Sequence[int] | None
     passes: Sequence[Pass]
+    scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]]
 
     def begin(self, total_steps: int) -> None:
         """Called once, with the number of steps of the run."""
@@ -90,7 +92,7 @@ class Given:
     """What a run gives to its objective.
 
     Attributes:
-        config: the `pipelines.stages.pretrain.Config`.
+        config: the `pipelines.training.config.TrainingConfig`.
         sequences: the artifact with the training sequences; the first if there are several.
         train, valid: the sequences of all ``corpora``, with the token features that the plan reads.
         tables: what patterns and head rules look up apart from token features, by name.

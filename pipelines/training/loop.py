@@ -43,7 +43,13 @@ MATCHED_BY = 20
 
 @dataclass(frozen=True)
 class Settings(Hyperparameters):
-    """The settings of the loop; see `pipelines.stages.pretrain.Config` for meanings and units."""
+    """The settings of the loop; see `pipelines.training.config.TrainingConfig` for meanings and units.
+
+    Attributes:
+        select: the metric of a scorer that decides which validation is best, the higher the better; "" for the first
+            validation loss.
+        patience: end after so many validations in a row without a better one; 0 never does.
+    """
 
     micro_batches: int
     seed: int
@@ -55,6 +61,8 @@ class Settings(Hyperparameters):
     max_time: float | None
     compile: bool
     report_to: tuple[str, ...] = ()
+    select: str = ""
+    patience: int = 0
 
 
 Scorer = Callable[[nn.Module], Mapping[str, float]]
@@ -68,7 +76,7 @@ class Outcome:
     Attributes:
         last: the metrics of the last step.
         log: the file with the metrics of every step, one JSON object a line; only the leading process writes it.
-        best_step, best_loss: the lowest validation loss and its step.
+        best_step, best_value: the step of the best validation, and its loss, or its metric if one selects.
         tallies: what the learner counted in all processes since the first step.
         facts: see `_Loop._circumstances`.
     """
@@ -76,7 +84,7 @@ class Outcome:
     last: dict[str, float]
     log: Path
     best_step: int | None
-    best_loss: float | None
+    best_value: float | None
     tallies: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -180,6 +188,8 @@ class _Loop:
                 trackers.log(row)
                 bar.advance(1, training_losses(row))
                 self._snapshot()
+                if self._out_of_patience():
+                    break
                 number = self._asked_to_stop(stop)
                 if number or self._due(settings.save_every):
                     self._save()
@@ -192,14 +202,23 @@ class _Loop:
         with cluster.only_leader() as leads:
             if leads:
                 self.metrics.restore(self.step, self.metrics.written)
-        best_step, best_loss = self.best or (None, None)
+        best_step, best_value = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
-        return Outcome(self.last, self.metrics.path, best_step, best_loss, tallies, self._circumstances())
+        return Outcome(self.last, self.metrics.path, best_step, best_value, tallies, self._circumstances())
 
     def _report(self, row: Mapping[str, float]) -> None:
         if self.cluster.leads:
-            parts = filter(None, (training_losses(row), validation_losses(row, self.best)))
+            parts = filter(None, (training_losses(row), validation_losses(row, self.best, self.settings.select)))
             log.info("step %s of %s: %s", f"{self.step:,}", f"{self.settings.steps:,}", "; ".join(parts))
+
+    def _out_of_patience(self) -> bool:
+        """Whether the last validations were all no better than the best one."""
+        since = self.step - (self.best[0] if self.best else self.step)
+        if not self.settings.patience or since < self.settings.patience * self.settings.evaluate_every:
+            return False
+        if self.cluster.leads:
+            log.info("step %d: no better validation since step %d; training ends", self.step, self.step - since)
+        return True
 
     def _warn_of_unmatched_patterns(self) -> None:
         tallies = self.cluster.sum(self.learner.tallies())
@@ -328,9 +347,10 @@ class _Loop:
         if not all(map(math.isfinite, losses.values())):
             shown = ", ".join(f"{name} {value:.6g}" for name, value in losses.items())
             raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
-        first = next(iter(losses.values()), None)
-        if first is not None and (self.best is None or first < self.best[1]):
-            self.best = (self.step, first)
+        select = self.settings.select
+        value = scores.get(select) if select else next(iter(losses.values()), None)
+        if value is not None and (self.best is None or (value > self.best[1] if select else value < self.best[1])):
+            self.best = (self.step, value)
             self._write("best", self._weights)
             if self.cluster.leads:
                 self.checkpoints.retain("best", {self.step, *self.protected})

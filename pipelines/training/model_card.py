@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.engine.stage import Run
-from pipelines.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -21,7 +20,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     Args:
         folders: the models of the run; the first is the one that the card is about.
     """
-    config, out, about = run.config, run.out, OBJECTIVES[run.config.objective].card
+    config, out, about = run.config, run.out, run.config.row.card
     licences = sorted({entry["license"] for entry in out.provenance if entry.get("license")})
     sources = [
         f"- {_line(e.get('source') or 'unnamed source')}: {_line(e.get('license') or 'licence not stated')}"
@@ -50,7 +49,7 @@ tags: [attention-guidance]
 
 # A {folders[0].model.config.model_type} {about.words}
 
-Trained by `guide pretrain` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
+Trained by `guide {run.config.row.command}` for {out.counts["steps"]} steps of {batch}, seed {config.seed}:
 {out.counts["parameters"]:,} parameters. {origin}{guided}
 
 ## Data

@@ -55,13 +55,14 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
                 if not name.endswith(".safetensors"):
                     out.write(place + folder.path + name, content)
     _write_metrics(out, outcome.log)
-    last = outcome.last
+    last, select = outcome.last, getattr(run.config, "select", "")
     out.counts |= {
-        "steps": prepared.steps,
+        "steps": int(last["step"]),
         "parameters": parameters,
-        "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/"))},
+        "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/", "eval/"))},
         "best_step": outcome.best_step,
-        "best_valid_loss": outcome.best_loss,
+        "best_valid_loss": None if select else outcome.best_value,
+        **({"best": {"metric": select, "value": outcome.best_value}} if select else {}),
         "matches": {label: int(found) for label, found in outcome.tallies.items()},
         "processes": outcome.facts["world"],
         "device": outcome.facts["device"],

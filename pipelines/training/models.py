@@ -111,10 +111,12 @@ def check_finite(folder: Path) -> None:
             continue  # opening the model reports it
 
 
-def build_model(given: Given, objective: Objective, plan: Plan) -> Any:
+def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -> Any:
     """A new model of the configured size, or the one to start from.
 
     Args:
+        fields: of its configuration, such as the labels of a task.  A model to start from gets a new head if its own has
+            another size.
         plan: the guides of the model; an old model takes over what they had learned.
 
     Raises:
@@ -134,14 +136,15 @@ def build_model(given: Given, objective: Objective, plan: Plan) -> Any:
     torch.manual_seed(config.seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
         folder = folder_of(init)
-        model = load_model(folder, auto_class, plan)
+        model = load_model(folder, auto_class, plan, **fields)
         check_finite(folder)
         check_model(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")
         return model
     family = objective.family(config.architecture)
-    return auto_class.from_config(configuration(config, family, tokenizer, given.max_length, dimensions(config)))
+    sizes = dimensions(config)
+    return auto_class.from_config(configuration(config, family, tokenizer, given.max_length, sizes, **fields))
 
 
 def configuration(

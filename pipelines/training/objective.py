@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Config
@@ -45,6 +45,7 @@ class Evaluation:
         is_for: whether a model with this configuration is measured so, on these sequences.
         run: measures it, given the `Run`, the model folder, the model and its handle.
         settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
+        auto_class: the class of transformers that opens the model; by default the one that was saved.
         needs_corpus: whether it reads the text of the sequences, so that their corpus must still be in the store.
         floors: how the sequences are laid out for the n-gram floors beside its metrics, a ``layout`` of
             `pipelines.stages.floors`; empty if there are none.
@@ -54,14 +55,24 @@ class Evaluation:
     is_for: Callable[[Any, Artifact], bool]
     run: Callable[..., None]
     settings: tuple[type[Config], ...] = ()
-    needs_corpus: bool = False
+    auto_class: str | None = None
+    needs_corpus: bool = True
     floors: str = ""
 
 
-def is_called(config: Any, *endings: str) -> bool:
-    """Whether the class of a model, which its configuration names, ends with one of these words."""
-    names = tuple(getattr(config, "architectures", None) or ())
-    return any(str(name).endswith(endings) for name in names[:1])
+def has_head(config: Any, name: str) -> bool:
+    """Whether a model was saved as a class with this head, such as ``ForSequenceClassification``."""
+    return any(str(saved).endswith(name) for saved in config.architectures or ())
+
+
+def classifies(config: Any) -> bool:
+    """Whether a model has a head for whole texts."""
+    return has_head(config, "ForSequenceClassification") or has_head(config, "ForMultipleChoice")
+
+
+def predicts_a_value(config: Any) -> bool:
+    """Whether a model for whole texts has one output, not one for each class."""
+    return config.problem_type == "regression" or config.num_labels == 1
 
 
 def accept_every_plan(plan: Plan, config: Any, source: str) -> None:
@@ -86,7 +97,12 @@ class Objective:
         needs_mask_token: whether the tokenizer must have a mask token.
         examples: command lines for the help.
         evaluation: how ``guide evaluate`` measures the model; None if it cannot.
+        columns: further columns of the sequences that the learner reads, besides the ids.
     """
+
+    command: ClassVar[str] = "pretrain"
+    """The command that trains it, and ``flag``, the option that chooses it."""
+    flag: ClassVar[str] = "--objective"
 
     name: str
     learns: str
@@ -99,6 +115,7 @@ class Objective:
     needs_mask_token: bool = True
     examples: tuple[str, ...] = ()
     evaluation: Evaluation | None = None
+    columns: tuple[str, ...] = ()
 
     def family(self, architecture: str) -> str:
         """The family of a new model, with ``auto`` resolved.
@@ -110,7 +127,26 @@ class Objective:
             return self.families[0]
         if architecture not in self.families:
             raise InputError(
-                f"--objective {self.name} trains {' or '.join(self.families)}, not {architecture}",
+                f"{self.flag} {self.name} trains {' or '.join(self.families)}, not {architecture}",
                 hint=f"--architecture {self.families[0]}, or leave it out",
             )
         return architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Objective):
+    """A task of ``guide finetune``: an objective that learns from the labelled examples of a dataset.
+
+    Attributes:
+        shape: of the datasets that it reads; see `pipelines.stages.dataset`.
+        fits: whether ``--task auto`` chooses it for a dataset of this shape, given the counts of the dataset.  The first row
+            that fits is chosen.
+        metrics: the metrics that a validation reports; all of them are better when they are higher.
+    """
+
+    shape: str
+    fits: Callable[[Mapping[str, Any]], bool]
+    metrics: tuple[str, ...]
+
+    command: ClassVar[str] = "finetune"
+    flag: ClassVar[str] = "--task"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from guidance.plan import Plan
-from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import model_input
 
 
@@ -41,29 +41,33 @@ def find_folder(reference: str, store: Store) -> Path:
     Raises:
         InputError: there is no such artifact, and no such model folder.
     """
-    given = model_input(reference, store)
-    return given.path if isinstance(given, Artifact) else given.paths[0].parent
+    return folder_of(model_input(reference, store))
 
 
-def open_trained(folder: Path, tables: Mapping[str, Any] | None = None, device: str = "auto") -> tuple[Any, Any]:
+def open_trained(
+    folder: Path, tables: Mapping[str, Any] | None = None, device: str = "auto", auto_class: str | None = None
+) -> tuple[Any, Any]:
     """A model and its handle, or `Unguided`, in evaluation mode on a device.
+
+    Args:
+        auto_class: the class of transformers that opens it, by default the one that was saved.
 
     Raises:
         InputError: the folder cannot be opened.
         MachineError: the device is not available.
     """
+    import transformers
     from transformers.utils import logging as transformers_logging
 
-    from guidance.checkpoint import load, load_model
-    from guidance.checkpoint.opening import find_plan
+    from guidance.checkpoint import find_plan, load, load_model
     from pipelines.training.cluster import Cluster
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    place = Cluster(device, "fp32").device
+    place, opened_by = Cluster(device, "fp32").device, getattr(transformers, auto_class) if auto_class else None
     if find_plan(folder) is not None:
-        model, handle = load(folder, tables=tables)
+        model, handle = load(folder, opened_by, tables=tables)
         model.to(place)  # type: ignore[arg-type]
         return model, handle
-    plain: Any = load_model(folder, None).eval()
+    plain: Any = load_model(folder, opened_by).eval()
     return plain.to(place), Unguided(plain)

@@ -13,7 +13,6 @@ from pipelines.training.batches import Examples
 from pipelines.training.learner import Given, Learner
 from pipelines.training.memory import checkpoint_activations
 from pipelines.training.models import dimensions, read_tokenizer
-from pipelines.training.objectives import OBJECTIVES
 from pipelines.training.order import BLOCK, AnyOrder, LengthOrder, MixedOrder, Order
 from pipelines.training.plan_inputs import features, inputs_of, read_tables
 
@@ -23,18 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """The plan, the learner, the order of its examples and the number of steps of a run."""
+    """The plan, the learner, the order of its examples, and the number of steps of a run and of one epoch."""
 
     plan: Plan
     learner: Learner
     order: AnyOrder
     steps: int
+    steps_of_epoch: float
 
     @classmethod
     def of(cls, config: Any, inputs: Mapping[str, Any]) -> Prepared:
         """Raises InputError when data, plan, model and settings do not fit each other."""
         _check(config, inputs)
-        objective, corpora = OBJECTIVES[config.objective], inputs_of("sequences", inputs)
+        objective, corpora = config.row, inputs_of("sequences", inputs)
         tokenizer = read_tokenizer(corpora[0], masked=objective.needs_mask_token)
         plan = Plan.parse(inputs["plan"].text)
         train_split, valid = (
@@ -44,6 +44,7 @@ class Prepared:
                 len(tokenizer),
                 features=features(plan),
                 masks=inputs_of("masks", inputs),
+                own=objective.columns,
                 limit=config.valid_sequences if split == "valid" else 0,
             )
             for split in ("train", "valid")
@@ -60,7 +61,7 @@ class Prepared:
         outside = [step for step in config.snapshots if not 0 <= step <= steps]
         if outside:
             raise InputError(f"--snapshots {outside[0]}: the run has {steps} steps")
-        return cls(plan, learner, order, steps)
+        return cls(plan, learner, order, steps, order.steps(1))
 
     def warnings(self, config: Any, inputs: Mapping[str, Any]) -> list[str]:
         """What to tell the user about settings and data that do less than they seem to."""

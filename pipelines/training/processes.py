@@ -57,8 +57,10 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
     from guidance.guided_model import check_matches
     from pipelines.training import loop
 
-    values: dict[str, Any] = {name: getattr(config, name) for name in loop.Settings.__dataclass_fields__}
+    known = loop.Settings.__dataclass_fields__
+    values: dict[str, Any] = {name: getattr(config, name) for name in known if hasattr(config, name)}
     values |= {"steps": prepared.steps, "snapshots": tuple(config.snapshots), "report_to": tuple(config.report_to)}
+    values |= config.with_steps(prepared.steps, prepared.steps_of_epoch)
     if cluster.leads:
         log.info(
             "training on %s, %s, %d process%s",
@@ -74,6 +76,7 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
         cluster,
         partial,
         progress=progress,
+        scorers=prepared.learner.scorers,
         trackers=partial.parents[2] / "trackers" / f"{partial.parent.name}-{partial.name}",
     )
     try:

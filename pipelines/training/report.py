@@ -26,11 +26,12 @@ def training_losses(row: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def validation_losses(row: Mapping[str, float], best: tuple[int, float] | None) -> str:
+def validation_losses(row: Mapping[str, float], best: tuple[int, float] | None, select: str = "") -> str:
     """The losses and scores of the validation after a step, and the lowest loss so far; empty without a validation.
 
     Args:
         best: the step with the lowest validation loss, and that loss.
+        select: the metric that decides instead, the higher the better.
 
     Example:
         >>> validation_losses({"step": 20, "valid/mlm": 6.9, "valid/accuracy/generator": 0.1}, (10, 6.75))
@@ -43,5 +44,6 @@ def validation_losses(row: Mapping[str, float], best: tuple[int, float] | None) 
         return ""
     lowest = ""
     if best is not None:
-        lowest = " (lowest so far)" if best[0] == row["step"] else f" (lowest {best[1]:.3f} at step {best[0]:,})"
+        word = "best" if select else "lowest"
+        lowest = f" ({word} so far)" if best[0] == row["step"] else f" ({word} {best[1]:.3f} at step {best[0]:,})"
     return f"validation {', '.join(parts)}{lowest}"

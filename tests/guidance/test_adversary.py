@@ -680,13 +680,13 @@ def test_ones_own_loop_optimises_in_pretraining_what_the_stage_pretrain_does(sen
 
     stage = Guided.__new__(Guided)
     stage.handle, stage.labels, stage.on_scores, stage.total_steps = handle, (), (), total_steps
-    stage._masked, stage._prefix = [], ""
+    stage._masked, stage._prefix, stage._judged = [], "", ("tokens", "sentence")
     first = [
         out.hidden_states[-1][:, 0] if stage.sentence == "hidden" else out.logits[:, 0] for out in (clean, attacked)
     ]
     tokens = [out.logits[predicted] for out in (clean, attacked)]
     sums = stage.attack_losses(attack, (tokens[0], first[0]), (tokens[1], first[1]))
-    counts = stage.counts(len(predicted), float(predicted.sum()))
+    counts = stage.counts(len(predicted), {"tokens": float(predicted.sum()), "sentence": len(predicted)})
     expected = sum(weight * sums[name] / counts[name] for name, weight in stage.weights(step).items())
     torch.testing.assert_close(total, expected)
     assert total > attack.adversarial_loss(clean, attacked, "token", predicted, step=step, total_steps=total_steps)

@@ -155,7 +155,7 @@ class Generator:
 
     def counts(self, batch: FilledBatch) -> dict[str, float]:
         own = dict.fromkeys(self.LOSSES, batch.chosen)
-        return {**own, **self.guided.counts(batch.examples, batch.chosen), "tokens": batch.tokens}
+        return {**own, **self.guided.counts(batch.examples, {}), "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: FilledBatch, step: int) -> dict[str, Tensor]:
         inputs = self._masked(batch)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
 from guidance.checkpoint import EXTRA_FILE, take_over
 from guidance.installation import install
-from guidance.mechanisms.attacks import divergence
+from guidance.mechanisms.attacks import Form, divergence
 from guidance.plan import Plan
 from pipelines.progress import log
 from pipelines.training.learner import Given, ModelFolder
@@ -60,11 +63,13 @@ class Guided:
         prefix: str = "",
         decoder_tokenizer: Any = None,
         folder: Path | None = None,
+        judged: Sequence[str] = ("tokens", "sentence"),
         handle: Any = None,
     ) -> None:
         """
         Args:
             folder: of the model to start from; weights that its plan learned there are taken over.
+            judged: the outputs that an attack is judged by.
             handle: of a model that is only evaluated, and has its plan already.
         """
         if handle is not None:
@@ -78,7 +83,7 @@ class Guided:
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].makes("row_losses"))
-        self.total_steps = 1
+        self.total_steps, self._judged = 1, tuple(judged)
         self._prefix = prefix
         self._masked = [f"masked/{site.layer}" for _, site in self.handle.attacks]
         self._earlier: dict[str, float] = {}
@@ -101,11 +106,14 @@ class Guided:
         """The name of the loss of a guide in the metrics."""
         return f"guidance/{self._prefix}{label}"
 
-    def counts(self, examples: float, predicted: float, guidance: BatchGuidance | None = None) -> dict[str, float]:
+    def counts(
+        self, examples: float, judged: Mapping[str, float], guidance: BatchGuidance | None = None
+    ) -> dict[str, float]:
         """The denominators of the losses of a batch.
 
         Args:
-            examples: how many examples the batch has, and ``predicted``: how many tokens to predict.
+            examples: how many sequences the batch has.
+            judged: for each output that an attack is judged by, how many of them the batch has.
             guidance: of the batch, for losses on mis-predictions; the model need not have read it yet.
         """
         found = {self.name(label): examples for label in self.labels}
@@ -115,7 +123,8 @@ class Guided:
                 found[self.name(label)] = float(denominators[label])
                 found[self._share(label)] = float(guidance.mispredictions(label)[1])
         if self.attacks:
-            found |= {"adversary/tokens": predicted, "adversary/sentence": examples, "adversary/penalty": examples}
+            found |= {f"adversary/{name}": number for name, number in judged.items()}
+            found["adversary/penalty"] = examples
             found |= dict.fromkeys(self._masked, examples)
         return found
 
@@ -132,20 +141,25 @@ class Guided:
         return f"share/in_vocabulary/{self._prefix}{label}"
 
     def attack_losses(
-        self, attack: BatchGuidance, clean: Sequence[Tensor], attacked: Sequence[Tensor]
+        self,
+        attack: BatchGuidance,
+        clean: Sequence[Tensor],
+        attacked: Sequence[Tensor],
+        form: Form = "classification",
     ) -> dict[str, Tensor]:
-        """The divergence that an attack causes and the penalty of the adversary, undivided; also the share of units that
+        """The divergences that an attack causes and the penalty of the adversary, undivided; also the share of units that
         was masked in each layer, which is only reported.
 
         Args:
-            clean, attacked: of each pass, the logits of the predicted tokens, (N, classes), and the output that stands for
-                each example, (B, D), read as distributions (Wu et al. 2023, equation 10); see `sentence`.
+            clean, attacked: for each output that the attack is judged by, its logits in that pass, (N, classes).
+            form: how to read them; see `guidance.mechanisms.attacks.divergence`.
         """
-        tokens, first = zip(clean, attacked, strict=True)
-        moved = divergence(*tokens) * len(tokens[0]) if len(tokens[0]) else tokens[1].sum() * 0
+        moved = {
+            f"adversary/{name}": divergence(before, after, form) * len(before) if len(before) else after.sum() * 0
+            for name, before, after in zip(self._judged, clean, attacked, strict=True)
+        }
         return {
-            "adversary/tokens": moved,
-            "adversary/sentence": divergence(*first) * len(first[0]),
+            **moved,
             "adversary/penalty": attack.penalties_B().sum(),
             **{f"masked/{site.layer}": share_B.sum() for site, share_B in attack.masked_shares_B().items()},
         }
@@ -155,7 +169,7 @@ class Guided:
         weights = {self.name(label): alpha for label, alpha in self.handle.alphas(step, self.total_steps).items()}
         if self.attacks:
             alpha = self.handle.attack_alpha(step, self.total_steps)
-            weights |= {"adversary/tokens": alpha, "adversary/sentence": alpha, "adversary/penalty": 1.0}
+            weights |= {**{f"adversary/{name}": alpha for name in self._judged}, "adversary/penalty": 1.0}
         return weights
 
     def tallies(self) -> dict[str, float]:
@@ -179,6 +193,8 @@ class GuidedLearner(ABC):
     """
 
     sizes: Sequence[int] | None = None
+    scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]] = MappingProxyType({})
+    """By name, functions that score the model at every validation; see `pipelines.training.loop.train`."""
 
     def __init__(self, model: Any, guided: Guided, given: Given) -> None:
         self.model, self.guided = model, guided
@@ -212,6 +228,13 @@ class GuidedLearner(ABC):
             sums, counts = self.validate(model, batch)
             found = {name: (a + float(sums[name]), b + counts[name]) for name, (a, b) in found.items()}
         return found
+
+    @staticmethod
+    def seeds(seed: int, origins: Sequence[tuple[int, int]]) -> Tensor:
+        """The random seed of each (epoch, example) for attacks, int64 (B,)."""
+        # the second word of the counter separates these numbers from those that choose masked tokens and texts
+        sources = (np.random.Philox(key=[seed, epoch], counter=[0, 2, 0, i]) for epoch, i in origins)
+        return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
 
     def tallies(self) -> dict[str, float]:
         return self.guided.tallies()

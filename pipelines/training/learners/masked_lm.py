@@ -58,7 +58,8 @@ class MaskedLM(GuidedLearner):
 
     def counts(self, batch: MaskedBatch) -> dict[str, float]:
         guidance = self.guide(self.tensors(batch)) if self.guided.on_scores else None
-        guides = self.guided.counts(batch.examples, self.num_predicted(batch), guidance)
+        judged = {"tokens": self.num_predicted(batch), "sentence": batch.examples}
+        guides = self.guided.counts(batch.examples, judged, guidance)
         return {**self.task_counts(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: MaskedBatch, step: int) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ class MaskedLM(GuidedLearner):
             return {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
         output, *clean = self._distributions(model, inputs, guidance=guidance)
         losses = {**self.task_losses(output, inputs), **self.guided.losses(guidance)}
-        attack = guidance.attack(self.seeds(batch))
+        attack = guidance.attack(self.seeds(self.seed, batch.origins))
         _, *attacked = self._distributions(model, inputs, guidance=attack)
         return losses | self.guided.attack_losses(attack, clean, attacked)
 
@@ -85,12 +86,6 @@ class MaskedLM(GuidedLearner):
         output = self.call(model, asked, guidance=guidance)
         output.logits, first = output.logits.split((len(inputs.places_N), batch))
         return output, output.logits, first
-
-    def seeds(self, batch: MaskedBatch) -> Tensor:
-        """The random seed of each example for attacks, int64 (B,)."""
-        # the second word of the counter separates these numbers from those that choose masked tokens and texts
-        sources = (np.random.Philox(key=[self.seed, epoch], counter=[0, 2, 0, i]) for epoch, i in batch.origins)
-        return torch.tensor([int(source.random_raw()) >> 1 for source in sources], dtype=torch.int64)
 
     def weights(self, step: int) -> dict[str, float]:
         return {"mlm": 1.0, **self.guided.weights(step)}

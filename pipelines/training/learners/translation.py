@@ -220,7 +220,7 @@ class Translation(GuidedLearner):
 
     def counts(self, batch: TranslationBatch) -> dict[str, float]:
         predicted = {"translation": batch.num_targets, "loss/nll": batch.num_targets}
-        guides = self.guided.counts(float(len(batch.sources)), batch.num_targets)
+        guides = self.guided.counts(float(len(batch.sources)), {})
         return {**predicted, **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: TranslationBatch, step: int) -> dict[str, Tensor]:

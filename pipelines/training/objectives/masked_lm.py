@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.objective import Card, Evaluation, Objective, is_called
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
 from pipelines.training.settings import Filling, MaskedEvaluation, Masking, WordEvaluation
 
@@ -48,9 +48,10 @@ OBJECTIVE = Objective(
     ),
     evaluation=Evaluation(
         "masked-lm",
-        lambda config, data: is_called(config, "ForMaskedLM"),
+        lambda config, data: has_head(config, "ForMaskedLM"),
         _evaluate,
         (MaskedEvaluation, WordEvaluation),
+        needs_corpus=False,
         floors="sequences",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.objective import Card, Evaluation, Objective, is_called
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import refuse_guides
 from pipelines.training.settings import MaskedEvaluation, Masking, WordEvaluation
 
@@ -56,9 +56,10 @@ OBJECTIVE = Objective(
     examples=("guide pretrain wiki-128 --objective mlm+nsp --epochs 40",),
     evaluation=Evaluation(
         "masked-lm-nsp",
-        lambda config, data: is_called(config, "BertForPreTraining"),
+        lambda config, data: has_head(config, "BertForPreTraining"),
         _evaluate,
         (MaskedEvaluation, WordEvaluation),
+        needs_corpus=False,
         floors="pairs",
     ),
 )

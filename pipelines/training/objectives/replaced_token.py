@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pipelines.engine.stage import Config
-from pipelines.training.objective import Card, Evaluation, Objective, is_called
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
 from pipelines.training.settings import Filling, MaskedEvaluation, Masking
 
@@ -57,8 +57,9 @@ OBJECTIVE = Objective(
     ),
     evaluation=Evaluation(
         "replaced-tokens",
-        lambda config, data: is_called(config, "ElectraForPreTraining"),
+        lambda config, data: has_head(config, "ElectraForPreTraining"),
         _evaluate,
         (MaskedEvaluation,),
+        needs_corpus=False,
     ),
 )

@@ -111,10 +111,6 @@ OBJECTIVE = Objective(
         "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
     ),
     evaluation=Evaluation(
-        "translation",
-        lambda config, data: bool(config.is_encoder_decoder),
-        _evaluate,
-        (EvaluationSettings,),
-        needs_corpus=True,
+        "translation", lambda config, data: bool(config.is_encoder_decoder), _evaluate, (EvaluationSettings,)
     ),
 )

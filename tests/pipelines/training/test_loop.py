@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import math
@@ -23,6 +22,7 @@ from pipelines.training import memory
 from pipelines.training.batches import Examples
 from pipelines.training.cluster import Cluster, StopRequest
 from pipelines.training.learner import Given
+from pipelines.training.learners.guided import GuidedLearner
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.loop import Settings
@@ -290,8 +290,7 @@ def test_scores_of_validations_become_columns_for_compare(store: Store, monkeypa
         asked.append(model.training or torch.is_grad_enabled())
         return {"f1": 0.25 * len(asked)}
 
-    train = training.train
-    monkeypatch.setattr(training, "train", functools.partial(train, scorers={"names": score}))
+    monkeypatch.setattr(GuidedLearner, "scorers", {"names": score})
     run = trainings.train(store, trainings.sequences(store), steps=6, evaluate_every=2).artifact
     column = [row.get("eval/names/f1") for row in map(json.loads, run.read("metrics.jsonl").splitlines())]
     assert column == [None, 0.25, None, 0.5, None, 0.75] and not any(asked)

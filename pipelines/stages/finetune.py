@@ -1,0 +1,165 @@
+"""Stage ``finetune``: from the labelled examples of a dataset, and a model to start from, to a model of the task.
+
+Reads a dataset (corpus@2 by ``build-dataset``), of which it makes sequences, and the statistics that the plan needs, as
+artifacts of their own.  Writes model@1; see `pipelines.training.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from pydantic import Field, model_validator
+
+from guidance.errors import InputError
+from pipelines import task_inputs
+from pipelines.engine.stage import Options, Result, Stage, check_working_folder, knob
+from pipelines.progress import log
+from pipelines.stages import tokenizer as tokenizers
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.training.config import TrainingConfig
+from pipelines.training.learner import folder_of
+from pipelines.training.objective import Task
+from pipelines.training.plan_inputs import model_input
+from pipelines.training.rows import check_settings
+from pipelines.training.run import build, check_resume, load_plan, run_training
+from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
+
+
+class Config(TrainingConfig, TaskConfig):
+    """Settings of a fine-tuning run; those of a single task are in its row of `TASKS`."""
+
+    if TYPE_CHECKING:
+        task: str = "auto"
+
+    epochs: float | None = Field(3.0, gt=0, description="Passes over the training examples, unless --steps is given.")
+    batch_size: int = Field(32, ge=1, description="Examples per step, over all processes and micro-batches.")
+    learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate of AdamW.")
+    warmup_fraction: float = Field(
+        0.06,
+        ge=0,
+        lt=1,
+        description="Share of the steps over which the learning rate rises, unless --warmup-steps is given.",
+    )
+    evaluate_every: int = Field(0, ge=0, description="Steps between validations; 0 validates after every epoch.")
+    valid_sequences: int = Field(0, ge=0, description="At most so many validation examples; 0 for all.")
+    select: str = Field(
+        "loss",
+        description="What decides which validation is best, for best/ and --patience: loss, or a metric of the task such as "
+        "accuracy.",
+    )
+    patience: int = Field(
+        0, ge=0, description="End after so many validations in a row without a better one; 0 trains to the last step."
+    )
+    max_length: int = knob(
+        0, "Longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
+    )
+    tokenizer: str = knob(
+        "", "Tokenizer for a new model; by default that of --init, or else one that is trained on the dataset."
+    )
+    parser: str = knob("", "Parser for plans that read syntax, as in `guide build-deps --parser`.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_instead_of_epochs(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given:
+            return {**given, "epochs": None}
+        return given
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        if self.task != "auto":
+            check_settings(self, "--task", self.task, OWNERS)
+        return self
+
+    @property
+    def row(self) -> Task:
+        """What is known about the task."""
+        return TASKS[self.task]
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result, without those of other tasks."""
+        return {name: value for name, value in super().recipe().items() if self.task in OWNERS.get(name, (self.task,))}
+
+    def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
+        return {
+            "warmup_steps": self.warmup_steps or round(self.warmup_fraction * steps),
+            "evaluate_every": self.evaluate_every or max(1, round(steps_of_epoch)),
+            "select": "" if self.select == "loss" else f"eval/{self.task}/{self.select}",
+        }
+
+
+def run(
+    data: str,
+    config: Config,
+    *,
+    store: Store,
+    resume: str | None = None,
+    allow_change: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> Result | None:
+    """Fine-tune a model; see `pipelines.training.run.run_training`.
+
+    Args:
+        data: reference of a dataset, or of sequences that were made of it with the model's tokenizer.
+
+    Raises:
+        InputError: no task learns from this dataset.
+        PlanError: the plan reads syntax, and there is neither a parser nor masks.
+    """
+    check_working_folder()
+    check_resume(resume, options)
+    store.find(data)
+    progress = options.get("progress")
+    with ExitStack() as opened:
+        dataset, sequences = task_inputs.open_data(data, store, opened)
+        task = task_for(config.task, dataset.counts, dataset.reference)
+        config = _resolved(config, task)
+        plan = load_plan(config, task)
+        if sequences is None:
+            tokenizer = _tokenizer(config, dataset, store, progress)
+            length = (
+                task_inputs.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
+            )
+            sequences = opened.enter_context(task_inputs.build_sequences(dataset, tokenizer, length, store, progress))
+        if not config.masks:
+            made = task_inputs.build_masks(sequences, dataset, plan, config.plan, config.parser, store, progress)
+            config = config.model_copy(update={"masks": made})
+        return run_training(
+            STAGE, config, [sequences], plan, store=store, resume=resume, allow_change=allow_change, **options
+        )
+
+
+def _resolved(config: Config, task: Task) -> Config:
+    """The configuration with its task named.
+
+    Raises:
+        InputError: a setting belongs to another task, or ``select`` names no metric.
+    """
+    if config.select not in ("loss", *task.metrics):
+        raise InputError(f"--select {config.select}: {task.name} has {', '.join(('loss', *task.metrics))}")
+    try:
+        check_settings(config, "--task", task.name, OWNERS)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return config.model_copy(update={"task": task.name})
+
+
+def _tokenizer(config: Config, dataset: Artifact, store: Store, progress: Any) -> str:
+    """The tokenizer of the model to start from, or the one that was given, or else a new one.
+
+    A new one is a WordPiece tokenizer that is trained on the texts of the dataset.
+    """
+    if config.init:
+        return str(folder_of(model_input(config.init, store)))
+    if config.tokenizer:
+        return config.tokenizer
+    wanted = tokenizers.Config(kind="wordpiece", lowercase=True)
+    made = tokenizers.run(dataset.reference, wanted, store=store, progress=progress)
+    log.info("tokenizer: %s%s", made.reference, " (already there)" if made.reused else "")
+    return made.reference
+
+
+STAGE = Stage("finetune", "model", 1, Config, build)

@@ -1,0 +1,127 @@
+"""From a dataset to what a model needs to read its examples: sequences, and the masks that a plan asks for.
+
+What is missing is made by the stages that a user would run by hand, as artifacts of their own.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, PlanError
+from pipelines.progress import Progress, log
+from pipelines.stages import dependencies, idf, masks, sequences
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import features
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+
+SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
+"""The features that a parser finds."""
+
+
+def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact, Artifact | None]:
+    """A dataset, and its sequences if these were given instead.
+
+    Raises:
+        InputError: it is neither a dataset nor sequences of one.
+    """
+    found = opened.enter_context(store.load(reference))
+    if found.kind == "sequences":
+        if "shape" not in found.counts:
+            raise InputError(
+                f"{found.reference} has running text, not examples",
+                hint="guide build-sequences DATASET TOKENIZER --packing examples",
+            )
+        return opened.enter_context(store.load_input(found, "corpus")), found
+    if found.kind != "corpus":
+        raise InputError(
+            f"{reference!r} is an artifact of kind {found.kind}; expected: a dataset", hint="guide build-dataset FILE"
+        )
+    if not is_dataset(found):
+        raise InputError(f"{found.reference} is running text, not examples of a task", hint="guide build-dataset FILE")
+    return found, None
+
+
+def is_dataset(corpus: Artifact) -> bool:
+    """Whether a corpus holds the examples of a task."""
+    return corpus.manifest["stage"] == "build-dataset"
+
+
+def build_sequences(
+    dataset: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
+) -> Artifact:
+    """The examples of a dataset as sequences of a tokenizer's tokens."""
+    config = sequences.Config(max_length=max_length, packing="examples")
+    made = sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress)
+    _tell("sequences", made)
+    return store.load(made.reference, kind="sequences")
+
+
+def build_masks(
+    data: Artifact,
+    dataset: Artifact,
+    plan: Plan,
+    source: str,
+    parser: str,
+    store: Store,
+    progress: Progress | None,
+    *,
+    training: bool = True,
+) -> list[str]:
+    """The references of the masks that a plan needs for some sequences; empty if it needs none.
+
+    Args:
+        source: names the plan in messages.
+        parser: see `pipelines.stages.dependencies.Config`.
+
+    Raises:
+        PlanError: the plan reads syntax, and there is no parser.
+    """
+    needed = [need for need in features(plan, training=training) if need != "segment"]
+    if not needed:
+        return []
+    settings: dict[str, Any] = {}
+    if "idf" in needed:
+        made = idf.run(dataset.reference, None, idf.Config(), store=store, progress=progress)
+        assert made is not None, "only shards give None"
+        _tell("idf", made)
+        settings["idf"] = made.reference
+    if syntax := [need for need in needed if need in SYNTAX]:
+        if not parser:
+            raise PlanError(
+                f"{source}: it needs the features {', '.join(syntax)}, which a parser finds",
+                hint="--parser spacy:en_core_web_sm, or stanza:LANG",
+            )
+        made = dependencies.run(dataset.reference, dependencies.Config(parser=parser), store=store, progress=progress)
+        assert made is not None, "only shards give None"
+        _tell("trees", made)
+        settings["deps"] = made.reference
+    joined = masks.run(data.reference, masks.Config(**settings), store=store, progress=progress)
+    assert joined is not None, "only shards give None"
+    _tell("masks", joined)
+    return [joined.reference]
+
+
+def _tell(what: str, made: Any) -> None:
+    log.info("%s: %s%s", what, made.reference, " (already there)" if made.reused else "")
+
+
+def longest(model: str, given: int, store: Store) -> int:
+    """How many tokens the sequences of a model may have: ``given``, or as many as it was trained with, if that is known.
+
+    Args:
+        model: a reference, or a model folder; ``given``: 0 if the user gave none.
+    """
+    if given:
+        return given
+    if not Path(model).is_dir() or (Path(model) / "artifact.json").exists():
+        with store.load(model, kind="model", verify=False) as artifact:
+            known = artifact.manifest["inputs"].get("sequences")
+            if known:
+                with store.load_input(artifact, "sequences", verify=False) as data:
+                    return int(data.manifest["config"]["max_length"])
+    return 128

@@ -1,0 +1,111 @@
+"""The settings that all training shares, pre-training and fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.engine.stage import internal, knob
+from pipelines.training.models import ModelConfig
+
+
+class TrainingConfig(ModelConfig):
+    """Settings of a training run; those of a single objective or task are in its row."""
+
+    steps: int = Field(1000, ge=1, description="Optimizer steps.")
+    epochs: float | None = Field(None, gt=0, description="Passes over the training sequences, instead of --steps.")
+    batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
+    learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
+    schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
+        "linear", description="How the learning rate falls after warm-up; inverse-sqrt as 1 / √step."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from zero.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decoupled weight decay of matrices; biases and norms do not decay."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")
+    epsilon: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
+    clip: float = Field(
+        1.0, ge=0, description="Largest norm of the gradient; adversaries are clipped separately; 0 does not clip."
+    )
+    batch_tokens: int = Field(
+        0, ge=0, description="Tokens per step, padding included, instead of --batch-size; batches have similar lengths."
+    )
+    bucket: bool = Field(False, description="Make batches of --batch-size from sequences of similar length.")
+    sampling: list[Annotated[float, Field(gt=0)]] = Field(
+        [],
+        description="The share of each of several sequences in the batches, counted in rows and given in their order "
+        "(repeatable: --sampling 0.8 --sampling 0.2); by default each has as much as it has rows.",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, order, masking and dropout.")
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = Field(
+        "auto", description="Arithmetic; auto is bf16 autocast on GPUs that support it, else fp32."
+    )
+    evaluate_every: int = Field(500, ge=1, description="Steps between validations; the last step is always validated.")
+    valid_sequences: int = Field(512, ge=0, description="At most so many validation sequences; 0 for all.")
+    snapshots: list[int] = Field([], description="A step whose weights are kept in the artifact (repeatable).")
+    continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
+    plan: str = knob("", "Plan of guides: a preset, such as preset:ag, or a TOML file.")
+    masks: list[str] = knob(
+        [],
+        "What `guide build-masks` made of the sequences, for plans that read words, idf or trees; for several sequences, "
+        "one each, in their order (repeatable).",
+    )
+    cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
+    totals: Literal["pairs", "tokens"] = Field(
+        "pairs", description="What the counts of --cooccur are divided by: the pairs of a token, or its occurrences."
+    )
+    masking: str = Field(
+        "",
+        description="A finished run with an adversary, for plans with `random_mask` of kind `scheduled`, which follows the "
+        "masking proportions of that run.",
+        json_schema_extra={"knob": True, "flag": "masking-run"},
+    )
+    scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
+    init: str = knob("", "Model folder or artifact to start from.")
+    micro_batches: int = knob(1, "Parts into which each process splits its share of a batch, to save memory.", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU if there is one.")
+    save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
+    gradient_checkpointing: bool = knob(
+        False, "Recompute activations in the backward pass: less memory, a third more time."
+    )
+    compile: bool = knob(
+        False,
+        "Compile the model (torch.compile), which takes minutes; whether steps get faster depends on the machine.",
+    )
+    max_time: float | None = knob(
+        None, "Minutes after which to save and stop; the same command continues the run.", gt=0
+    )
+    report_to: list[str] = knob(
+        [], "An experiment tracker, such as tensorboard or wandb; its files go to STORE/trackers (repeatable)."
+    )
+
+    @field_validator("masks", mode="before")
+    @classmethod
+    def _accept_one(cls, value: Any) -> Any:
+        return ([value] if value else []) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.epochs is not None and {"steps", "epochs"} <= self.model_fields_set:
+            raise ValueError(
+                "--steps and --epochs both say how long to train: give one of them (the other may stand in guide.toml, or in "
+                "GUIDE_STEPS or GUIDE_EPOCHS)"
+            )
+        if self.schedule == "inverse-sqrt" and not self.warmup_steps:
+            raise ValueError("--schedule inverse-sqrt falls from the end of warm-up: it needs --warmup-steps")
+        if self.batch_tokens and self.bucket:
+            raise ValueError("--batch-tokens already makes batches of similar lengths: leave --bucket out")
+        if self.sampling and (self.batch_tokens or self.bucket):
+            raise ValueError("--sampling does not work with --batch-tokens or --bucket")
+        return self
+
+    def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
+        """Settings of the loop that depend on how long the run is, in steps.
+
+        Args:
+            steps_of_epoch: the steps of one pass over the training sequences.
+        """
+        return {}

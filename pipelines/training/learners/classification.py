@@ -1,0 +1,211 @@
+"""Heads of ``classification`` and ``regression``: one label, or one number, for each example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from guidance.checkpoint import read_config
+from guidance.errors import InputError
+from guidance.mechanisms.attacks import Form
+from pipelines.training.learner import Given, folder_of
+from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, training_labels
+from pipelines.training.objective import Task
+
+UNKNOWN = -100
+"""The target of an example without a label, or with one that the model does not know."""
+
+
+class Classes(Head):
+    """Cross-entropy over classes.
+
+    Attributes:
+        labels: the label of each class.
+    """
+
+    def __init__(self, labels: Sequence[str], class_weights: Mapping[str, float] | None = None) -> None:
+        self.labels = tuple(labels)
+        self._numbers = {label: number for number, label in enumerate(labels)}
+        weights = [(class_weights or {}).get(label, 1.0) for label in labels]
+        self._weights = torch.tensor(weights) if class_weights else None
+
+    @classmethod
+    def of_training(cls, given: Given) -> Classes:
+        """For the labels of the training examples.
+
+        Raises:
+            InputError: there is only one label, or a training example has none.
+        """
+        labels = training_labels(given)
+        if len(labels) < 2:
+            raise InputError(
+                f"{given.sequences.reference}: all training examples have the label {labels[0]!r}",
+                hint="a classifier needs at least two",
+            )
+        if given.init is not None:
+            labels = list(_same_order(labels, given))
+        weighted = given.config.class_weights == "balanced"
+        return cls(labels, _balanced(given.train.labels.tolist()) if weighted else None)
+
+    @classmethod
+    def of_model(cls, config: Any) -> Classes:
+        """For the labels of a trained model."""
+        return cls([str(config.id2label[number]) for number in range(config.num_labels)])
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": dict(self._numbers),
+            "problem_type": "single_label_classification",
+        }
+
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        return logits
+
+    def number(self, label: str | None) -> int:
+        """The class of a label, or `UNKNOWN`.  Models from elsewhere often call class n ``LABEL_n``."""
+        return self._numbers.get(str(label), self._numbers.get(f"LABEL_{label}", UNKNOWN))
+
+    def targets(self, batch: Batch) -> Tensor:
+        return torch.tensor([self.number(batch.labels[row]) for row in batch.firsts])
+
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        weights = None if self._weights is None else self._weights.to(outputs)
+        return functional.cross_entropy(outputs.float(), targets, weights, ignore_index=UNKNOWN, reduction="sum")
+
+    def count(self, batch: Batch) -> float:
+        return float((self.targets(batch) != UNKNOWN).sum())
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        probabilities = outputs.detach().double().softmax(-1).cpu()
+        found = []
+        for row, scores in zip(batch.firsts, probabilities.tolist(), strict=True):
+            best = max(scores)
+            # equal scores never count as right: with a tie the answer is the tied class that is not the gold label
+            tied = [number for number, score in enumerate(scores) if score == best]
+            gold = self.number(batch.labels[row])
+            chosen = next((number for number in tied if number != gold), tied[0])
+            label = batch.labels[row]
+            shown = self.labels[chosen]
+            if label is not None and label not in self._numbers and shown.startswith("LABEL_"):
+                shown = shown.removeprefix("LABEL_")
+            found.append(Prediction(batch.numbers[row], label, shown, scores))
+        return found
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation, by scikit-learn."""
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+        known = [p for p in predictions if p.gold is not None]
+        if not known:
+            return {}
+        gold, predicted = [p.gold for p in known], [p.prediction for p in known]
+        found = {
+            "accuracy": accuracy_score(gold, predicted),
+            "f1_macro": f1_score(gold, predicted, average="macro", zero_division=0.0),
+            "matthews": matthews_corrcoef(gold, predicted),
+        }
+        if len(self.labels) == 2:
+            positive = self.labels[1].removeprefix("LABEL_") if self.number(gold[0]) == UNKNOWN else self.labels[1]
+            found["f1"] = f1_score(gold, predicted, labels=[positive], average="macro", zero_division=0.0)
+        return {name: float(value) for name, value in found.items()}
+
+
+def _same_order(labels: Sequence[str], given: Given) -> Sequence[str]:
+    """The labels in the order of the model to start from, if it has the same ones, so that its head stays right."""
+    path = folder_of(given.init) / "config.json"
+    try:
+        config = read_config(path.read_bytes(), str(path))
+    except OSError:
+        return labels  # opening the model reports it
+    known = [str(config.id2label[number]) for number in sorted(config.id2label)]
+    return known if sorted(known) == sorted(labels) else labels
+
+
+def _balanced(labels: Sequence[str]) -> dict[str, float]:
+    """Weights with which all classes weigh the same: examples / (classes * examples of the class)."""
+    counts: dict[str, int] = {}
+    for label in labels:
+        counts[label] = counts.get(label, 0) + 1
+    return {label: len(labels) / (len(counts) * count) for label, count in counts.items()}
+
+
+class Value(Head):
+    """Mean squared error of one number."""
+
+    form: ClassVar[Form] = "regression"
+
+    @classmethod
+    def of_training(cls, given: Given) -> Value:
+        """Raises InputError when the label of a training example is no number."""
+        for label, number in zip(given.train.labels.tolist(), given.train.numbers.tolist(), strict=True):
+            if _value(label) is None:
+                raise InputError(
+                    f"{given.sequences.reference}: regression needs numbers as labels; the example in row {number} of the "
+                    f"dataset has {label!r}",
+                    hint="--task classification, or mend the file",
+                )
+        return cls()
+
+    @classmethod
+    def of_model(cls, config: Any) -> Value:
+        """For any model with one output."""
+        return cls()
+
+    def fields(self) -> dict[str, Any]:
+        return {"num_labels": 1, "id2label": {0: "value"}, "label2id": {"value": 0}, "problem_type": "regression"}
+
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        return logits
+
+    def targets(self, batch: Batch) -> Tensor:
+        values = (_value(batch.labels[row]) for row in batch.firsts)
+        return torch.tensor([math.nan if value is None else value for value in values])
+
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        known = ~targets.isnan()
+        return functional.mse_loss(outputs[known, 0].float(), targets[known], reduction="sum")
+
+    def count(self, batch: Batch) -> float:
+        return float((~self.targets(batch).isnan()).sum())
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        values = outputs.detach().double().cpu()[:, 0].tolist()
+        return [
+            Prediction(batch.numbers[row], batch.labels[row], repr(value), [value])
+            for row, value in zip(batch.firsts, values, strict=True)
+        ]
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Pearson's and Spearman's correlation, by scipy, and the mean squared error.  A correlation with a constant is 0."""
+        from scipy.stats import pearsonr, spearmanr
+
+        pairs = [(value, p.scores[0]) for p in predictions if (value := _value(p.gold)) is not None]
+        if not pairs:
+            return {}
+        gold, predicted = zip(*pairs, strict=True)
+        found = {"mse": sum((a - b) ** 2 for a, b in pairs) / len(pairs)}
+        constant = len(set(gold)) == 1 or len(set(predicted)) == 1
+        for name, correlation in (("pearson", pearsonr), ("spearman", spearmanr)):
+            found[name] = 0.0 if constant else float(correlation(gold, predicted).statistic)
+        return found
+
+
+def _value(label: str | None) -> float | None:
+    """A label as a finite number, or None."""
+    try:
+        value = float(label or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def prepare(given: Given, task: Task, head: type[Classes | Value]) -> ExampleLearner:
+    """Raises InputError when data, plan, model and settings do not fit each other."""
+    return ExampleLearner(given, task, head.of_training(given))

@@ -1,0 +1,285 @@
+"""The learner of all tasks: a guided model that learns from labelled examples, and what a task adds to it (`Head`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guidance.batch import BatchGuidance
+from guidance.errors import InputError
+from guidance.mechanisms.attacks import Form
+from guidance.statistics.roles import COLUMNS
+from pipelines.training.batches import Examples, pad
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import Guided, GuidedLearner
+from pipelines.training.models import build_model, check_lengths
+from pipelines.training.objective import Task
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one example.
+
+    Attributes:
+        number: the row of the example in the dataset's ``documents.parquet``.
+        gold: the label as the dataset has it; None if it has none.
+        prediction: the label that the model gives, in the same form.
+        scores: the numbers behind it: one for each class or choice, or the value itself.
+    """
+
+    number: int
+    gold: str | None
+    prediction: str
+    scores: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of examples, not yet padded.
+
+    Attributes:
+        ids: token ids of each row; ``labels``: its label; ``numbers``: the row of its example in ``documents.parquet``.
+        columns: token features of each row.
+        sizes: how many rows each example has.
+        origins: the epoch and the number of each example.
+    """
+
+    ids: list[np.ndarray]
+    labels: list[str | None]
+    numbers: list[int]
+    columns: Mapping[str, list[np.ndarray]]
+    sizes: list[int]
+    origins: Sequence[tuple[int, int]]
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the longest row."""
+        return max(map(len, self.ids))
+
+    @cached_property
+    def tokens(self) -> float:
+        """How many tokens there are."""
+        return float(sum(map(len, self.ids)))
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first row of each example."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(int).tolist()
+
+
+class Grouped:
+    """The examples of a split, each of one row or of several rows that follow each other."""
+
+    def __init__(self, rows: Examples, *, together: bool) -> None:
+        """
+        Args:
+            together: whether the rows with the same number are one example.
+        """
+        self.rows = rows
+        new = np.ones(len(rows), bool)
+        if together and len(rows):
+            new[1:] = np.diff(rows.numbers) != 0
+        self.bounds = np.append(np.flatnonzero(new), len(rows))
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each example."""
+        return np.diff(self.rows.bounds[self.bounds])
+
+    def batch(self, examples: Sequence[tuple[int, int]]) -> Batch:
+        """The examples with these (epoch, number) pairs."""
+        spans = [(int(self.bounds[i]), int(self.bounds[i + 1])) for _, i in examples]
+        chosen = [row for start, end in spans for row in range(start, end)]
+        return Batch(
+            [self.rows[row] for row in chosen],
+            [self.rows.labels[row] for row in chosen],
+            [int(self.rows.numbers[row]) for row in chosen],
+            {name: [self.rows.column(name, row) for row in chosen] for name in self.rows.columns},
+            [end - start for start, end in spans],
+            examples,
+        )
+
+
+class Head(ABC):
+    """What a task makes of the outputs of its model.
+
+    Attributes:
+        form: how an attack on its outputs is judged; see `guidance.mechanisms.attacks.divergence`.
+        together: whether rows of the same document are one example.
+    """
+
+    form: ClassVar[Form] = "classification"
+    together: ClassVar[bool] = False
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """The fields of the configuration of its model, such as ``num_labels``."""
+
+    @abstractmethod
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The logits that are trained, (N, classes), from those of the model: (rows, classes), or (rows, T, classes)."""
+
+    @abstractmethod
+    def targets(self, batch: Batch) -> Tensor:
+        """The target of each output, (N,)."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        """The sum of the losses of all outputs."""
+
+    @abstractmethod
+    def count(self, batch: Batch) -> float:
+        """What `loss` is divided by."""
+
+    @abstractmethod
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        """What the model says of each example."""
+
+    @abstractmethod
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """The metrics over all examples that have a label; the names are those of the task's row."""
+
+
+class ExampleLearner(GuidedLearner):
+    """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""
+
+    def __init__(self, given: Given, task: Task, head: Head) -> None:
+        model = build_model(given, task, given.plan.for_part("model"), **head.fields())
+        check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
+        guided = Guided(model, given.plan, given.tokenizer, given.tables, folder=given.folder, judged=("outputs",))
+        super().__init__(model, guided, given)
+        self.task, self.head, self.seed = task.name, head, given.config.seed
+        splits = {"train": given.train, "valid": given.valid}
+        self.splits = {name: Grouped(rows, together=head.together) for name, rows in splits.items()}
+        limit = given.config.valid_sequences
+        self.num_valid = min(len(self.splits["valid"]), limit or len(self.splits["valid"]))
+        self.lengths = self.splits["train"].lengths
+        self.sizes = [len(self.splits["train"])]
+        self.inputs = ModelInputs(model, given.tokenizer.pad_token_id)
+        self.scorers = {task.name: self._score} if self.num_valid else {}
+        self._predicted: list[Prediction] = []
+
+    def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Batch:
+        return self.splits[split].batch(examples)
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.count(batch)})
+        return {self.task: self.head.count(batch), **guides, "tokens": batch.tokens}
+
+    def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
+        inputs = self.inputs.of(batch)
+        guidance = self.guided.handle.guide(**self.inputs.seen(inputs, batch), step=step)
+        outputs = self._outputs(model, inputs, batch, self.guided.forward(guidance))
+        targets = self.head.targets(batch).to(outputs.device)
+        losses = {self.task: self.head.loss(outputs, targets, batch), **self.guided.losses(guidance)}
+        if not self.guided.attacks:
+            return losses
+        rows = [origin for origin, size in zip(batch.origins, batch.sizes, strict=True) for _ in range(size)]
+        attack = guidance.attack(self.seeds(self.seed, rows))
+        attacked = self._outputs(model, inputs, batch, {"guidance": attack})
+        return losses | self.guided.attack_losses(attack, (outputs,), (attacked,), self.head.form)
+
+    def _outputs(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], batch: Batch, extra: Mapping[str, BatchGuidance]
+    ) -> Tensor:
+        return self.head.outputs(model(**inputs, **extra).logits, batch)
+
+    def weights(self, step: int) -> dict[str, float]:
+        return {self.task: 1.0, **self.guided.weights(step)}
+
+    @property
+    def validated(self) -> tuple[str, ...]:
+        return (self.task,)
+
+    def validate(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+        inputs = self.inputs.of(batch)
+        extra = self.guided.handle.at_inference(**self.inputs.seen(inputs, batch))
+        outputs = self._outputs(model, inputs, batch, extra)
+        self._predicted += self.head.predictions(outputs, batch)
+        loss = self.head.loss(outputs, self.head.targets(batch).to(outputs.device), batch)
+        return {self.task: loss}, {self.task: self.head.count(batch)}
+
+    def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
+        self._predicted = []
+        return super().evaluate(model, rank, world)
+
+    def _score(self, model: nn.Module) -> dict[str, float]:
+        if len(self._predicted) < self.num_valid:  # other processes have validated the rest
+            self.evaluate(model, 0, 1)
+        return self.head.metrics(self._predicted)
+
+
+class ModelInputs:
+    """Makes the inputs of a model from batches of examples."""
+
+    def __init__(self, model: Any, pad_id: int) -> None:
+        self._model, self._pad_id = model, pad_id
+        self._segments = getattr(model.config, "type_vocab_size", 0) > 1
+
+    def of(self, batch: Batch) -> dict[str, Tensor]:
+        """The inputs of the model by name, each (rows, T), on its device."""
+        device = next(self._model.parameters()).device
+        found = {
+            "input_ids": pad(batch.ids, self._pad_id, batch.length, device),
+            "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.ids], 0, batch.length, device),
+        }
+        if self._segments:
+            found["token_type_ids"] = pad(batch.columns["text"], 0, batch.length, device)
+        return found
+
+    def seen(self, inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        """What guides read of a batch: its ids, attention mask and token features."""
+        device = inputs["input_ids"].device
+        features = {
+            name: pad(rows, COLUMNS[name].fill, batch.length, device)
+            for name, rows in batch.columns.items()
+            if name in COLUMNS and rows
+        }
+        return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], **features}
+
+
+def batches_of(data: Grouped, size: int, limit: int = 0) -> Iterator[Batch]:
+    """The examples of a split in batches, in their order.
+
+    Args:
+        limit: how many examples; 0 for all.
+    """
+    number = min(len(data), limit or len(data))
+    for start in range(0, number, size):
+        yield data.batch([(0, i) for i in range(start, min(start + size, number))])
+
+
+def training_labels(given: Given) -> list[str]:
+    """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
+
+    Raises:
+        InputError: an example has no label.
+    """
+    labels = given.train.labels.tolist()
+    if missing := sum(label is None for label in labels):
+        raise InputError(
+            f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
+            hint="name their column: guide build-dataset --label-column NAME",
+        )
+    distinct = set(labels)
+    if all(label.isdecimal() for label in distinct):
+        return sorted(distinct, key=int)
+    return sorted(distinct)
+
+
+def without_gradients(model: Any, handle: Any, inputs: ModelInputs, batch: Batch) -> Tensor:
+    """The logits of a trained model, with its plan at work."""
+    with torch.no_grad():
+        given = inputs.of(batch)
+        found: Tensor = model(**given, **handle.at_inference(**inputs.seen(given, batch))).logits
+        return found

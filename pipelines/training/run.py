@@ -1,0 +1,145 @@
+"""What the training stages share: check the inputs, train in all processes, and write a model artifact.
+
+A training stage reads sequences@1 and writes model@1: ``config.json``, ``model.safetensors`` (the last step), tokenizer,
+``plan.toml``, ``metrics.jsonl`` and ``metrics.parquet`` (one row a step), ``README.md`` (the model card), ``best/`` (the
+weights of the best validation) and ``snapshots/step-N/`` (``--snapshots``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from guidance.errors import InputError, Interrupted, PlanError
+from pipelines.engine.stage import Options, Result, Run, Stage, recipe_of, run_stage
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import machine_errors, remove_tree
+from pipelines.storage.store import Store
+from pipelines.training import resuming
+from pipelines.training.objective import Objective
+from pipelines.training.plan_inputs import check_needs, model_input, roles
+from pipelines.training.processes import Announcement, follow, train
+from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+
+
+def check_resume(resume: str | None, options: Mapping[str, Any]) -> None:
+    """Raises InputError when a run shall both be continued and start again."""
+    if resume and options.get("force", False):
+        raise InputError("--resume continues a run, but --force starts again", hint="leave one of them out")
+
+
+def load_plan(config: Any, objective: Objective) -> Plan:
+    """The plan of a run, which is empty without ``--plan``.
+
+    Raises:
+        PlanError: it has no guides, or one that cannot work in this objective.
+    """
+    from guidance.plan import Plan
+
+    if not config.plan:
+        return Plan()
+    plan = Plan.load(config.plan)
+    if not plan.guides and plan.pal is None:
+        raise PlanError(f"{config.plan}: the plan has no guides", hint="leave --plan out to train without guides")
+    objective.check_plan(plan, config, config.plan)
+    return plan
+
+
+def run_training(
+    stage: Stage,
+    config: Any,
+    corpora: Sequence[Artifact],
+    plan: Plan,
+    *,
+    store: Store,
+    resume: str | None = None,
+    allow_change: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> Result | None:
+    """Train a model.  Under ``torchrun`` every process calls this; all but the first get None.
+
+    Args:
+        corpora: sequences artifacts; the model is trained on all of them.
+        resume: the unfinished run to continue, ``model/<id>``; a setting that differs is an error.
+        allow_change: settings that may differ from those of ``resume``.
+
+    Raises:
+        InputError: a setting differs from the run to resume; or data, plan and model do not fit each other.
+        NumericalError: see `pipelines.training.loop.train`.
+        Interrupted: the run was stopped; the same call continues it.
+    """
+    force = options.get("force", False)
+    check_corpora(config, corpora)
+    inputs: dict[str, Any] = dict(zip(roles("sequences", len(corpora)), corpora, strict=True))
+    inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
+    if config.plan:
+        check_needs(plan, config.plan, inputs)
+    if config.init:
+        inputs["init"] = model_input(config.init, store)
+    begun = None
+    if resume:
+        config, begun = resuming.resumed(stage, resume, allow_change, config, inputs, store)
+    recipe = recipe_of(stage, config, inputs)
+    partial = store.partial(stage.kind, recipe)
+    if int(os.environ.get("RANK", "0")) > 0:
+        follow(config, inputs, partial)
+        return None
+    announcement = Announcement(config)
+    build_it = functools.partial(build, announcement=announcement, from_scratch=force, begun=begun)
+    try:
+        result = run_stage(replace(stage, build=build_it), config, inputs, store=store, **options)
+    except Interrupted as error:
+        if force:
+            error.hint = "the same command without --force continues it"
+        raise
+    finally:
+        announcement.send(go=False)
+    store.forget_unfinished(stage.kind, recipe)
+    return result
+
+
+def build(
+    run: Run,
+    announcement: Announcement | None = None,
+    from_scratch: bool = False,
+    begun: tuple[Artifact, Path] | None = None,
+) -> None:
+    """Train, then write the model folder.  The caller holds the lock of the recipe, and so of its unfinished work.
+
+    Args:
+        announcement: what the other processes wait for.
+        from_scratch: drop the unfinished work of an earlier run.
+        begun: the checkpoint to start from, and the unfinished run that it belongs to.
+    """
+    from pipelines.training import model_card, model_folder
+    from pipelines.training.cluster import Cluster
+    from pipelines.training.preparation import Prepared
+
+    try:
+        cluster = Cluster(run.config.device, run.config.precision)
+    except BaseException:
+        if announcement:
+            announcement.sent = True  # the other processes fail in the same way
+        raise
+    prepared = Prepared.of(run.config, run.inputs)  # refuses bad inputs before anything is written
+    if from_scratch:
+        remove_tree(run.partial)
+    with machine_errors(f"cannot write to {run.partial}"):
+        run.partial.mkdir(parents=True, exist_ok=True)
+    if begun:
+        resuming.seed_partial(*begun, run.partial)
+    resuming.note(run.partial, run.config, run.inputs)
+    run.warn(*prepared.warnings(run.config, run.inputs))
+    if announcement:
+        announcement.send(go=True, cluster=cluster)
+    outcome = train(run.config, prepared, cluster, run.partial, run.progress)
+    model_folder.write_model(run, prepared, outcome)
+    card = model_card.card(run, prepared.plan, outcome, prepared.learner.folders())
+    run.out.write("README.md", card.encode())

@@ -1,0 +1,64 @@
+"""The tasks of ``guide finetune``: one file of this folder for each, which holds its row as ``TASK``.
+
+A new file here is a new task: the command line, its help, the checks, the model card and ``guide evaluate`` read the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import create_model
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.training.objective import Task
+from pipelines.training.rows import choice, families, fields, find_rows, owners
+
+TASKS: Mapping[str, Task] = find_rows(__name__, Path(__file__).parent, "TASK")
+"""Every task by its name."""
+
+OWNERS: Mapping[str, tuple[str, ...]] = owners(TASKS.values())
+"""For each setting that not all tasks have: the tasks that have it."""
+
+TaskConfig: Any = create_model(
+    "TaskConfig",
+    __base__=stage.Config,
+    task=choice(
+        "auto",
+        ("auto", *TASKS),
+        "What the model learns: "
+        + "; ".join(f"{t.name}, {t.learns}" for t in TASKS.values())
+        + ".  auto follows from the "
+        "dataset.",
+    ),
+    architecture=families(TASKS.values()),
+    **fields(group for row in TASKS.values() for group in row.settings),
+)
+"""The choice of a task and the settings of all tasks, as one flat configuration."""
+
+
+def task_for(name: str, counts: Mapping[str, Any], reference: str) -> Task:
+    """A task by name, or with ``auto`` the first one that fits a dataset.
+
+    Args:
+        counts: of the dataset, or of sequences made of it.
+
+    Raises:
+        InputError: the task cannot learn from this dataset, or no task can.
+    """
+    shape = counts.get("shape", "examples")
+    known = [task for task in TASKS.values() if task.shape == shape]
+    if name != "auto":
+        if TASKS[name] not in known:
+            possible = " or ".join(task.name for task in known)
+            raise InputError(
+                f"--task {name} learns from {TASKS[name].shape}, and {reference} has {shape}",
+                hint=f"--task {possible}" if known else "guide build-dataset makes datasets",
+            )
+        return TASKS[name]
+    found = next((task for task in known if task.fits(counts)), None)
+    if found is None:
+        raise InputError(f"{reference}: no task learns from such examples", hint="choose one with --task")
+    return found

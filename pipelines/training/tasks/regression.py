@@ -1,0 +1,47 @@
+"""The task ``regression``: one number for each text, or for each pair of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipelines.training.labels import are_numbers
+from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
+from pipelines.training.plan_checks import check_task_guides
+
+if TYPE_CHECKING:
+    from pipelines.training.learner import Given, Learner
+
+
+def _prepare(given: Given) -> Learner:
+    from pipelines.training.learners import classification
+
+    return classification.prepare(given, TASK, classification.Value)
+
+
+def _is_for(config: Any, data: Any) -> bool:
+    return data.counts.get("shape") == "examples" and classifies(config) and predicts_a_value(config)
+
+
+def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
+    from pipelines.training.learners.classification import Value
+    from pipelines.training.learners.task_scores import evaluate
+
+    evaluate(run, folder, model, handle, TASK, Value)
+
+
+TASK = Task(
+    name="regression",
+    learns="a number for each text or pair",
+    needs="",
+    families=("bert", "roberta", "electra", "modernbert"),
+    card=Card("text regressor", "text-classification", "AutoModelForSequenceClassification"),
+    prepare=_prepare,
+    check_plan=check_task_guides,
+    needs_mask_token=False,
+    examples=("guide finetune sts --init my-model --task regression --select spearman",),
+    evaluation=Evaluation("regression", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
+    columns=("text",),
+    shape="examples",
+    fits=are_numbers,
+    metrics=("pearson", "spearman"),
+)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from cli.options import Session, stage_command
+from cli.options import Session, announce, stage_command
+from cli.tables import folded
+from guidance.errors import GateFailed, InputError, did_you_mean
 from pipelines.engine.stage import Result
 from pipelines.stages import evaluate
+
+LOWER_IS_BETTER = ("loss", "perplexity", "nll", "pk", "windowdiff")
+"""The last words of metrics that are better when they are lower."""
 
 
 @stage_command(
@@ -19,9 +26,12 @@ from pipelines.stages import evaluate
         "guide evaluate reviews-model reviews",
         "guide evaluate reviews-model other-reviews --split valid --weights best",
         "guide evaluate ./some-classifier reviews",
+        "guide evaluate guided wiki-128 --split valid",
+        "guide evaluate ./bert-base wiki-128-of-bert --split valid --pseudo-perplexity 100",
         "guide evaluate de-en multi30k-pairs",
         "guide evaluate model/1f0c multi30k-pairs --split valid --weights best --beams 1",
         "guide evaluate de-en multi30k-pairs --masks multi30k-masks --json | jq .counts.metrics.bleu",
+        "guide evaluate guided wiki-128 --split valid --fail-under accuracy=0.3 --fail-over loss=4.5",
     ],
     next_command="guide show {}",
 )
@@ -35,15 +45,91 @@ def evaluate_command(
             help="A dataset of its task, or sequences that were made with its tokenizer.", show_default=False
         ),
     ],
+    fail_under: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Exit with 5 if this metric is lower or undefined (repeatable)."),
+    ] = None,
+    fail_over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="The same if it is higher: for losses, perplexities and what else is better when lower (repeatable).",
+        ),
+    ] = None,
 ) -> Result:
     """Measure how good a model is at its task.
+
+    The class of the model, and the data, decide what is measured.  Classifiers and other models of `guide finetune`: the
+    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, beside n-gram floors, which
+    a model that has learned anything beats.  BERT with next sentences: these too.  ELECTRA: precision and recall of the
+    discriminator, accuracy of its generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  Plans act as they
+    do at inference.  Any Hugging Face folder can be measured.
 
     Of a dataset the sequences are made with the tokenizer of the model, and the masks that its plan needs.  The metrics are
     printed and stored, and so is the prediction for every example.
     """
+    gates = [*parse_gates(fail_under, "--fail-under"), *parse_gates(fail_over, "--fail-over")]
     result = evaluate.run(model, data, config, **session.options())
     counts = result.artifact.counts
-    for name, value in counts["metrics"].items():
-        signature = counts["signatures"].get(name, "nats per token" if name == "nll" else "")
-        session.tell(f"{name} {value:.4f}" + (f"  ({signature})" if signature else ""))
+    for line in metric_lines(counts):
+        session.tell(line)
+    if failed := list(failures(gates, counts["metrics"])):
+        announce(session, result)
+        raise GateFailed("; ".join(failed))
     return result
+
+
+def metric_lines(counts: Mapping[str, Any]) -> list[str]:
+    """The metrics of an evaluation as the lines of a table, and its floors below them."""
+    rows = [
+        (name, _number(value), str(counts["signatures"].get(name, "nats per token" if name == "nll" else "")))
+        for name, value in counts["metrics"].items()
+    ]
+    rows += [
+        (f"floor: {name}", _number(value), "nats per masked token") for name, value in counts.get("floors", {}).items()
+    ]
+    return folded(("metric", "value", "how it is computed"), rows, None)
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4f}"
+
+
+def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, float]]:
+    """The flag, the metric and the limit of each ``NAME=VALUE``.
+
+    Raises:
+        InputError: it is written otherwise, or the metric is better when it is lower and the flag is not for that.
+    """
+    gates = []
+    for text in given or ():
+        name, _, value = text.partition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if not name or not math.isfinite(limit):
+            raise InputError(f"{flag} {text!r}: not NAME=VALUE", hint=f"for example: {flag} accuracy=0.6")
+        if flag == "--fail-under" and name.endswith(LOWER_IS_BETTER):
+            raise InputError(f"{flag} {text}: {name} is better when it is lower", hint=f"--fail-over {text}")
+        gates.append((flag, name, limit))
+    return gates
+
+
+def failures(gates: Sequence[tuple[str, str, float]], metrics: Mapping[str, float | None]) -> Iterator[str]:
+    """What to say of each limit that was not met.
+
+    Raises:
+        InputError: there is no such metric.
+    """
+    for flag, name, limit in gates:
+        if name not in metrics:
+            raise InputError(
+                f"{flag} {name}: this evaluation has no such metric{did_you_mean(name, metrics)}",
+                hint=f"known: {', '.join(metrics)}",
+            )
+        value = metrics[name]
+        if value is None:
+            yield f"{name} is undefined, and {flag} {name}={limit:g} was asked for"
+        elif value < limit if flag == "--fail-under" else value > limit:
+            yield f"{name} is {value:.6g}, {'under' if flag == '--fail-under' else 'over'} {limit:g}"

@@ -1,15 +1,16 @@
 """Stage ``evaluate``: how good a trained model is at its task.
 
-Reads model@1, sequences@1 and the corpus of these sequences.  Writes evaluation@1: ``metrics.json`` and
-``predictions.parquet`` (one row for each example, in the order of the sequences).  The first objective whose ``evaluation``
-is for the model measures it.
+Reads model@1, sequences@1, and where the evaluation needs it the corpus of these sequences, or their n-gram floors.  Writes
+evaluation@1: ``metrics.json`` and ``predictions.parquet`` (one row for each example, in the order of the sequences).  The
+first objective whose ``evaluation`` is for the model measures it.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -17,6 +18,7 @@ from guidance.errors import InputError
 from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig
@@ -48,6 +50,19 @@ class SharedConfig(stage.Config):
 class Config(EvaluationConfig, SharedConfig):
     """Settings of an evaluation; those of a single task are in the row of its objective."""
 
+    if TYPE_CHECKING:
+        floors: bool = True
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; what was added to the first ones counts where it is not the default."""
+        fields = type(self).model_fields
+        found = super().recipe()
+        return {name: value for name, value in found.items() if name in _FIRST or value != fields[name].default}
+
+
+_FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", "bleu_tokenizer"}
+"""Settings that stand in all recipes, because recipes have always had them."""
+
 
 def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Evaluate a model on a split of some sequences, or of a dataset.
@@ -70,16 +85,20 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
         else:
             sequences = store.load(data, kind="sequences")
         stack.enter_context(sequences)
-        inputs |= {
-            "sequences": sequences,
-            "corpus": stack.enter_context(store.load_input(sequences, "corpus")),
-            **load_inputs(config, [sequences], store),
-        }
-        evaluation_of(folder_of(inputs["model"]), sequences)
-        if not sequences.files.get(f"{config.split}.parquet", {}).get("rows"):
+        evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
+        inputs["sequences"] = sequences
+        if evaluation.needs_corpus:
+            inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
+        inputs |= load_inputs(config, [sequences], store)
+        if not _rows(sequences, config.split):
             splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
             hint = f"--split {' or '.join(splits)}"
             raise InputError(f"{sequences.reference} has no sequences in {config.split!r}", hint=hint)
+        if evaluation.floors and config.floors:
+            if _rows(sequences, "train"):
+                inputs["floors"] = _floors(evaluation, config, inputs, store, options)
+            else:
+                log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 
@@ -102,16 +121,33 @@ def _sequences_of(
     return made, config
 
 
+def _rows(data: Artifact, split: str) -> int:
+    """How many sequences a split has."""
+    return int(data.files.get(f"{split}.parquet", {}).get("rows") or 0)
+
+
+def _floors(evaluation: Evaluation, config: Any, inputs: Mapping[str, Any], store: Store, options: Options) -> Artifact:
+    """The n-gram floors of the tokens that will be predicted."""
+    from pipelines.stages import floors
+    from pipelines.training.learners.masked_scores import probability
+
+    settings = floors.Config(
+        split=config.split,
+        layout=evaluation.floors,
+        seed=config.mask_seed,
+        mask_probability=probability(config, inputs["model"]),
+        limit=config.limit,
+    )
+    wait, progress = options.get("wait", True), options.get("progress")
+    return floors.run(inputs["sequences"].reference, settings, store=store, wait=wait, progress=progress).artifact
+
+
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    from transformers.utils import logging as transformers_logging
-
     from guidance.checkpoint import CONFIG_FILE, find_plan
     from guidance.plan import Plan
-    from pipelines.training.cluster import Cluster
+    from pipelines.training.opening import open_trained
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     given = run.inputs["model"]
     folder = folder_of(given)
     if run.config.weights == "best":
@@ -120,25 +156,8 @@ def build(run: Run) -> None:
         folder = folder / "best"
     evaluation = evaluation_of(folder, run.inputs["sequences"])
     check_needs(find_plan(folder) or Plan(), str(folder), run.inputs, training=False)
-    model, handle = _open(folder, evaluation.auto_class, read_tables(run.inputs))
-    model.to(Cluster(run.config.device, "fp32").device)
+    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device, evaluation.auto_class)
     evaluation.run(run, folder, model, handle)
-
-
-def _open(folder: Path, auto_class: str | None, tables: dict[str, Any]) -> tuple[Any, Any]:
-    """A model with its plan installed, and the handle; an ordinary model gets an empty plan."""
-    import transformers
-
-    from guidance.checkpoint import find_plan, load, load_model
-    from guidance.checkpoint.opening import read_tokenizer
-    from guidance.installation import install
-    from guidance.plan import Plan
-
-    opened_by = getattr(transformers, auto_class) if auto_class else None
-    if find_plan(folder) is not None:
-        return load(folder, opened_by, tables=tables)
-    model = load_model(folder, opened_by)
-    return model.eval(), install(model, Plan(), read_tokenizer(folder))
 
 
 def evaluation_of(folder: Path, data: Artifact) -> Evaluation:

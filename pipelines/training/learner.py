@@ -98,6 +98,7 @@ class Given:
         tables: what patterns and head rules look up apart from token features, by name.
         init: the model to start from: an artifact, or files of a folder.
         corpora: all artifacts with training sequences; empty means ``sequences`` alone.
+        handles: of models that are only evaluated and have their plans already, by their folder: ``""``, ``generator/``.
     """
 
     config: Any
@@ -109,6 +110,7 @@ class Given:
     tables: Mapping[str, Any] = field(default_factory=dict)
     init: Any = None
     corpora: tuple[Artifact, ...] = ()
+    handles: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path | None:

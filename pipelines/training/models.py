@@ -85,6 +85,13 @@ def read_tokenizer(sequences: Artifact, folder: str = "tokenizer", *, masked: bo
     return wrapped
 
 
+def masker_of(tokenizer: Any, probability: float) -> Any:
+    """What masks the tokens of a tokenizer; see `guidance.objectives.masked_lm.Masker`."""
+    from guidance.objectives.masked_lm import Masker
+
+    return Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
+
+
 def check_finite(folder: Path) -> None:
     """Raises InputError when a tensor in the safetensors of a model folder is not finite; names the first one."""
     import safetensors
@@ -131,7 +138,7 @@ def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -
         folder = folder_of(init)
         model = load_model(folder, auto_class, plan, **fields)
         check_finite(folder)
-        _check_init(model, folder, tokenizer)
+        check_model(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")
         return model
@@ -200,7 +207,8 @@ def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) ->
         )
 
 
-def _check_init(model: Any, folder: Path, tokenizer: Any) -> None:
+def check_model(model: Any, folder: Path, tokenizer: Any) -> None:
+    """Raises InputError when a model does not read the token ids of these sequences."""
     found = model.config
     if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
         raise InputError(

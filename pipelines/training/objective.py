@@ -46,6 +46,9 @@ class Evaluation:
         run: measures it, given the `Run`, the model folder, the model and its handle.
         settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
         auto_class: the class of transformers that opens the model; by default the one that was saved.
+        needs_corpus: whether it reads the text of the sequences, so that their corpus must still be in the store.
+        floors: how the sequences are laid out for the n-gram floors beside its metrics, a ``layout`` of
+            `pipelines.stages.floors`; empty if there are none.
     """
 
     task: str
@@ -53,6 +56,8 @@ class Evaluation:
     run: Callable[..., None]
     settings: tuple[type[Config], ...] = ()
     auto_class: str | None = None
+    needs_corpus: bool = True
+    floors: str = ""
 
 
 def has_head(config: Any, name: str) -> bool:

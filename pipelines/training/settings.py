@@ -26,3 +26,28 @@ class Filling(Config):
     generator_size: float = Field(
         1 / 3, gt=0, le=1, description="Width of a transformer generator as a fraction of the model's; it is as deep."
     )
+
+
+class MaskedEvaluation(Config):
+    """For evaluations that mask tokens."""
+
+    mask_seed: int = Field(
+        0, ge=0, lt=2**63, description="Which tokens are masked depends on it and on the sequence alone."
+    )
+    mask_probability: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of tokens that are masked; by default as in the training of the model, or 0.15.",
+    )
+
+
+class WordEvaluation(Config):
+    """For evaluations of predicted words."""
+
+    floors: bool = Field(
+        True, description="Also say how well n-grams, counted in the training split, predict the same tokens."
+    )
+    pseudo_perplexity: int = Field(
+        0, ge=0, description="Also mask every token alone, in so many sequences (Salazar et al. 2020)."
+    )

@@ -147,7 +147,10 @@ class Generator:
         """
         self.network, self.mask_id, self.inputs = network, masker.mask_id, inputs
         plan, folder = given.plan.for_part("generator"), given.folder and given.folder / GENERATOR_FOLDER
-        self.guided = Guided(network, plan, given.tokenizer, given.tables, prefix=GENERATOR_FOLDER, folder=folder)
+        handle = given.handles.get(GENERATOR_FOLDER)
+        self.guided = Guided(
+            network, plan, given.tokenizer, given.tables, prefix=GENERATOR_FOLDER, folder=folder, handle=handle
+        )
         self.ordinary_W = torch.from_numpy(masker.ordinary)
 
     def counts(self, batch: FilledBatch) -> dict[str, float]:

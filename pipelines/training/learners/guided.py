@@ -64,14 +64,18 @@ class Guided:
         decoder_tokenizer: Any = None,
         folder: Path | None = None,
         judged: Sequence[str] = ("tokens", "sentence"),
+        handle: Any = None,
     ) -> None:
         """
         Args:
             folder: of the model to start from; weights that its plan learned there are taken over.
             judged: the outputs that an attack is judged by.
+            handle: of a model that is only evaluated, and has its plan already.
         """
-        self.handle = install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
-        if folder is not None and not take_over(self.handle, folder):
+        if handle is not None:
+            plan = handle.plan
+        self.handle = handle or install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
+        if handle is None and folder is not None and not take_over(self.handle, folder):
             log.warning(
                 "%s: not used, because the plan adds other modules than the plan of this model",
                 folder / EXTRA_FILE,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.objectives.masked_lm import IGNORED, Masker, masked_lm_loss
+from guidance.objectives.masked_lm import IGNORED, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
 from guidance.statistics.roles import COLUMNS
@@ -20,7 +20,7 @@ from pipelines.training.learner import Given, ModelFolder
 from pipelines.training.learners.generator import Generator, Pair, build_generator
 from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
-from pipelines.training.models import build_model, check_lengths
+from pipelines.training.models import build_model, check_lengths, masker_of
 from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import GENERATOR_FOLDER, generator_kind
 
@@ -43,11 +43,11 @@ class MaskedLM(GuidedLearner):
 
     def __init__(self, given: Given, model: Any) -> None:
         tokenizer = given.tokenizer
-        super().__init__(model, Guided(model, given.plan, tokenizer, given.tables, folder=given.folder), given)
+        guided = Guided(model, given.plan, tokenizer, given.tables, folder=given.folder, handle=given.handles.get(""))
+        super().__init__(model, guided, given)
         self.splits, self.seed = {"train": given.train, "valid": given.valid}, given.config.seed
         self.pad_id = tokenizer.pad_token_id
-        probability = given.config.mask_probability
-        self.masker = Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
+        self.masker = masker_of(tokenizer, given.config.mask_probability)
         self.lengths = given.train.lengths
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:

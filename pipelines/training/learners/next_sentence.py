@@ -32,8 +32,9 @@ def prepare(given: Given, objective: Objective) -> NextSentence:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     data = given.sequences
     splits: dict[str, Any] = {}
-    splits["train"], sizes = _documents(given, "train")
-    splits["valid"], _ = _documents(given, "valid")
+    corpora = given.corpora or (data,)
+    splits["train"], sizes = read_documents(corpora, "train", given.tokenizer, given.max_length)
+    splits["valid"], _ = read_documents(corpora, "valid", given.tokenizer, given.max_length)
     if not splits["train"].has_pair.any():
         raise InputError(
             f"{data.reference}: its training text gives no pair of texts from different documents",
@@ -45,16 +46,19 @@ def prepare(given: Given, objective: Objective) -> NextSentence:
     return NextSentence(dataclasses.replace(given, **splits), model, sizes)
 
 
-def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
+def read_documents(corpora: Sequence[Artifact], split: str, tokenizer: Any, length: int) -> tuple[Documents, list[int]]:
     """The text of a split, unpacked from its sequences, without special tokens; and how many examples each artifact gives.
+
+    Args:
+        length: the greatest length of an example, in tokens.
 
     Raises:
         ArtifactDamaged: the columns ``document`` and ``sentence`` are missing, not in order, or not one value for a token.
     """
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     before = 0
-    for artifact in given.corpora or (given.sequences,):
-        packed = Examples.read(artifact, split, len(given.tokenizer))
+    for artifact in corpora:
+        packed = Examples.read(artifact, split, len(tokenizer))
         document, sentence = (_place(artifact, split, column, packed.lengths) for column in ("document", "sentence"))
         is_text = document >= 0
         document = document[is_text].astype(np.int64) + before
@@ -63,7 +67,7 @@ def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
         before = int(document[-1]) + 1 if len(document) else before
         parts.append((packed.ids[is_text], document, sentence[is_text]))
     ids, documents, sentences = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    most = given.max_length - SPECIAL
+    most = length - SPECIAL
     sizes = [len(part) for part, _, _ in parts]
     found = Documents.of(ids, documents, sentences, most, sizes)
     if alone := len(found) - int(found.has_pair.sum()):
@@ -74,6 +78,11 @@ def _documents(given: Given, split: str) -> tuple[Documents, list[int]]:
     if found.cut:
         log.info("%s: %s sentences are longer than an example (%s tokens) and are cut", split, found.cut, most)
     return found, np.diff(np.searchsorted(found.starts[found.stretches], np.cumsum(sizes)), prepend=0).tolist()
+
+
+def spread(number: int, kept: int) -> np.ndarray:
+    """``kept`` of ``number`` examples, at equal distances."""
+    return np.arange(kept) * number // max(kept, 1)
 
 
 def _place(artifact: Artifact, split: str, column: str, expected: np.ndarray) -> np.ndarray:
@@ -132,7 +141,7 @@ class NextSentence(MaskedLM):
     def __init__(self, given: Given, model: Any, sizes: Sequence[int]) -> None:
         super().__init__(given, model)
         self.sizes = sizes
-        self.validation = np.arange(self.num_valid) * len(given.valid) // max(self.num_valid, 1)
+        self.validation = spread(len(given.valid), self.num_valid)
         self.begin_id, self.separator_id = given.tokenizer.cls_token_id, given.tokenizer.sep_token_id
         self.has_segments = "segment" in given.plan.needs()
 

@@ -31,6 +31,7 @@ from pipelines.training.learners.translation import (
     tensors,
     tokenizer_of_targets,
 )
+from pipelines.training.metrics_files import write_metrics
 from pipelines.training.models import read_tokenizer
 from pipelines.training.plan_inputs import features
 
@@ -89,7 +90,7 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     with run.out.parquet("predictions.parquet", schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
     scores, signatures = translation_scores(hypotheses, columns["reference"], config.bleu_tokenizer)
-    _write_metrics(run, "translation", {"nll": nll, **scores}, signatures, {"examples": number, "tokens": int(tokens)})
+    write_metrics(run, "translation", {"nll": nll, **scores}, signatures, {"examples": number, "tokens": int(tokens)})
 
 
 def prediction_schema() -> Any:
@@ -112,14 +113,6 @@ def translation_scores(
     metrics = {"bleu": BLEU(tokenize=tokenizer), "chrf": CHRF()}
     scores = {name: float(metric.corpus_score(hypotheses, [references]).score) for name, metric in metrics.items()}
     return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}
-
-
-def _write_metrics(
-    run: Run, task: str, metrics: dict[str, float], signatures: dict[str, str], counts: dict[str, int]
-) -> None:
-    about = {"schema": 1, "task": task, "split": run.config.split}
-    run.out.write_json("metrics.json", {**about, "metrics": metrics, "signatures": signatures, "counts": counts})
-    run.out.counts |= {**counts, "task": task, "metrics": metrics, "signatures": signatures}
 
 
 def _documents(data: Artifact, split: str) -> np.ndarray:

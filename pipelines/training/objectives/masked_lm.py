@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.objective import Card, Objective
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
-from pipelines.training.settings import Filling, Masking
+from pipelines.training.settings import Filling, MaskedEvaluation, Masking, WordEvaluation
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -21,6 +21,12 @@ def _prepare(given: Given) -> Learner:
     from pipelines.training.learners import masked_lm
 
     return masked_lm.prepare(given, OBJECTIVE)
+
+
+def _evaluate(*given: Any) -> None:
+    from pipelines.training.learners.masked_scores import evaluate_words
+
+    evaluate_words(*given)
 
 
 OBJECTIVE = Objective(
@@ -39,5 +45,13 @@ OBJECTIVE = Objective(
         "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
         "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --batch-size 128 --steps 20000   # batch and steps of paper D",
         "guide pretrain wiki-128 --plan preset:random-mask-scheduled --masking-run an-asa-run --size small",
+    ),
+    evaluation=Evaluation(
+        "masked-lm",
+        lambda config, data: has_head(config, "ForMaskedLM"),
+        _evaluate,
+        (MaskedEvaluation, WordEvaluation),
+        needs_corpus=False,
+        floors="sequences",
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.objective import Card, Objective
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import refuse_guides
-from pipelines.training.settings import Masking
+from pipelines.training.settings import MaskedEvaluation, Masking, WordEvaluation
 
 if TYPE_CHECKING:
     from guidance.plan import Guide, Plan
@@ -37,6 +37,12 @@ def _prepare(given: Given) -> Learner:
     return next_sentence.prepare(given, OBJECTIVE)
 
 
+def _evaluate(*given: Any) -> None:
+    from pipelines.training.learners.masked_scores import evaluate_pairs
+
+    evaluate_pairs(*given)
+
+
 OBJECTIVE = Objective(
     name="mlm+nsp",
     learns="masked words and whether two texts follow each other",
@@ -48,4 +54,12 @@ OBJECTIVE = Objective(
     check_plan=_check_plan,
     settings=(Masking,),
     examples=("guide pretrain wiki-128 --objective mlm+nsp --epochs 40",),
+    evaluation=Evaluation(
+        "masked-lm-nsp",
+        lambda config, data: has_head(config, "BertForPreTraining"),
+        _evaluate,
+        (MaskedEvaluation, WordEvaluation),
+        needs_corpus=False,
+        floors="pairs",
+    ),
 )

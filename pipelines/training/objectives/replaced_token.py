@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pipelines.engine.stage import Config
-from pipelines.training.objective import Card, Objective
+from pipelines.training.objective import Card, Evaluation, Objective, has_head
 from pipelines.training.plan_checks import GENERATOR_CARD, check_generator_guides
-from pipelines.training.settings import Filling, Masking
+from pipelines.training.settings import Filling, MaskedEvaluation, Masking
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -36,6 +36,12 @@ def _prepare(given: Given) -> Learner:
     return replaced_token.prepare(given, OBJECTIVE)
 
 
+def _evaluate(*given: Any) -> None:
+    from pipelines.training.learners.masked_scores import evaluate_discriminator
+
+    evaluate_discriminator(*given)
+
+
 OBJECTIVE = Objective(
     name="electra",
     learns="which words a generator replaced",
@@ -48,5 +54,12 @@ OBJECTIVE = Objective(
     examples=(
         "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",
         "guide pretrain wiki-128 --objective electra --generator unigram --plan preset:ag --size base",
+    ),
+    evaluation=Evaluation(
+        "replaced-tokens",
+        lambda config, data: has_head(config, "ElectraForPreTraining"),
+        _evaluate,
+        (MaskedEvaluation,),
+        needs_corpus=False,
     ),
 )

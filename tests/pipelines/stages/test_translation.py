@@ -405,13 +405,6 @@ def test_a_tokenizer_without_mask_translates(store: Store, tmp_path: Path) -> No
         trainings.train(store, rows)
 
 
-def test_other_tasks_are_refused_by_name(data: tuple[Store, Artifact, Artifact]) -> None:
-    model = trainings.train(data[0]).artifact
-    for split in ("test", "valid", "train"):  # whether or not there is such a split
-        with pytest.raises(InputError, match=r"a roberta model; `guide evaluate` only measures .*translation"):
-            evaluate.run(model.reference, data[1].reference, evaluate.Config(split=split), store=data[0])
-
-
 def test_role_masks_of_the_encoder_are_needed_and_used_in_evaluation(
     data: tuple[Store, Artifact, Artifact], tmp_path: Path
 ) -> None:

@@ -1,0 +1,188 @@
+"""n-gram floors: how well counts of neighbours predict the masked tokens of a corpus, which a masked language model that has
+learned anything must beat.
+
+A floor is a chain of estimates.  The first is the uniform distribution over the ordinary ids.  Each further one mixes the
+relative frequency of a token after its context c into the estimate before it:
+
+    p'(w) = a(c) * n(c, w) / n(c) + (1 - a(c)) * p(w)
+
+The weight a depends on n(c) alone, by its power of two: contexts seen 1, 2 to 3, 4 to 7, … times have one weight each.  It is
+fitted to held-out text, one estimate after the other.  A context that was never seen changes nothing.
+
+Source: Jelinek & Mercer 1980 (interpolation fitted to held-out text); Chen & Goodman 1998, section 2.3 (one weight for
+contexts of similar counts).  Which contexts a floor has is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+FLOORS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "unigram": ((),),
+    "previous": ((), (-1,)),
+    "neighbours": ((), (-1,), (1,), (-1, 1)),
+    "ngrams": ((), (-1,), (1,), (-1, 1), (-2, -1), (1, 2), (-1, 1, -2), (-1, 1, 2), (-1, 1, -2, 2)),
+}
+"""For each floor the contexts of its chain, in order: the places of their tokens relative to the predicted one."""
+
+REACH = 2
+"""The farthest place of a context."""
+
+_DENSE = 1 << 24
+"""Up to so many possible keys are looked up in a table, more in a sorted list."""
+
+_HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of a text, whose tokens are to be counted or predicted.
+
+    Attributes:
+        seen: int64, the ids that a model sees, with `REACH` times the id ``vocab_size`` around each sequence.
+        words: int64 of the same shape, the ids to count or predict.
+        at: int64_N, the places.
+    """
+
+    seen: Ints
+    words: Ints
+    at: Ints
+
+    @classmethod
+    def of(
+        cls, seen: NDArray[np.generic], words: NDArray[np.generic], bounds: Ints, chosen: NDArray[np.bool_], edge: int
+    ) -> Places:
+        """The chosen places of some sequences.
+
+        Args:
+            seen, words: all sequences, concatenated.
+            bounds: where each sequence starts, and the end of the last.
+            chosen: which tokens are places, one value for each.
+            edge: an id that no token has, for what is outside of a sequence.
+        """
+        rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        shifted = np.arange(len(seen)) + REACH * (rows + 1)
+        wide_seen, wide_words = (np.full(len(seen) + REACH * len(bounds), edge, np.int64) for _ in range(2))
+        wide_seen[shifted], wide_words[shifted] = seen, words
+        return cls(wide_seen, wide_words, shifted[chosen])
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def column(self, offset: int, at: Ints) -> Ints:
+        """The token at an offset from some places: what the model sees there, or the word itself at 0."""
+        return self.seen[at + offset] if offset else self.words[at]
+
+
+def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
+    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`.
+
+    Args:
+        counted: every ordinary token of the training text, unmasked.
+        held: which of them belong to the part on which weights are fitted; their counts are left out while fitting.
+        fitted: masked places of that part.
+        read: masked places of the text to predict; their contexts are those of the masked text.
+        num_words: how many ids a word can have.
+
+    Raises:
+        ValueError: there is no place to predict.
+
+    Example:
+        Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
+    """
+    if not len(read):
+        raise ValueError("no place to predict")
+    others = Places(counted.seen, counted.words, counted.at[~held])
+    chains: dict[tuple[int, ...], tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] = {}
+    found = {}
+    for name, contexts in FLOORS.items():
+        before, estimate = (np.full(len(places), 1 / num_words) for places in (fitted, read))
+        for context in contexts:
+            if context not in chains:
+                chains[context] = count(others, fitted, context), count(counted, read, context)
+            (seen_fitted, with_fitted), (seen, with_word) = chains[context]
+            weights = fit_weights(_frequency(seen_fitted, with_fitted), before, level(seen_fitted))
+            before = _mix(weights, seen_fitted, with_fitted, before)
+            estimate = _mix(weights, seen, with_word, estimate)
+        found[name] = float(-np.log(estimate).mean())
+    return found
+
+
+def count(counted: Places, asked: Places, context: Sequence[int]) -> tuple[Ints, Ints]:
+    """How often the context of each asked place was counted, n(c), and how often with the word there, n(c, w): int64_N each.
+
+    Args:
+        context: the offsets of its tokens, in the order in which the counted places are narrowed down.
+    """
+    at, here, there = counted.at, np.zeros(len(counted), np.int64), np.zeros(len(asked), np.int64)
+    for offset in context:
+        at, here, there = _narrow(counted, at, here, asked, there, offset)
+    seen = np.bincount(here, minlength=int(there.max(initial=0)) + 1)[there]
+    at, here, there = _narrow(counted, at, here, asked, there, 0)
+    return seen, np.bincount(here, minlength=int(there.max(initial=0)) + 1)[there]
+
+
+def _narrow(counted: Places, at: Ints, here: Ints, asked: Places, there: Ints, offset: int) -> tuple[Ints, Ints, Ints]:
+    """Keep the counted places that agree with an asked one in one more token.
+
+    Args:
+        here, there: of each counted and of each asked place, the number of what was compared so far.
+
+    Returns:
+        The places that are kept, and the new numbers of counted and of asked places.
+    """
+    ids, theirs = counted.column(offset, at), asked.column(offset, asked.at)
+    base = int(max(ids.max(initial=0), theirs.max(initial=0))) + 1
+    keys, numbers = np.unique(there * base + theirs, return_inverse=True)
+    wanted, size = here * base + ids, (int(there.max(initial=0)) + 1) * base
+    if size <= _DENSE:
+        table = np.full(size, -1, np.int64)
+        table[keys] = np.arange(len(keys))
+        place = table[wanted]
+        kept = place >= 0
+    else:
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        kept = keys[place] == wanted
+    return at[kept], place[kept], numbers
+
+
+def level(seen: Ints) -> Ints:
+    """The power of two below a count, from 0 for 1; 0 for a count of 0, where it means nothing."""
+    return np.frexp(np.maximum(seen, 1))[1].astype(np.int64) - 1
+
+
+def fit_weights(frequency: Floats, before: Floats, levels: Ints, most: int = 64) -> Floats:
+    """For each level of counts the weight a in (0, 1) of the more specific estimate that makes held-out words most likely.
+
+    Two more words, one that only the specific estimate knows and one that only the other knows, keep weights away from 0 and
+    1; a level without words gets 1/2.
+
+    Args:
+        frequency: n(c, w) / n(c) of each word; NaN where its context was not counted.
+        before: p(w), above 0.
+    """
+    known = ~np.isnan(frequency)
+    specific, general, levels = frequency[known], before[known], levels[known]
+    low, high = np.zeros(most), np.ones(most)
+    for _ in range(_HALVINGS):
+        weight = (low + high) / 2
+        slope = (specific - general) / (weight[levels] * (specific - general) + general)
+        rises = 1 / weight - 1 / (1 - weight) + np.bincount(levels, slope, most) > 0
+        low, high = np.where(rises, weight, low), np.where(rises, high, weight)
+    return (low + high) / 2
+
+
+def _frequency(seen: Ints, with_word: Ints) -> Floats:
+    return np.where(seen > 0, with_word / np.maximum(seen, 1), np.nan)
+
+
+def _mix(weights: Floats, seen: Ints, with_word: Ints, before: Floats) -> Floats:
+    weight = np.where(seen > 0, weights[level(seen)], 0.0)
+    return weight * (with_word / np.maximum(seen, 1)) + (1 - weight) * before

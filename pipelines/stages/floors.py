@@ -1,0 +1,64 @@
+"""Stage ``floors``: how well n-grams predict the masked tokens of sequences, which a trained model must beat.
+
+Reads sequences@1.  Writes floors@1: ``floors.json``.  No command runs it alone: `guide evaluate` does, once for all models
+that are measured on the same tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.storage.store import Store
+
+__all__ = ["STAGE", "Config", "run"]
+
+
+class Config(stage.Config):
+    """Which tokens are predicted."""
+
+    split: Literal["train", "valid", "test"] = Field("valid", description="Which split of the sequences.")
+    layout: Literal["sequences", "pairs"] = Field(
+        "sequences", description="Sequences as they are, or the pairs of texts of next-sentence prediction."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masking.")
+    mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
+    limit: int = Field(0, ge=0, description="At most so many sequences; 0 for all.")
+
+
+def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Compute the floors of some sequences, unless they are in the store.
+
+    Raises:
+        InputError: there is no such artifact, no training text to count, or no masked token to predict.
+    """
+    with store.load(sequences, kind="sequences") as data:
+        return run_stage(STAGE, config, {"sequences": data}, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    from pipelines.statistics.floors import floors_of, masked_rows
+    from pipelines.training.batches import Examples
+    from pipelines.training.models import masker_of, read_tokenizer
+
+    data, config = run.inputs["sequences"], run.config
+    tokenizer = read_tokenizer(data)
+    masker = masker_of(tokenizer, config.mask_probability)
+    train = Examples.read(data, "train", len(tokenizer))
+    masked = masked_rows(data, tokenizer, masker, config)
+    with run.progress.task("floors"):
+        found = floors_of(train, masked, masker, seed=config.seed)
+    if found is None:
+        raise InputError(
+            f"{data.reference}: no training text to count, or no masked token in {config.split!r} to predict"
+        )
+    run.out.write_json("floors.json", {"schema": 1, **vars(found)})
+    run.out.counts |= vars(found)
+
+
+STAGE = Stage("floors", "floors", 1, Config, build)

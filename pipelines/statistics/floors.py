@@ -1,0 +1,97 @@
+"""Reads the n-gram floors of sequences; `guidance.statistics.ngrams` has the mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from guidance.objectives.masked_lm import IGNORED, Masker
+from guidance.statistics.ngrams import Places, floors
+from pipelines.storage.artifacts import Artifact
+
+STRETCHES = 100
+"""The training text is cut into so many stretches of sequences; every tenth is held out to fit weights."""
+
+FIT_EPOCH = 2**62 + 1
+"""The epoch number for masking the held-out stretches: no epoch of training or validation."""
+
+
+@dataclass(frozen=True)
+class Floors:
+    """The n-gram floors of a masked corpus.
+
+    Attributes:
+        nats: each floor of `guidance.statistics.ngrams.FLOORS`, in nats per predicted token.
+        counted: tokens of training text that were counted; ``predicted``: masked tokens that were predicted.
+    """
+
+    nats: dict[str, float]
+    counted: int
+    predicted: int
+
+
+def held_out(number: int) -> np.ndarray:
+    """Which of the training sequences are held out to fit weights: every tenth stretch, or of few sequences the last."""
+    stretch = np.arange(number) // max(1, number // STRETCHES)
+    held = stretch % 10 == 9
+    return held if held.any() else np.arange(number) == number - 1
+
+
+def floors_of(
+    train: Any, masked: Iterable[tuple[np.ndarray, np.ndarray]], masker: Masker, *, seed: int = 0
+) -> Floors | None:
+    """The floors of masked sequences, with the counts of training sequences; None where there is nothing to count or predict.
+
+    Args:
+        train: the `pipelines.training.batches.Examples` of the training split.
+        masked: of each sequence to predict, the ids after masking and the labels, as `Masker` gives them.
+        masker: masks the held-out tenth, as the sequences to predict were masked.
+        seed: of that masking.
+    """
+    edge = masker.vocab_size
+    ordinary = np.zeros(edge + 1, bool)
+    ordinary[masker.ordinary] = True
+    counted = Places.of(train.ids, train.ids, train.bounds, ordinary[train.ids], edge)
+    read = _predicted(masked, edge)
+    if not len(counted) or not len(read):
+        return None
+    rows = held_out(len(train))
+    is_held = np.repeat(rows, train.lengths)[ordinary[train.ids]]
+    again = (masker(train[i], seed=seed, epoch=FIT_EPOCH, example=int(i)) for i in np.flatnonzero(rows))
+    nats = floors(counted, is_held, _predicted(again, edge), read, len(masker.ordinary))
+    return Floors(nats, len(counted), len(read))
+
+
+def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The masked sequences of a split, or its pairs of texts, as a validation masks them.
+
+    Args:
+        config: the `pipelines.stages.floors.Config`.
+    """
+    from pipelines.training.batches import Examples
+    from pipelines.training.learners.guided import VALID_EPOCH
+    from pipelines.training.learners.next_sentence import read_documents, spread
+
+    if config.layout == "sequences":
+        rows = Examples.read(data, config.split, len(tokenizer))
+        for i in range(min(len(rows), config.limit or len(rows))):
+            yield masker(rows[i], seed=config.seed, epoch=VALID_EPOCH, example=i)
+        return
+    length = int(data.manifest["config"]["max_length"])
+    documents, _ = read_documents((data,), config.split, tokenizer, length)
+    for i in spread(len(documents), min(len(documents), config.limit or len(documents))).tolist():
+        pair = documents.pair(i, seed=config.seed, epoch=VALID_EPOCH)
+        ids = documents.lay_out(pair, tokenizer.cls_token_id, tokenizer.sep_token_id).ids
+        yield masker(ids, seed=config.seed, epoch=VALID_EPOCH, example=i)
+
+
+def _predicted(masked: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
+    """The predicted places of masked sequences."""
+    empty = np.zeros(0, np.int64)
+    rows = list(masked)
+    seen, labels = (np.concatenate([empty, *(row[side] for row in rows)]) for side in (0, 1))
+    bounds = np.cumsum([0, *(len(row) for row, _ in rows)])
+    return Places.of(seen, labels, bounds, labels != IGNORED, edge)

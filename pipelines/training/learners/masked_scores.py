@@ -1,0 +1,370 @@
+"""How ``guide evaluate`` measures models that predict masked words: masked language models, also with next sentences, and
+discriminators of replaced tokens.
+
+Which tokens are masked depends on the seed and the number of the sequence alone, and is what validation masks in a training
+with the same seed.  So the loss of a model on the first sequences of the validation split is that of its last validation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from guidance.errors import InputError, NumericalError
+from guidance.installation import Handle
+from guidance.objectives.masked_lm import IGNORED
+from guidance.objectives.next_sentence import FOREIGN
+from guidance.objectives.selection import logits_at
+from guidance.statistics.roles import COLUMNS
+from pipelines.engine.stage import Run
+from pipelines.storage.artifacts import Artifact
+from pipelines.training.batches import Examples, pad
+from pipelines.training.learner import Given
+from pipelines.training.learners.guided import VALID_EPOCH, Inputs
+from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
+from pipelines.training.learners.next_sentence import NextSentence, read_documents
+from pipelines.training.learners.replaced_token import ReplacedToken
+from pipelines.training.metrics_files import write_metrics
+from pipelines.training.models import check_lengths, check_model, read_tokenizer
+from pipelines.training.opening import open_trained
+from pipelines.training.plan_checks import GENERATOR_FOLDER
+from pipelines.training.plan_inputs import features
+
+DEFAULT_PROBABILITY = 0.15
+
+UNITS = {
+    "sequence": (pa.int32(), "row of the split; with next sentences, number of the example"),
+    "masked": (pa.int32(), "masked tokens"),
+    "correct": (pa.int32(), "masked tokens that the model predicts"),
+    "nll": (
+        pa.float64(),
+        "negative log-likelihood of the masked tokens, or of the classes of all tokens: a sum in nats",
+    ),
+    "follows": (pa.bool_(), "whether the second text follows the first; null without a second text"),
+    "follows_score": (pa.float32(), "probability that the model gives to that"),
+    "tokens": (pa.int32(), "tokens, all of which are judged"),
+    "replaced": (pa.int32(), "tokens that the generator replaced"),
+    "found": (pa.int32(), "tokens that the model takes for replaced ones"),
+    "right": (pa.int32(), "tokens of both kinds"),
+}
+"""The columns of predictions, each with its type and its unit."""
+
+
+def probability(run_config: Any, model: Any) -> float:
+    """The share of tokens to mask: the one asked for, that of the model's training, or 0.15.
+
+    Args:
+        model: the input of the run.
+    """
+    trained = model.manifest["config"].get("mask_probability") if isinstance(model, Artifact) else None
+    return float(run_config.mask_probability or trained or DEFAULT_PROBABILITY)
+
+
+# the three evaluations
+
+
+def evaluate_words(run: Run, folder: Path, model: Any, handle: Handle) -> None:
+    """Measure a masked language model; writes ``metrics.json`` and ``predictions.parquet``.
+
+    Raises:
+        InputError: model and sequences do not fit each other, or no token is masked.
+        NumericalError: the loss is not finite.
+    """
+    given = _given(run, folder, model, handle)
+    learner, columns = MaskedLM(given, model), _Columns("sequence", "masked", "correct", "nll")
+    for numbers, batch, inputs, output in _passes(run, learner):
+        columns.add(sequence=numbers, **_words(output.logits, inputs, batch.length, len(numbers)))
+    _finish(run, "masked-lm", columns, {}, {}, pseudo=(given, model, handle))
+
+
+def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
+    """Measure a masked language model that also predicts next sentences; see `evaluate_words`."""
+    given = _given(run, folder, model, handle)
+    documents, _ = read_documents((given.sequences,), run.config.split, given.tokenizer, given.max_length)
+    paired = Given(**{**vars(given), "valid": documents})
+    check_lengths(model.config, {run.config.split: documents}, given.sequences.reference)  # type: ignore[dict-item]
+    learner = NextSentence(paired, model, [])
+    columns = _Columns("sequence", "masked", "correct", "nll", "follows", "follows_score")
+    loss = right = 0.0
+    for numbers, batch, inputs, output in _passes(run, learner):
+        logits_B2, labels_B = output.seq_relationship_logits.float(), inputs.relations_B  # type: ignore[attr-defined]
+        has_pair = labels_B != IGNORED
+        loss += torch.nn.functional.cross_entropy(logits_B2[has_pair], labels_B[has_pair], reduction="sum").item()
+        right += int((logits_B2.argmax(-1) == labels_B)[has_pair].sum())
+        columns.add(
+            sequence=learner.validation[numbers],
+            **_words(output.logits, inputs, batch.length, len(numbers)),
+            follows=[None if label == IGNORED else label != FOREIGN for label in labels_B.tolist()],
+            follows_score=[
+                score if known else None
+                for score, known in zip(logits_B2.softmax(-1)[:, 0].tolist(), has_pair.tolist(), strict=True)
+            ],
+        )
+    pairs = sum(value is not None for value in columns.values["follows"])
+    more = {"nsp_loss": _ratio(loss, pairs), "nsp_accuracy": _ratio(right, pairs)}
+    signatures = {"nsp_loss": "nats per pair of texts", "nsp_accuracy": "share of the pairs of texts"}
+    _finish(run, "masked-lm-nsp", columns, more, signatures, counts={"pairs": pairs}, pseudo=(given, model, handle))
+
+
+def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -> None:
+    """Measure how a discriminator finds what its generator replaced; see `evaluate_words`.
+
+    The generator is the one beside the model.  Without one, replacements are drawn from the unigram distribution of the
+    training split.
+    """
+    network, handles = None, {}
+    if (folder / GENERATOR_FOLDER).is_dir():
+        network, handles[GENERATOR_FOLDER] = open_trained(folder / GENERATOR_FOLDER, device=run.config.device)
+    given = _given(run, folder, model, handle, handles, reads_train=network is None)
+    if network is None and not len(given.train):
+        raise InputError(
+            f"{folder}: has no generator beside it, and {given.sequences.reference} has no training split to draw words from",
+            hint="evaluate on sequences with a training split",
+        )
+    learner, columns = (
+        ReplacedToken(given, model, network),
+        _Columns("sequence", "tokens", "replaced", "found", "right", "nll"),
+    )
+    filling = np.zeros(4)
+    for numbers, batch, inputs, output in _passes(run, learner, filling):
+        judged, size = inputs.places_N.cpu().numpy() // batch.length, len(numbers)
+        replaced_N, found_N = (chosen.bool().cpu().numpy() for chosen in (inputs.labels_N, output.logits.argmax(-1)))
+        columns.add(
+            sequence=numbers,
+            tokens=np.bincount(judged, minlength=size),
+            replaced=np.bincount(judged, replaced_N, size),
+            found=np.bincount(judged, found_N, size),
+            right=np.bincount(judged, replaced_N & found_N, size),
+            nll=np.bincount(judged, _nll(output.logits, inputs.labels_N), size),
+        )
+    tokens, replaced, found, right = (columns.sum(name) for name in ("tokens", "replaced", "found", "right"))
+    precision, recall = _ratio(right, found), _ratio(right, replaced)
+    f1 = None if precision is None or recall is None else _ratio(2 * precision * recall, precision + recall)
+    metrics = {
+        "loss": _ratio(columns.sum("nll"), tokens),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+        "accuracy": _ratio(tokens - found - replaced + 2 * right, tokens),
+        "replaced": _ratio(replaced, tokens),
+    }
+    drawn_by = "a unigram generator" if network is None else "its generator"
+    signatures = {
+        "loss": "nats per token, all tokens judged",
+        "precision": "share of the tokens found that were replaced",
+        "recall": "share of the replaced tokens that were found",
+        "f1": "harmonic mean of precision and recall",
+        "accuracy": "share of all tokens",
+        "replaced": f"share of all tokens; {_masking(run)}, words drawn by {drawn_by}",
+    }
+    masked = filling[3]
+    if network is not None:
+        metrics |= {"generator_loss": _ratio(filling[0], masked), "generator_accuracy": _ratio(filling[1], masked)}
+        signatures |= {
+            "generator_loss": "nats per masked token",
+            "generator_accuracy": "share of the masked tokens that the generator would predict",
+        }
+    _write(run, "replaced-tokens", columns, metrics, signatures, {"tokens": int(tokens), "masked": int(masked)})
+
+
+# what they share
+
+
+def _given(
+    run: Run,
+    folder: Path,
+    model: Any,
+    handle: Any,
+    handles: Mapping[str, Any] | None = None,
+    *,
+    reads_train: bool = False,
+) -> Given:
+    """What a learner needs to read the split that is evaluated, as its validation split."""
+    data, config = run.inputs["sequences"], run.config
+    tokenizer = read_tokenizer(data)
+    check_model(model, folder, tokenizer)
+    masks, needed = run.inputs.get("masks"), features(handle.plan, training=False)
+    rows = Examples.read(data, config.split, len(tokenizer), features=needed, masks=masks)
+    train = Examples.read(data, "train" if reads_train else "", len(tokenizer))
+    check_lengths(model.config, {config.split: rows}, data.reference)
+    settings = SimpleNamespace(
+        seed=config.mask_seed,
+        mask_probability=probability(config, run.inputs["model"]),
+        valid_sequences=config.limit,
+        discriminator_weight=1.0,
+    )
+    given_handles = {"": handle, **(handles or {})}
+    return Given(settings, handle.plan, data, tokenizer, train, rows, handles=given_handles)
+
+
+def _passes(
+    run: Run, learner: MaskedLM, filling: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, Any, Inputs, Any]]:
+    """The numbers of the sequences of each batch, the batch, its inputs and the output of the model.
+
+    Args:
+        filling: what a generator did is added here: its loss, its right predictions, its mis-predictions, masked tokens.
+    """
+    handle, size, number = learner.guided.handle, run.config.batch_size, learner.num_valid
+    lengths = learner.splits["valid"].lengths[getattr(learner, "validation", np.arange(number))]
+    # similar lengths together; the longest first, so that a batch that is too large fails at once
+    order = np.argsort(-lengths, kind="stable")
+    with run.progress.task("evaluate", total=number, unit="sequences") as bar, torch.no_grad():
+        for start in range(0, number, size):
+            numbers = order[start : start + size]
+            batch: Any = learner.prepare([(VALID_EPOCH, int(i)) for i in numbers], "valid")
+            if filling is not None:
+                generator = learner.generator if isinstance(learner, FilledLM) else None
+                sums = generator.validate(learner.model, batch) if generator else {}
+                filling += [*(float(value) for value in sums.values()), *[0.0] * (3 - len(sums)), batch.chosen]
+            inputs = learner.tensors(batch)
+            ids = {name: inputs.model[name] for name in ("input_ids", "attention_mask")}
+            yield (
+                numbers,
+                batch,
+                inputs,
+                learner.call(learner.model, inputs, **handle.at_inference(**ids, **inputs.columns)),
+            )
+            bar.advance(len(numbers))
+
+
+def _words(logits_NV: Tensor, inputs: Inputs, length: int, size: int) -> dict[str, np.ndarray]:
+    """Of each sequence of a batch: masked tokens, those that were predicted, and the likelihood."""
+    row_N = inputs.places_N.cpu().numpy() // length
+    right_N = (logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy()
+    return {
+        "masked": np.bincount(row_N, minlength=size),
+        "correct": np.bincount(row_N, right_N, size),
+        "nll": np.bincount(row_N, _nll(logits_NV, inputs.labels_N), size),
+    }
+
+
+def _nll(logits: Tensor, labels_N: Tensor) -> np.ndarray:
+    """The negative log-likelihood of each label, float64_N."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(logits, labels_N, reduction="none").double().cpu().numpy()
+
+
+class _Columns:
+    """The columns of predictions, filled batch by batch."""
+
+    def __init__(self, *names: str) -> None:
+        self.values: dict[str, list[Any]] = {name: [] for name in names}
+
+    def add(self, **columns: Any) -> None:
+        for name, values in columns.items():
+            self.values[name] += values.tolist() if isinstance(values, np.ndarray) else values
+
+    def sum(self, name: str) -> float:
+        return float(math.fsum(self.values[name]))
+
+    def table(self) -> pa.Table:
+        """All rows, in the order of the sequences."""
+        order = np.argsort(self.values["sequence"], kind="stable")
+        schema = pa.schema([pa.field(n, UNITS[n][0], metadata={"unit": UNITS[n][1]}) for n in self.values])
+        arrays = [
+            pa.array([int(values[i]) if pa.types.is_integer(kind) else values[i] for i in order], kind)
+            for values, kind in zip(self.values.values(), schema.types, strict=True)
+        ]
+        return pa.table(arrays, schema=schema)
+
+
+def _masking(run: Run) -> str:
+    return f"{100 * probability(run.config, run.inputs['model']):g} % masked, seed {run.config.mask_seed}"
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    """None where there is nothing to divide by."""
+    return part / whole if whole else None
+
+
+def _finish(
+    run: Run,
+    task: str,
+    columns: _Columns,
+    more: Mapping[str, float | None],
+    signatures: Mapping[str, str],
+    *,
+    counts: Mapping[str, int] | None = None,
+    pseudo: tuple[Given, Any, Any],
+) -> None:
+    """Write the metrics of predicted words, and those of the same model that are given."""
+    masked = columns.sum("masked")
+    if not masked:
+        raise InputError(
+            f"{run.inputs['sequences'].reference}: no token of {run.config.split!r} is masked",
+            hint="--mask-probability, --limit 0, or sequences with more text",
+        )
+    loss = columns.sum("nll") / masked
+    metrics = {"loss": loss, "perplexity": _exp(loss), "accuracy": columns.sum("correct") / masked, **more}
+    told = {
+        "loss": f"nats per masked token; {_masking(run)}",
+        "perplexity": "e to the power of the loss",
+        "accuracy": "share of the masked tokens",
+        **signatures,
+    }
+    if run.config.pseudo_perplexity:
+        found, number, rows = _pseudo(run, *pseudo)
+        metrics["pseudo_perplexity"] = None if not number else _exp(found / number)
+        told["pseudo_perplexity"] = (
+            f"every token masked alone, {number:,} tokens of {rows:,} sequences (Salazar et al. 2020)"
+        )
+    floors = run.inputs["floors"].counts["nats"] if "floors" in run.inputs else {}
+    _write(run, task, columns, metrics, told, {"masked": int(masked), **(counts or {})}, floors=floors)
+
+
+def _exp(loss: float) -> float | None:
+    return math.exp(loss) if loss < 700 else None
+
+
+def _pseudo(run: Run, given: Given, model: Any, handle: Any) -> tuple[float, int, int]:
+    """The sum of the negative log-likelihoods of tokens that are masked alone, how many tokens, and of how many sequences."""
+    tokenizer, rows, device = given.tokenizer, given.valid, next(model.parameters()).device
+    kept = min(len(rows), run.config.pseudo_perplexity)
+    total, number = 0.0, 0
+    with run.progress.task("pseudo-perplexity", total=kept, unit="sequences") as bar, torch.no_grad():
+        for index in range(kept):
+            ids = rows[index]
+            places = np.flatnonzero(~np.isin(ids, tokenizer.all_special_ids))
+            for start in range(0, len(places), run.config.batch_size):
+                some = places[start : start + run.config.batch_size]
+                seen = np.tile(ids, (len(some), 1))
+                seen[np.arange(len(some)), some] = tokenizer.mask_token_id
+                inputs = {"input_ids": torch.from_numpy(seen).to(device)}
+                inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+                columns = {
+                    name: pad([rows.column(name, index)] * len(some), COLUMNS[name].fill, len(ids), device)
+                    for name in rows.columns
+                }
+                at = torch.from_numpy(np.arange(len(some)) * len(ids) + some).to(device)
+                output = logits_at(model, at, **inputs, **handle.at_inference(**inputs, **columns))
+                total += float(_nll(output.logits, torch.from_numpy(ids[some]).to(device)).sum())
+                number += len(some)
+            bar.advance(1)
+    return total, number, kept
+
+
+def _write(
+    run: Run,
+    task: str,
+    columns: _Columns,
+    metrics: Mapping[str, float | None],
+    signatures: Mapping[str, str],
+    counts: Mapping[str, int],
+    **more: Any,
+) -> None:
+    for name, value in metrics.items():
+        if value is not None and not math.isfinite(value):
+            raise NumericalError(f"{name} is not finite ({value})", hint="were the weights of the model finite?")
+    table = columns.table()
+    with run.out.parquet("predictions.parquet", table.schema) as writer:
+        writer.write_table(table)
+    write_metrics(run, task, metrics, signatures, {"sequences": table.num_rows, **counts}, **more)

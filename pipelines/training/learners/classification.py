@@ -13,6 +13,7 @@ from torch.nn import functional
 from guidance.checkpoint import read_config
 from guidance.errors import InputError
 from guidance.mechanisms.attacks import Form
+from guidance.tasks.calibration import calibration
 from pipelines.training.learner import Given, folder_of
 from pipelines.training.learners.examples import (
     Batch,
@@ -118,6 +119,26 @@ class Classes(Head):
         if len(self.labels) == 2:
             found["f1"] = f1_score(gold, predicted, labels=[self.labels[1]], average="macro", zero_division=0.0)
         return {name: float(value) for name, value in found.items()}
+
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Precision, recall and F1 of each class, the confusion matrix, and how well probabilities are calibrated."""
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        known = [p for p in predictions if p.gold is not None]
+        if not known:
+            return {}
+        gold, predicted = [str(p.gold) for p in known], [p.prediction for p in known]
+        labels = [*self.labels, *sorted(set(gold) - set(self.labels))]
+        scores = precision_recall_fscore_support(gold, predicted, labels=labels, zero_division=0.0)
+        error, bins = calibration([max(p.scores) for p in known], [p.gold == p.prediction for p in known])
+        return {
+            "classes": {
+                label: {"precision": float(p), "recall": float(r), "f1": float(f), "examples": int(n)}
+                for label, p, r, f, n in zip(labels, *scores, strict=True)
+            },
+            "confusion": {"labels": labels, "counts": confusion_matrix(gold, predicted, labels=labels).tolist()},
+            "calibration": {"expected_error": error, "bins": bins},
+        }
 
 
 def _same_order(labels: Sequence[str], given: Given) -> Sequence[str]:

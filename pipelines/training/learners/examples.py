@@ -149,6 +149,10 @@ class Head(ABC):
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """The metrics over all examples that have a label; the names are those of the task's row."""
 
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """What an evaluation says besides the metrics, as JSON; empty for most tasks."""
+        return {}
+
 
 class ExampleLearner(GuidedLearner):
     """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""

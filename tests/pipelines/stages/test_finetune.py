@@ -18,7 +18,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import guidance
 from guidance.errors import InputError, Interrupted, PlanError
-from pipelines.stages import finetune
+from guidance.tasks.calibration import calibration
+from pipelines.stages import evaluate, finetune
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -204,6 +205,29 @@ def test_labels_that_training_did_not_have_count_as_wrong_and_missing_ones_are_l
     assert predictions[1]["gold"] is None
 
 
+def test_classes_confusions_slices_and_calibration_are_reported(store: Store, data: Artifact) -> None:
+    early = train(store, data, steps=3).artifact
+    made = evaluate.run(early.reference, data.reference, evaluate.Config(split="train"), store=store).artifact
+    report = json.loads(made.read("metrics.json"))
+    rows = pq.read_table(made.path / "predictions.parquet").to_pylist()
+    gold, predicted = ([row[key] for row in rows] for key in ("gold", "prediction"))
+    assert report["confusion"]["counts"] == sklearn.metrics.confusion_matrix(gold, predicted).tolist()
+    expected = sklearn.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    for label in ("bad", "good"):
+        assert report["classes"][label]["f1"] == pytest.approx(expected[label]["f1-score"])
+        assert report["classes"][label]["examples"] == expected[label]["support"]
+    assert sum(part["examples"] for part in report["slices"]["tokens"].values()) == len(rows)
+    assert sum(bin["examples"] for bin in report["calibration"]["bins"]) == len(rows)
+    assert made.read("confusion.png").startswith(b"\x89PNG")
+
+
+def test_calibration_of_a_case_worked_by_hand() -> None:
+    error, bins = calibration([0.95, 0.95, 0.55, 0.55, 1.0], [True, False, True, True, True])
+    # bins 0.9 to 1: mean 2.9 / 3, accuracy 2 / 3; 0.5 to 0.6: mean 0.55, accuracy 1
+    assert error == pytest.approx(3 / 5 * (2.9 / 3 - 2 / 3) + 2 / 5 * 0.45)
+    assert [(bin["from"], bin["examples"]) for bin in bins] == [(0.5, 2), (0.9, 3)]
+
+
 def test_equal_scores_never_count_as_right() -> None:
     from pipelines.training.learners.classification import Classes
     from pipelines.training.learners.examples import Batch
@@ -286,11 +310,9 @@ def test_what_is_no_dataset_is_refused(store: Store, tmp_path: Path) -> None:
 def test_a_generators_guides_and_models_without_a_head_are_refused(store: Store, data: Artifact) -> None:
     with pytest.raises(PlanError, match="fine-tuning has none"):
         train(store, data, steps=1, plan="preset:mcmisp-bert")
-    pretrained = trainings.train(store).artifact
-    rows = finetunings.train(store, data, steps=1).artifact
-    sequences = store.load_input(rows, "sequences")
+    run = finetunings.train(store, data, steps=1).artifact
     with pytest.raises(InputError, match="`guide evaluate` only measures"):
-        measure(store, pretrained.reference, sequences)
+        measure(store, run.reference, trainings.sequences(store))
 
 
 def test_sequences_and_masks_can_be_given(store: Store, data: Artifact, model: Artifact) -> None:

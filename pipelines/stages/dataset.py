@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -25,11 +26,12 @@ from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.corpus_writer import CorpusWriter, split_of
-from pipelines.text.examples import Layout, Record, read_examples, read_parallel
+from pipelines.text.examples import Layout, Record, read_parallel
 from pipelines.text.readers import check_encoding
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
+from pipelines.text.task_formats import format_for
 from pipelines.training.labels import is_fraction
 
 __all__ = ["STAGE", "Config", "run"]
@@ -44,10 +46,12 @@ _PAIR = "_pair"
 class Config(stage.Config):
     """Where to find the parts of a task's examples."""
 
-    format: Literal["csv", "tsv", "jsonl", "parquet", "label-text"] | None = Field(
-        None,
-        description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
-        "text on each line",
+    format: Literal["csv", "tsv", "jsonl", "parquet", "label-text", "conll", "dream", "hellaswag", "arc"] | None = (
+        Field(
+            None,
+            description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
+            "text on each line; conll: a word and its tag on each line; dream, hellaswag, arc: multiple choice",
+        )
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
@@ -59,6 +63,14 @@ class Config(stage.Config):
     )
     id_column: str | None = Field(
         None, description="column or field with the example's id; by default the id is the number of the line or row"
+    )
+    choices_column: str | None = Field(
+        None,
+        description="for multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
+        "one from 0, its letter, or its text",
+    )
+    question_column: str | None = Field(
+        None, description="for multiple choice: field with the question, if the text is what it is about"
     )
     header: bool = Field(True, description="whether the first row of a table names its columns")
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
@@ -88,6 +100,14 @@ class Config(stage.Config):
         if (self.valid_fraction or 0) + self.test_fraction >= 1:
             raise ValueError("the fractions must add up to less than 1, to leave examples for training")
         return self
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; those added later count where they are given."""
+        found = super().recipe()
+        return {name: value for name, value in found.items() if name not in _ADDED or value is not None}
+
+
+_ADDED = ("choices_column", "question_column")
 
 
 def run(
@@ -193,6 +213,7 @@ def build(run: Run) -> None:
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
+    kind = format_for(layout, [name for files in given.values() for name in files.names])
     total = sum(path.stat().st_size for files in given.values() for path in files.paths)
     with contextlib.closing(CorpusWriter(run.out, splitter(_sentences(config)), notes)) as writer:
         with run.progress.task("dataset", total=total or None, unit="B") as bar:
@@ -202,7 +223,7 @@ def build(run: Run) -> None:
                     prefix = [split] if len(given) > 1 else []
                     prefix += [name] if len(files.paths) > 1 else []
                     if others is None:
-                        records = read_examples(path, name, split, layout, notes)
+                        records = kind.read(path, name, split, layout, notes)
                     else:
                         other = others.paths[number], others.names[number]
                         records = read_parallel((path, name), other, config.encoding, notes)
@@ -211,9 +232,12 @@ def build(run: Run) -> None:
                         if document is not None and document.example is not None:
                             writer.add(document)
                             if document.example.label is not None:
-                                labels[document.example.split][document.example.label] += 1
+                                own = document.example.label
+                                labels[document.example.split].update(own.split() if kind.shape == "tags" else [own])
                     bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
         run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
+    if kind.shape != "examples":
+        run.out.counts |= {"shape": kind.shape, **({"dialogues": True} if kind.is_dialogue else {})}
     run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
     kinds = {label for counter in labels.values() for label in counter}
     run.out.counts["labels"] = len(kinds)
@@ -240,12 +264,18 @@ def _document(record: Record, name: str, split: str, prefix: str, config: Config
     Args:
         prefix: put before the record's id, to make ids unique among files and splits.
     """
-    block = _block(record.text or "", record, name, config, notes)
-    if block is None:
+    blocks, pair = [], record.pair
+    if record.parts:
+        blocks = [block for part in record.parts if (block := _part(part, record, name, config, notes))]
+        if len(blocks) < len(record.parts):
+            notes.drop("empty text", record.place)
+            return None
+    elif (block := _block(record.text or "", record, name, config, notes)) is not None:
+        blocks = [block]
+    else:
         notes.drop("null text" if record.text is None else "empty text", record.place)
         return None
-    blocks, pair = [block], None
-    if config.pair_column is not None or record.pair is not None:
+    if not record.parts and (config.pair_column is not None or record.pair is not None):
         second = _block(record.pair or "", record, name, config, notes)
         if second is None:
             notes.warn("an example has an empty pair", record.place)
@@ -256,10 +286,24 @@ def _document(record: Record, name: str, split: str, prefix: str, config: Config
         notes.warn("an example has an empty label", record.place)
     if split == "train":
         # keyed by the text, so that equal examples get the same split
-        split = split_of(digest([block.text, pair]), config.valid_fraction or 0.0, config.test_fraction)
+        split = split_of(
+            digest([block.text for block in blocks] if record.parts else [blocks[0].text, pair]),
+            config.valid_fraction or 0.0,
+            config.test_fraction,
+        )
     own = record.id if record.id is not None else str(record.number)
     id_ = f"{prefix}/{own}" if prefix else own
     return Document(id_, name, record.place, blocks, Example(split, pair, label))
+
+
+def _part(part: str | tuple[str, ...], record: Record, name: str, config: Config, notes: Notes) -> Block | None:
+    """A block of a record: a text, or given sentences."""
+    if isinstance(part, str):
+        return _block(part, record, name, config, notes)
+    sentences = [text for sentence in part if (text := " ".join(unicodedata.normalize("NFC", sentence).split()))]
+    ends = list(itertools.accumulate(len(sentence) + 1 for sentence in sentences))
+    spans = [(end - 1 - len(sentence), end - 1) for sentence, end in zip(sentences, ends, strict=True)]
+    return Block(" ".join(sentences), record.number, spans) if sentences else None
 
 
 def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -> Block | None:

@@ -45,6 +45,15 @@ def example_schema() -> Any:
     )
 
 
+def word_schema() -> Any:
+    """Columns of a file of tagged words: those of an example, and the word of each token; the label has a tag for each word."""
+    import pyarrow as pa
+
+    return example_schema().append(
+        list_column("word", pa.int32(), "number of its word in the example; -1 for special tokens")
+    )
+
+
 class SequenceFile:
     """Writes the file of one split.
 

@@ -141,6 +141,10 @@ class Head(ABC):
     def count(self, batch: Batch) -> float:
         """What `loss` is divided by."""
 
+    def judged(self, batch: Batch) -> float:
+        """How many outputs there are, which is what the divergence under an attack is divided by."""
+        return float(len(batch.ids))
+
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """What the model says of each example."""
@@ -177,7 +181,7 @@ class ExampleLearner(GuidedLearner):
         return self.splits[split].batch(examples)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.count(batch)})
+        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.judged(batch)})
         return {self.task: self.head.count(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:

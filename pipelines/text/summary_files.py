@@ -43,7 +43,7 @@ def scisummnet(paths: Sequence[Path], names: Sequence[str], columns: Columns, no
         if not sections:
             notes.drop("a paper without sections, whose abstract nothing marks", repr(name))
             continue
-        yield Structured(id_, name, 1, sections, [lines[1:]])
+        yield Structured(None, name, 1, sections, [lines[1:]])
 
 
 def _sections(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Part]:

@@ -34,29 +34,41 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     """
     of_model: Head = head.of_model(model.config)
     predictions, tokens = predict(run, model, handle, task, of_model)
+    sources = write_predictions(run, predictions, tokens)
+    counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
+    if counts["unlabelled"]:
+        run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
+    report = of_model.report(predictions)
+    report["slices"] = slices(of_model, predictions, {"tokens": _thirds(tokens), "source": sources})
+    if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
+        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
+        run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
+    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
+
+
+def write_predictions(
+    run: Run, predictions: Sequence[Prediction], tokens: Sequence[int], more: Sequence[tuple[pa.Field, list[Any]]] = ()
+) -> list[str]:
+    """Write ``predictions.parquet``; returns the source of each example.
+
+    Args:
+        more: further columns, each with its field.
+    """
     ids, sources = _documents(run.inputs["corpus"])
-    schema = prediction_schema()
+    its_sources = [sources[p.number] for p in predictions]
     columns = {
         "id": [ids[p.number] for p in predictions],
         "gold": [p.gold for p in predictions],
         "prediction": [p.prediction for p in predictions],
         "scores": [list(p.scores) for p in predictions],
         "tokens": tokens,
-        "source": [sources[p.number] for p in predictions],
+        "source": its_sources,
+        **{field.name: values for field, values in more},
     }
+    schema = pa.schema([*prediction_schema(), *(field for field, _ in more)])
     with run.out.parquet("predictions.parquet", schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
-    counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
-    if counts["unlabelled"]:
-        run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
-    report = of_model.report(predictions)
-    report["slices"] = slices(
-        of_model, predictions, {"tokens": _thirds(tokens), "source": [sources[p.number] for p in predictions]}
-    )
-    if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
-        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
-        run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
-    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
+    return its_sources
 
 
 def slices(

@@ -100,6 +100,10 @@ class Sentences(_Binary):
     def count(self, batch: Batch) -> float:
         return float(sum(len((label or "").split()) for label in batch.labels))
 
+    def judged(self, batch: Batch) -> float:
+        """An attack is judged by every sentence."""
+        return self.count(batch)
+
     def divisor(self, batch: Batch) -> float:
         """None: the loop divides by at least 1, so that the sum stays as it is."""
         return 0.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shlex
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,23 @@ def test_training_data_with_one_answer_is_refused(store: Store, tmp_path: Path, 
         data = make(store, write(tmp_path / "a.ref", "\n".join(sentences)), format="choi")
     with pytest.raises(InputError, match=answers):
         train(store, data, steps=1)
+
+
+@pytest.mark.parametrize("title", ["Extractive summarisation", "Topic segmentation"])
+def test_the_commands_of_the_page_run(title: str, guide: Callable[..., Any], tmp_path: Path) -> None:
+    if title == "Extractive summarisation":
+        pytest.importorskip("rouge_score")
+        articles(tmp_path, 12, 1).rename(tmp_path / "papers.jsonl")
+    else:
+        texts(tmp_path, 20, 1).rename(tmp_path / "texts")
+    page = (Path(__file__).resolve().parents[3] / "docs/finetuning.md").read_text(encoding="utf-8")
+    commands = page.split(f"## {title}\n")[1].split("```bash\n")[1].split("```")[0].splitlines()
+    tiny = "--steps 2 --layers 1 --hidden 16 --heads 4 --ffn 16"
+    for command in commands:
+        command = command.replace("--init my-model", tiny).replace(" --drop-shared", "")
+        found = guide(*shlex.split(command)[1:], *(["--json"] if " evaluate " in command else []))
+        assert found.code == 0, found.err
+    assert {"rouge1", "f1"} & json.loads(found.out)["counts"]["metrics"].keys()
 
 
 def boundary(document: int, gold: int, predicted: int) -> Prediction:

@@ -16,7 +16,7 @@ from pipelines.engine.stage import Run, require
 from pipelines.storage.files import open_parquet
 from pipelines.text.document_sequences import oracle, references, texts_of
 from pipelines.training.learners.binary import Boundaries, Sentences, documents_of
-from pipelines.training.learners.task_scores import predict, slices, write_predictions
+from pipelines.training.learners.task_scores import predict, slices, sparsity, write_predictions
 from pipelines.training.metrics_files import write_metrics
 from pipelines.training.objective import Task
 
@@ -83,6 +83,7 @@ def evaluate_summarization(run: Run, model: Any, handle: Handle, task: Task) -> 
         },
         {"examples": len(predictions), "empty_oracles": empty, "summary_sentences": size},
         gain_over_lead=gains,
+        **sparsity(run, model, handle, task, head),
         slices=slices(head, predictions, {"source": sources}),
     )
 
@@ -115,9 +116,8 @@ def evaluate_segmentation(run: Run, model: Any, handle: Handle, task: Task) -> N
         "sentence", pa.int32(), False, {"unit": "running number in the document of the one before the boundary"}
     )
     sources = write_predictions(run, predictions, tokens, [(field, sentence)])
-    report: dict[str, Any] = head.report(predictions)
+    counts = {"examples": len(predictions), **head.report(predictions)}
     windows = [window_size(ends) for ends, _ in documents_of(predictions)]
-    counts = {"examples": len(predictions), **report}
     about: Mapping[str, str] = {
         "f1": "boundaries of all documents together, at a score over 0.5",
         "pk": "mean over documents; k = half the mean section of the reference, rounded, at least 2; N - k windows",
@@ -129,7 +129,13 @@ def evaluate_segmentation(run: Run, model: Any, handle: Handle, task: Task) -> N
             f"contaminated: {counts['sharing_test_documents']:,} test documents share a sentence with a training document"
         )
     write_metrics(
-        run, task.name, head.metrics(predictions), about, counts, slices=slices(head, predictions, {"source": sources})
+        run,
+        task.name,
+        head.metrics(predictions),
+        about,
+        counts,
+        **sparsity(run, model, handle, task, head),
+        slices=slices(head, predictions, {"source": sources}),
     )
 
 

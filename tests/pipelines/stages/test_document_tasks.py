@@ -120,9 +120,9 @@ def test_a_segmenter_is_measured_by_document(store: Store, segments: Artifact) -
     assert all((row["scores"][0] > 0.5) == (row["prediction"] == "1") for row in rows)
 
 
-def sequences_of(store: Store, data: Artifact) -> Artifact:
+def sequences_of(store: Store, data: Artifact, max_length: int = 128) -> Artifact:
     words = tokenizer.run(data.reference, tokenizer.Config(kind="word", min_frequency=1), store=store)
-    config = sequences.Config(packing="examples")
+    config = sequences.Config(packing="examples", max_length=max_length)
     return sequences.run(data.reference, words.reference, config, store=store).artifact
 
 
@@ -268,3 +268,24 @@ def test_real_slices_run_from_files_to_metrics(store: Store, tmp_path: Path, nam
         metrics = made.counts["metrics"]
         assert metrics["rouge1"] <= metrics["rouge1_oracle_seen"] <= metrics["rouge1_oracle"] + 0.05
         assert all(len(row["chosen"]) == 1 for row in rows)
+
+
+def test_sparsity_counts_what_masks_and_fixed_heads_cannot_use(
+    store: Store, segments: Artifact, tmp_path: Path
+) -> None:
+    plan = write(tmp_path / "plan.toml", '[[guide]]\npattern = "same_segment"\nmechanism = "mask"\nheads = [0]\n')
+    model = train(store, segments, steps=1, plan=str(plan), max_length=8).artifact
+    made, rows = measured(store, model, segments)
+    data = sequences_of(store, segments, max_length=8)
+    read = pq.read_table(data.path / "test.parquet", columns=["segment"]).to_pylist()[:32]
+    lefts = [(row["segment"].count(0), len(row["segment"])) for row in read]
+    # one head of two sees only its side, the other one everything
+    used = sum(left**2 + (n - left) ** 2 + n**2 for left, n in lefts)
+    assert made.counts["sparsity"] == pytest.approx(1 - used / sum(2 * n**2 for _, n in lefts))
+    fixed = write(tmp_path / "fixed.toml", '[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = [0]\n')
+    made, _ = measured(store, train(store, segments, steps=1, plan=str(fixed), max_length=8).artifact, segments)
+    # a last row without a target is uniform over the valid tokens
+    used = sum((n - 1) + n + n**2 for _, n in lefts)
+    assert made.counts["sparsity"] == pytest.approx(1 - used / sum(2 * n**2 for _, n in lefts))
+    made, _ = measured(store, train(store, segments, steps=1, max_length=8).artifact, segments)
+    assert "sparsity" not in made.counts

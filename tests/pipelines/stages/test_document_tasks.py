@@ -275,7 +275,7 @@ def test_sparsity_counts_what_masks_and_fixed_heads_cannot_use(
 ) -> None:
     plan = write(tmp_path / "plan.toml", '[[guide]]\npattern = "same_segment"\nmechanism = "mask"\nheads = [0]\n')
     model = train(store, segments, steps=1, plan=str(plan), max_length=8).artifact
-    made, rows = measured(store, model, segments)
+    made, _rows = measured(store, model, segments)
     data = sequences_of(store, segments, max_length=8)
     read = pq.read_table(data.path / "test.parquet", columns=["segment"]).to_pylist()[:32]
     lefts = [(row["segment"].count(0), len(row["segment"])) for row in read]

@@ -83,7 +83,10 @@ def expand(
                     _add(found, path, seen, any_kind, in_folders)
         if not found.paths and not found.builtin:
             extra = f"; {found.skipped} hidden files or files of unknown format were skipped" if found.skipped else ""
-            raise InputError(f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}")
+            raise InputError(
+                f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}",
+                hint="name the files, or their format with --format" if found.skipped else None,
+            )
         _check_names(found)
         yield found
 

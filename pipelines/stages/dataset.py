@@ -1,7 +1,8 @@
 """Stage ``build-dataset``: turns the labelled examples of a task into a corpus, so that every later stage accepts them.
 
 An example is a document.  Its first block is the text; its second block, if the task has pairs, is the second text.  Pair
-and label are also columns of ``documents.parquet``.  Line ends inside a text become spaces.  Parallel text comes in two
+and label are also columns of ``documents.parquet``.  ``counts["shape"]`` says what other documents are: of ``summaries`` the
+blocks are paragraphs, and the pair is the reference summary; of ``segments`` every block is a section.  Line ends inside a text become spaces.  Parallel text comes in two
 files, where line n of one is the translation of line n of the other.
 """
 
@@ -26,11 +27,13 @@ from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.corpus_writer import CorpusWriter, split_of
+from pipelines.text.document_formats import FORMATS, Format, find_format
 from pipelines.text.examples import Layout, Record, read_parallel
-from pipelines.text.readers import check_encoding
+from pipelines.text.readers import check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
+from pipelines.text.structured import Columns, Documents, Structured
 from pipelines.text.task_formats import format_for
 from pipelines.training.labels import is_fraction
 
@@ -39,6 +42,13 @@ __all__ = ["STAGE", "Config", "run"]
 MOST_LABELS = 100
 """With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
 
+_LATER = {
+    "choices_column",
+    "question_column",
+    *("summary_column", "sections_column", "separator", "summary_sentences", "min_summary_words", "drop_shared"),
+}
+"""Settings that stand in a recipe only where they are not the default, because recipes were made before them."""
+
 _PAIR = "_pair"
 """Suffix of a split's name: the role of the input with the other side of parallel text."""
 
@@ -46,12 +56,32 @@ _PAIR = "_pair"
 class Config(stage.Config):
     """Where to find the parts of a task's examples."""
 
-    format: Literal["csv", "tsv", "jsonl", "parquet", "label-text", "conll", "dream", "hellaswag", "arc"] | None = (
-        Field(
-            None,
-            description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
-            "text on each line; conll: a word and its tag on each line; dream, hellaswag, arc: multiple choice",
-        )
+    format: (
+        Literal[
+            "csv",
+            "tsv",
+            "jsonl",
+            "parquet",
+            "label-text",
+            "conll",
+            "dream",
+            "hellaswag",
+            "arc",
+            "scisummnet",
+            "scitldr",
+            "presumm",
+            "qmsum",
+            "choi",
+            "wiki-727k",
+            "wikisection",
+        ]
+        | None
+    ) = Field(
+        None,
+        description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
+        "text on each line; conll: a word and its tag on each line.  Multiple choice: dream, hellaswag, arc.  With summaries: "
+        "scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a separator line between "
+        "sections), wiki-727k, wikisection",
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
@@ -71,6 +101,23 @@ class Config(stage.Config):
     )
     question_column: str | None = Field(
         None, description="for multiple choice: field with the question, if the text is what it is about"
+    )
+    summary_column: str | None = Field(
+        None,
+        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences",
+    )
+    sections_column: str | None = Field(
+        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences"
+    )
+    separator: str = Field("==========", min_length=1, description="choi: the line between two sections")
+    summary_sentences: int | None = Field(
+        None, ge=1, description="how many sentences a summary takes from its document; by default 3, in scitldr 1"
+    )
+    min_summary_words: int = Field(
+        0, ge=0, description="drop documents whose summary has fewer words; 50 makes NYT-50 of the New York Times"
+    )
+    drop_shared: bool = Field(
+        False, description="segmented documents: drop test documents that share a sentence with a training document"
     )
     header: bool = Field(True, description="whether the first row of a table names its columns")
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
@@ -95,19 +142,20 @@ class Config(stage.Config):
     license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
     source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
 
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; those added later count where they are not the default."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in super().recipe().items()
+            if name not in _LATER or value != fields[name].default
+        }
+
     @model_validator(mode="after")
     def _check(self) -> Config:
         if (self.valid_fraction or 0) + self.test_fraction >= 1:
             raise ValueError("the fractions must add up to less than 1, to leave examples for training")
         return self
-
-    def recipe(self) -> dict[str, Any]:
-        """The settings that decide the result; those added later count where they are given."""
-        found = super().recipe()
-        return {name: value for name, value in found.items() if name not in _ADDED or value is not None}
-
-
-_ADDED = ("choices_column", "question_column")
 
 
 def run(
@@ -140,10 +188,12 @@ def run(
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {}
         any_kind = bool(pairs) or config.format is not None
+        known = FORMATS.get(config.format or "")
+        in_folders = known.takes if known else known_extension
         for role, sources in (*files.items(), *((f"{split}{_PAIR}", found) for split, found in pairs.items())):
             if not sources:
                 continue
-            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin))
+            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin, in_folders=in_folders))
             if found.builtin:
                 raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
             inputs[role] = found.files(config.source, config.license)
@@ -209,6 +259,10 @@ def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
 def build(run: Run) -> None:
     """Build the artifact; see `run`."""
     config: Config = run.config
+    first = next(run.inputs[split].names[0] for split in SPLITS if split in run.inputs)
+    documents = find_format(config.format, _columns(config), first)
+    if documents is not None:
+        return _build_documents(run, documents)
     layout = Layout(**{field.name: getattr(config, field.name) for field in fields(Layout)})
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
@@ -244,6 +298,58 @@ def build(run: Run) -> None:
     if len(kinds) <= MOST_LABELS:
         run.out.counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
     run.warn(*notes.lines(), *_unknown_labels(labels))
+
+
+def _columns(config: Config) -> Columns:
+    return Columns(**{field.name: getattr(config, field.name) for field in fields(Columns)})
+
+
+def _build_documents(run: Run, layout: Format) -> None:
+    """Build the artifact of documents with summaries or sections."""
+    config: Config = run.config
+    notes = Notes()
+    split_sentences = splitter(_sentences(config))
+    given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
+
+    def read(notes: Notes) -> Iterator[tuple[str, Structured]]:
+        for split, files in given.items():
+            for document in layout.read(files.paths, files.names, _columns(config), notes):
+                yield split, document
+
+    made = Documents(
+        layout.shape,
+        split_sentences,
+        lambda key: split_of(key, config.valid_fraction or 0.0, config.test_fraction),
+        notes,
+        config.min_summary_words,
+        config.drop_shared,
+    )
+    if layout.shape == "segments":
+        made.survey(read(Notes()))
+        made.finish_survey()
+    with (
+        contextlib.closing(CorpusWriter(run.out, split_sentences, notes)) as writer,
+        run.progress.task("dataset", unit="documents") as bar,
+    ):
+        for split, found in read(notes):
+            prefix = [split] if len(given) > 1 else []
+            prefix += [found.name] if len(given[split].paths) > 1 or found.id is None else []
+            document = made.document(split, found, "/".join(prefix))
+            if document is not None:
+                writer.add(document)
+            bar.advance(1)
+        run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
+    run.out.counts |= {"dropped": dict(sorted(notes.dropped.items())), "shape": layout.shape}
+    if layout.shape == "summaries":
+        run.out.counts["summary_sentences"] = config.summary_sentences or layout.summary_sentences
+    run.warn(*notes.lines())
+    if made.tested:
+        run.out.counts["sharing_test_documents"] = made.shared
+        if made.shared and not config.drop_shared:
+            run.warn(
+                f"{made.shared:,} of {made.tested:,} test documents share a sentence with a training document: scores are "
+                "contaminated; --drop-shared leaves these documents out"
+            )
 
 
 def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:

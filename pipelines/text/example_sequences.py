@@ -31,6 +31,10 @@ from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, spec
 def build(run: Run) -> None:
     """Write the examples of a dataset as sequences; see `pipelines.stages.sequences.run`."""
     corpus: Artifact = run.inputs["corpus"]
+    if corpus.counts.get("shape") in ("summaries", "segments"):
+        from pipelines.text import document_sequences
+
+        return document_sequences.build(run)
     files = tokenizer_files(run.inputs["tokenizer"])
     tokenizer = load_tokenizer(files)
     special = special_ids(files, tokenizer)

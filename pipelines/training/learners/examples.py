@@ -145,6 +145,10 @@ class Head(ABC):
         """How many outputs there are, which is what the divergence under an attack is divided by."""
         return float(len(batch.ids))
 
+    def divisor(self, batch: Batch) -> float:
+        """What the sum of the losses is divided by while training; `count` unless a task's paper says otherwise."""
+        return self.count(batch)
+
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """What the model says of each example."""
@@ -182,7 +186,7 @@ class ExampleLearner(GuidedLearner):
 
     def counts(self, batch: Batch) -> dict[str, float]:
         guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.judged(batch)})
-        return {self.task: self.head.count(batch), **guides, "tokens": batch.tokens}
+        return {self.task: self.head.divisor(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
         inputs = self.inputs.of(batch)

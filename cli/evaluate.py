@@ -17,6 +17,9 @@ from pipelines.stages import evaluate
 LOWER_IS_BETTER = ("loss", "perplexity", "nll", "pk", "windowdiff")
 """The last words of metrics that are better when they are lower."""
 
+MOST_CLASSES = 30
+"""With more classes their scores are only in ``metrics.json``."""
+
 
 @stage_command(
     "evaluate",
@@ -88,7 +91,18 @@ def metric_lines(counts: Mapping[str, Any]) -> list[str]:
     rows += [
         (f"floor: {name}", _number(value), "nats per masked token") for name, value in counts.get("floors", {}).items()
     ]
-    return folded(("metric", "value", "how it is computed"), rows, None)
+    return folded(("metric", "value", "how it is computed"), rows, None) + class_lines(counts.get("classes", {}))
+
+
+def class_lines(classes: Mapping[str, Any]) -> list[str]:
+    """Precision, recall and F1 of each class as the lines of a table; empty if there are none, or too many to read."""
+    if not 0 < len(classes) <= MOST_CLASSES:
+        return []
+    rows = [
+        (label, *(f"{scores[name]:.3f}" for name in ("precision", "recall", "f1")), f"{scores['examples']:,}")
+        for label, scores in classes.items()
+    ]
+    return folded(("class", "precision", "recall", "f1", "examples"), rows, None)
 
 
 def _number(value: float | None) -> str:

@@ -34,7 +34,7 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
     A dotted line leads from the steps over which a run has the final loss of the first run to the last steps of that run.
     Both are means of ``window`` steps, and are drawn in their middle.
     """
-    figure, ((axes,),) = _figure(8, 4.5)
+    figure, ((axes,),) = figure_of(8, 4.5)
     goal, last = curves[0].smoothed(window)[-1], len(curves[0].losses)
     for curve, colour in zip(curves, COLOURS, strict=False):
         shown = _shown(len(curve.losses))
@@ -66,7 +66,7 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
     caption = f"training loss{smoothed if window > 1 else ''}"
     axes.legend(frameon=False, title=caption, title_fontsize=8, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
-    return _png(figure)
+    return png(figure)
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
@@ -81,7 +81,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     import matplotlib
     import numpy as np
 
-    figure, ((by_step, by_second),) = _figure(11, 4.8, 1, 2)
+    figure, ((by_step, by_second),) = figure_of(11, 4.8, 1, 2)
     shown, window = _shown(comparison.steps), comparison.window
     groups = [row.group for row in comparison.rows]
     styles = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
@@ -115,7 +115,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     for text in legend.get_texts():
         text.set_parse_math(False)
     if form == "png":
-        return _png(figure)
+        return png(figure)
     with matplotlib.rc_context({"svg.hashsalt": "guide"}):
         return _saved(figure, format=form, metadata={"Date": None})
 
@@ -143,9 +143,9 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
     columns, size = list(next(iter(rows.values()))), len(tokens)
     inches = min(4.0, max(1.8, 0.16 * size))
     font = min(9.0, 52 * inches / size)
-    with _letters_of_all_scripts():
+    with letters_of_all_scripts():
         width, height = inches * len(columns) + 2.2, inches * len(rows) + 1.6
-        figure, grid = _figure(width, height, len(rows), len(columns))
+        figure, grid = figure_of(width, height, len(rows), len(columns))
         for row, (moment, heads) in enumerate(rows.items()):
             for column, name in enumerate(columns):
                 axes, is_last = grid[row][column], row == len(rows) - 1
@@ -164,7 +164,7 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
         figure.supxlabel("keys: what is looked at", fontsize=10, color="#555555")
         figure.supylabel("queries: who looks", fontsize=10, color="#555555")
         figure.suptitle(title, fontsize=12)
-        return _png(figure)
+        return png(figure)
 
 
 def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
@@ -175,8 +175,8 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
     import numpy as np
 
     inches = _side(len(tokens))
-    with _letters_of_all_scripts():
-        figure, ((axes,),) = _figure(inches, inches)
+    with letters_of_all_scripts():
+        figure, ((axes,),) = figure_of(inches, inches)
         figure.set_layout_engine("none")
         axes.set_position((0, 0, 1, 1))  # equal cell sizes; the file is cropped to the drawing
         image = _matrix(axes, weights_QK, tokens, inches)
@@ -193,7 +193,7 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
             below, (0.5, 0), (0, -8), "axes fraction", "offset points", ha="center", va="top", fontsize=8,
             color="#555555", parse_math=False,
         )  # fmt: skip
-        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+        return png(figure, bbox_inches="tight", pad_inches=0.15)
 
 
 def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, title: str) -> bytes:
@@ -202,7 +202,7 @@ def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, titl
     from matplotlib.textpath import TextPath
 
     inches, columns = _side(len(tokens)), min(3, len(masks))
-    with _letters_of_all_scripts():
+    with letters_of_all_scripts():
         # the longest label determines the gap between pictures
         font = FontProperties(size=_font(len(tokens), inches))
         longest = max(
@@ -211,7 +211,7 @@ def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, titl
         gap = longest / 72 + 0.35
         rows = -(-len(masks) // columns)
         width, height = columns * (inches + gap), rows * (inches + gap + 0.4)
-        figure, _ = _figure(width, height)
+        figure, _ = figure_of(width, height)
         figure.clear()
         figure.set_layout_engine("none")
         for number, (name, weights_QK) in enumerate(masks.items()):
@@ -223,7 +223,7 @@ def pattern_grid(masks: Mapping[str, np.ndarray], tokens: Sequence[str], *, titl
         figure.suptitle(
             "\n".join(textwrap.wrap(title, max(40, int(width * 10)))), fontsize=10, y=1 + 0.1 / height, color="#555555"
         )
-        return _png(figure, bbox_inches="tight", pad_inches=0.15)
+        return png(figure, bbox_inches="tight", pad_inches=0.15)
 
 
 def _side(size: int) -> float:
@@ -260,7 +260,7 @@ def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: fl
 
 
 @contextmanager
-def _letters_of_all_scripts() -> Iterator[None]:
+def letters_of_all_scripts() -> Iterator[None]:
     """Use installed fonts as fallbacks, and warn once if none of them has a letter."""
     import matplotlib
     from matplotlib import font_manager
@@ -278,7 +278,7 @@ def _letters_of_all_scripts() -> Iterator[None]:
         log.warning("no installed font has some letters of this text; they are drawn as boxes")
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def figure_of(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """A figure of a size in inches, and its axes as a grid."""
     import matplotlib
 
@@ -288,7 +288,7 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
     return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
 
 
-def _png(figure: Any, **options: Any) -> bytes:
+def png(figure: Any, **options: Any) -> bytes:
     return _saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
 
 

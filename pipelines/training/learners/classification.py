@@ -13,8 +13,16 @@ from torch.nn import functional
 from guidance.checkpoint import read_config
 from guidance.errors import InputError
 from guidance.mechanisms.attacks import Form
+from guidance.tasks.calibration import calibration
 from pipelines.training.learner import Given, folder_of
-from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, training_labels
+from pipelines.training.learners.examples import (
+    Batch,
+    ExampleLearner,
+    Head,
+    Prediction,
+    at_least_float32,
+    training_labels,
+)
 from pipelines.training.objective import Task
 
 UNKNOWN = -100
@@ -54,8 +62,8 @@ class Classes(Head):
 
     @classmethod
     def of_model(cls, config: Any) -> Classes:
-        """For the labels of a trained model."""
-        return cls([str(config.id2label[number]) for number in range(config.num_labels)])
+        """For the labels of a trained model.  Class n of a model that only knows ``LABEL_n`` is the label n."""
+        return cls([str(config.id2label[number]).removeprefix("LABEL_") for number in range(config.num_labels)])
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -69,15 +77,16 @@ class Classes(Head):
         return logits
 
     def number(self, label: str | None) -> int:
-        """The class of a label, or `UNKNOWN`.  Models from elsewhere often call class n ``LABEL_n``."""
-        return self._numbers.get(str(label), self._numbers.get(f"LABEL_{label}", UNKNOWN))
+        """The class of a label, or `UNKNOWN`."""
+        return UNKNOWN if label is None else self._numbers.get(label, UNKNOWN)
 
     def targets(self, batch: Batch) -> Tensor:
         return torch.tensor([self.number(batch.labels[row]) for row in batch.firsts])
 
     def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        outputs = at_least_float32(outputs)
         weights = None if self._weights is None else self._weights.to(outputs)
-        return functional.cross_entropy(outputs.float(), targets, weights, ignore_index=UNKNOWN, reduction="sum")
+        return functional.cross_entropy(outputs, targets, weights, ignore_index=UNKNOWN, reduction="sum")
 
     def count(self, batch: Batch) -> float:
         return float((self.targets(batch) != UNKNOWN).sum())
@@ -91,11 +100,7 @@ class Classes(Head):
             tied = [number for number, score in enumerate(scores) if score == best]
             gold = self.number(batch.labels[row])
             chosen = next((number for number in tied if number != gold), tied[0])
-            label = batch.labels[row]
-            shown = self.labels[chosen]
-            if label is not None and label not in self._numbers and shown.startswith("LABEL_"):
-                shown = shown.removeprefix("LABEL_")
-            found.append(Prediction(batch.numbers[row], label, shown, scores))
+            found.append(Prediction(batch.numbers[row], batch.labels[row], self.labels[chosen], scores))
         return found
 
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -112,9 +117,28 @@ class Classes(Head):
             "matthews": matthews_corrcoef(gold, predicted),
         }
         if len(self.labels) == 2:
-            positive = self.labels[1].removeprefix("LABEL_") if self.number(gold[0]) == UNKNOWN else self.labels[1]
-            found["f1"] = f1_score(gold, predicted, labels=[positive], average="macro", zero_division=0.0)
+            found["f1"] = f1_score(gold, predicted, labels=[self.labels[1]], average="macro", zero_division=0.0)
         return {name: float(value) for name, value in found.items()}
+
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Precision, recall and F1 of each class, the confusion matrix, and how well probabilities are calibrated."""
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        known = [p for p in predictions if p.gold is not None]
+        if not known:
+            return {}
+        gold, predicted = [str(p.gold) for p in known], [p.prediction for p in known]
+        labels = [*self.labels, *sorted(set(gold) - set(self.labels))]
+        scores = precision_recall_fscore_support(gold, predicted, labels=labels, zero_division=0.0)
+        error, bins = calibration([max(p.scores) for p in known], [p.gold == p.prediction for p in known])
+        return {
+            "classes": {
+                label: {"precision": float(p), "recall": float(r), "f1": float(f), "examples": int(n)}
+                for label, p, r, f, n in zip(labels, *scores, strict=True)
+            },
+            "confusion": {"labels": labels, "counts": confusion_matrix(gold, predicted, labels=labels).tolist()},
+            "calibration": {"expected_error": error, "bins": bins},
+        }
 
 
 def _same_order(labels: Sequence[str], given: Given) -> Sequence[str]:
@@ -170,7 +194,8 @@ class Value(Head):
 
     def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         known = ~targets.isnan()
-        return functional.mse_loss(outputs[known, 0].float(), targets[known], reduction="sum")
+        values = at_least_float32(outputs[known, 0])
+        return functional.mse_loss(values, targets[known].to(values), reduction="sum")
 
     def count(self, batch: Batch) -> float:
         return float((~self.targets(batch).isnan()).sum())

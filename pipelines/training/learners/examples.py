@@ -149,6 +149,10 @@ class Head(ABC):
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """The metrics over all examples that have a label; the names are those of the task's row."""
 
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """What an evaluation says besides the metrics, as JSON; empty for most tasks."""
+        return {}
+
 
 class ExampleLearner(GuidedLearner):
     """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""
@@ -257,6 +261,11 @@ def batches_of(data: Grouped, size: int, limit: int = 0) -> Iterator[Batch]:
     number = min(len(data), limit or len(data))
     for start in range(0, number, size):
         yield data.batch([(0, i) for i in range(start, min(start + size, number))])
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits in float32 if they are in half precision; losses are never computed there."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def training_labels(given: Given) -> list[str]:

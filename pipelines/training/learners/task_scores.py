@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from guidance.installation import Handle
@@ -14,9 +16,14 @@ from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
 from pipelines.training.batches import Examples
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
+from pipelines.training.metrics_files import write_metrics
 from pipelines.training.models import check_lengths, read_tokenizer
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import features
+from pipelines.views.confusion import MOST_CLASSES, confusion_picture
+
+MOST_PARTS = 50
+"""Slices are left out if there would be more, as there are with a file for each example."""
 
 
 def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, head: type[Any]) -> None:
@@ -26,28 +33,61 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
         head: the class of the task's `Head`; its ``of_model`` makes one from the configuration of a model.
     """
     of_model: Head = head.of_model(model.config)
-    predictions = predict(run, model, handle, task, of_model)
-    ids = _ids(run.inputs["corpus"])
+    predictions, tokens = predict(run, model, handle, task, of_model)
+    ids, sources = _documents(run.inputs["corpus"])
     schema = prediction_schema()
     columns = {
         "id": [ids[p.number] for p in predictions],
         "gold": [p.gold for p in predictions],
         "prediction": [p.prediction for p in predictions],
         "scores": [list(p.scores) for p in predictions],
+        "tokens": tokens,
+        "source": [sources[p.number] for p in predictions],
     }
     with run.out.parquet("predictions.parquet", schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
-    metrics = of_model.metrics(predictions)
     counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
     if counts["unlabelled"]:
         run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
-    about = {"schema": 1, "task": task.name, "split": run.config.split}
-    run.out.write_json("metrics.json", {**about, "metrics": metrics, "signatures": {}, "counts": counts})
-    run.out.counts |= {**counts, "task": task.name, "metrics": metrics, "signatures": {}}
+    report = of_model.report(predictions)
+    report["slices"] = slices(
+        of_model, predictions, {"tokens": _thirds(tokens), "source": [sources[p.number] for p in predictions]}
+    )
+    if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
+        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
+        run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
+    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
 
 
-def predict(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> list[Prediction]:
-    """What a model says of the examples of the split, in their order."""
+def slices(
+    head: Head, predictions: Sequence[Prediction], groups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The metrics of parts of the examples, and how many each part has; a grouping of one part is left out.
+
+    Args:
+        groups: for each way to divide the examples, the part that each example belongs to.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, parts in groups.items():
+        distinct = list(dict.fromkeys(parts))
+        if not 1 < len(distinct) <= MOST_PARTS:
+            continue
+        chosen = {part: [p for p, own in zip(predictions, parts, strict=True) if own == part] for part in distinct}
+        found[name] = {part: {"examples": len(some), **head.metrics(some)} for part, some in sorted(chosen.items())}
+    return found
+
+
+def _thirds(sizes: Sequence[int]) -> list[str]:
+    """For each size, whether it is among the shortest, middle or longest third, with the range of that third."""
+    if not sizes:
+        return []
+    low, high = (int(bound) for bound in np.quantile(sizes, [1 / 3, 2 / 3], method="lower"))
+    names = (f"1: at most {low}", f"2: {low + 1} to {high}", f"3: over {high}")
+    return [names[(size > low) + (size > high)] for size in sizes]
+
+
+def predict(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> tuple[list[Prediction], list[int]]:
+    """What a model says of the examples of the split, in their order, and how many tokens each of them has."""
     config, data = run.config, run.inputs["sequences"]
     tokenizer = read_tokenizer(data, masked=False)
     needed = features(handle.plan, training=False)
@@ -64,7 +104,7 @@ def predict(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> lis
             logits = without_gradients(model, handle, inputs, batch)
             found += head.predictions(head.outputs(logits, batch), batch)
             bar.advance(len(batch.sizes))
-    return found
+    return found, examples.lengths[:number].tolist()
 
 
 def prediction_schema() -> Any:
@@ -76,12 +116,14 @@ def prediction_schema() -> Any:
         pa.field(
             "scores", pa.list_(pa.float64()), False, metadata={"unit": "of each class or choice in the model's order"}
         ),
+        pa.field("tokens", pa.int32(), False, metadata={"unit": "count in its sequences, special ones included"}),
+        pa.field("source", pa.string(), False, metadata={"unit": "name of the file"}),
     ]
     return pa.schema(fields)
 
 
-def _ids(corpus: Artifact) -> list[str]:
-    """The id of each document."""
+def _documents(corpus: Artifact) -> tuple[list[str], list[str]]:
+    """The id and the source of each document."""
     with corpus.open(DOCUMENTS) as raw:
-        ids: list[str] = open_parquet(raw).read(columns=["id"])["id"].to_pylist()
-    return ids
+        table = open_parquet(raw).read(columns=["id", "source"])
+    return table["id"].to_pylist(), table["source"].to_pylist()

@@ -520,7 +520,7 @@ def test_attention_has_a_colour_bar_labels_at_both_sides_and_readable_letters(mo
     from pipelines.views import drawing
 
     figures: list[Any] = []
-    monkeypatch.setattr(drawing, "_png", lambda figure: (figures.append(figure), b"")[1])
+    monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
     for tokens in (["<s>", "$x", "犬", "</s>"], [f"token{n}" for n in range(24)]):
         maps = {f"head {n}": np.full((len(tokens), len(tokens)), 0.1) for n in range(3)}
         drawing.attention_grid({"step 0": maps, "step 9": maps}, tokens, title="attention")

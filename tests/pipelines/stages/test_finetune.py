@@ -1,0 +1,336 @@
+"""``guide finetune`` and ``guide evaluate`` on classification and regression."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import sklearn.metrics
+import torch
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import guidance
+from guidance.errors import InputError, Interrupted, PlanError
+from guidance.tasks.calibration import calibration
+from pipelines.stages import evaluate, finetune
+from pipelines.stages import tokenizer as tokenizers
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from tests import finetunings, trainings
+from tests.finetunings import build, measure, reviews, train
+from tests.trainings import At, one_thread, send
+
+__all__ = ["one_thread"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("finetune") / "artifacts")
+
+
+@pytest.fixture(scope="module")
+def data(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    splits = {"train": reviews(), "valid": reviews(8, 100), "test": reviews(12, 200)}
+    return build(store, tmp_path_factory.mktemp("reviews"), splits)
+
+
+@pytest.fixture(scope="module")
+def model(store: Store, data: Artifact) -> Artifact:
+    return train(store, data, steps=30, snapshots=[0], select="accuracy").artifact
+
+
+def rows_of(model: Artifact) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
+
+
+def test_a_model_learns_what_can_be_learned_and_is_measured_on_each_split(
+    store: Store, data: Artifact, model: Artifact
+) -> None:
+    metrics, predictions = measure(store, model.reference, data)
+    assert metrics["accuracy"] == 1.0
+    assert [row["gold"] for row in predictions] == [row["label"] for row in reviews(12, 200)]
+    assert [row["id"] for row in predictions] == [f"test/{number}" for number in range(2, 14)]
+    assert all(sum(row["scores"]) == pytest.approx(1) for row in predictions)
+    last = rows_of(model)[-1]
+    assert last["eval/classification/accuracy"] == measure(store, model.reference, data, split="valid")[0]["accuracy"]
+
+
+def test_metrics_are_those_of_scikit_learn(store: Store, data: Artifact) -> None:
+    early = train(store, data, steps=3).artifact
+    metrics, predictions = measure(store, early.reference, data, split="train")
+    gold, predicted = ([row[key] for row in predictions] for key in ("gold", "prediction"))
+    assert metrics["accuracy"] == sklearn.metrics.accuracy_score(gold, predicted)
+    assert metrics["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, predicted))
+    assert metrics["f1"] == pytest.approx(sklearn.metrics.f1_score(gold, predicted, pos_label="good", zero_division=0))
+
+
+def test_predictions_are_those_of_transformers(store: Store, data: Artifact, model: Artifact) -> None:
+    """A batch of the first texts, through the library that everybody opens the folder with."""
+    tokenizer = AutoTokenizer.from_pretrained(model.path)
+    opened = AutoModelForSequenceClassification.from_pretrained(model.path)
+    assert opened.config.id2label == {0: "bad", 1: "good"}
+    texts = [row["text"] for row in reviews(12, 200)]
+    with torch.no_grad():
+        scores = opened(**tokenizer(texts, return_tensors="pt", padding=True)).logits.double().softmax(-1)
+    _, predictions = measure(store, model.reference, data)
+    np.testing.assert_allclose([row["scores"] for row in predictions], scores.numpy(), atol=1e-6)
+
+
+def test_the_first_loss_is_the_cross_entropy_of_the_first_batch(store: Store, data: Artifact) -> None:
+    run = train(store, data, steps=1, snapshots=[0], batch_size=24, dropout=0, attention_dropout=0).artifact
+    start = run.path / "snapshots/step-0"
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    opened = AutoModelForSequenceClassification.from_pretrained(start)
+    batch = tokenizer([row["text"] for row in reviews()], return_tensors="pt", padding=True)
+    labels = torch.tensor([row["label"] == "good" for row in reviews()]).long()
+    with torch.no_grad():
+        expected = functional.cross_entropy(opened(**batch).logits, labels).item()
+    assert rows_of(run)[0]["loss/classification"] == pytest.approx(expected, rel=1e-5)
+    balanced = train(
+        store, data, steps=1, batch_size=24, dropout=0, attention_dropout=0, class_weights="balanced"
+    ).artifact
+    assert rows_of(balanced)[0]["loss/classification"] == pytest.approx(expected, rel=1e-5), "the classes are balanced"
+
+
+@pytest.mark.parametrize("plan", ["", "preset:asa"])
+def test_a_killed_run_continues_bit_for_bit_and_micro_batches_change_nothing(
+    store: Store, data: Artifact, tmp_path: Path, plan: str
+) -> None:
+    settings: dict[str, Any] = {"steps": 6, "evaluate_every": 2, "save_every": 2, "plan": plan}
+    settings["tokenizer"] = tokenizers.run(data.reference, tokenizers.Config(), store=store).reference
+    whole = train(store, data, **settings).artifact
+    other = Store(tmp_path / "artifacts")
+    settings["tokenizer"] = str(store.find(settings["tokenizer"]))
+    copy = build(other, tmp_path, {"train": reviews(), "valid": reviews(8, 100), "test": reviews(12, 200)})
+    with pytest.raises(Interrupted):
+        train(other, copy, progress=At(3, send(signal.SIGTERM)), **settings)
+    resumed = train(other, copy, **settings).artifact
+    assert trainings.metrics(resumed.path) == trainings.metrics(whole.path)
+    assert trainings.files_of(resumed) == trainings.files_of(whole)
+    if not plan:
+        smooth = {**settings, "dropout": 0, "attention_dropout": 0, "precision": "fp64"}
+        halves = train(store, data, **smooth, micro_batches=3, force=True).artifact
+        trainings.assert_close(halves.path, train(other, copy, **smooth).artifact.path)
+
+
+def test_the_losses_of_an_attack_are_those_of_ones_own_loop(store: Store, data: Artifact) -> None:
+    settings = {"steps": 1, "snapshots": [0], "batch_size": 24, "dropout": 0, "attention_dropout": 0}
+    run = train(store, data, plan="preset:asa", **settings).artifact
+    opened, handle = guidance.load(run.path / "snapshots/step-0", AutoModelForSequenceClassification, training=True)
+    batch = AutoTokenizer.from_pretrained(run.path)(
+        [row["text"] for row in reviews()], return_tensors="pt", padding=True
+    )
+    given = handle.guide(batch["input_ids"], batch["attention_mask"])
+    clean = opened(**batch, guidance=given)
+    attack = given.attack()
+    attacked = opened(**batch, guidance=attack)
+    total = attack.adversarial_loss(clean, attacked, "classification", total_steps=1).item()
+    row = rows_of(run)[0]
+    parts = sum(row[f"weight/adversary/{name}"] * row[f"loss/adversary/{name}"] for name in ("outputs", "penalty"))
+    assert parts == pytest.approx(total, rel=1e-4)
+
+
+def test_a_plan_gets_the_statistics_that_it_reads(store: Store, data: Artifact) -> None:
+    before = {path.parent.name for path in store.folders()}
+    run = train(store, data, steps=2, plan="preset:roles-unparsed", heads=8, hidden=32).artifact
+    assert {"idf", "masks"} - before <= {path.parent.name for path in store.folders()}
+    made = store.load_input(run, "masks")
+    assert "idf" in made.counts["columns"]
+    metrics, _ = measure(store, run.reference, data)
+    assert "accuracy" in metrics
+    with pytest.raises(PlanError, match="which a parser finds"):
+        train(store, data, steps=2, plan="preset:roles", heads=8, hidden=32)
+
+
+def test_a_pretrained_model_gets_a_new_head_and_keeps_its_encoder(store: Store, data: Artifact, tmp_path: Path) -> None:
+    words = dict.fromkeys(word for row in reviews() for word in row["text"].split())
+    files = trainings.tokenizer_files([*trainings.SPECIAL, *words, *trainings.WORDS])
+    pretrained = trainings.train(store, trainings.sequences(store, tokenizer=files)).artifact
+    run = train(store, data, init=pretrained.reference, steps=1, snapshots=[0]).artifact
+    start, before = (
+        AutoModelForSequenceClassification.from_pretrained(path)
+        for path in (run.path / "snapshots/step-0", pretrained.path)
+    )
+    for name, tensor in before.base_model.state_dict().items():
+        assert torch.equal(start.base_model.state_dict()[name], tensor), name
+    further = train(store, data, init=run.reference, steps=1, snapshots=[0]).artifact
+    first = AutoModelForSequenceClassification.from_pretrained(further.path / "snapshots/step-0")
+    last = AutoModelForSequenceClassification.from_pretrained(run.path)
+    assert all(torch.equal(tensor, last.state_dict()[name]) for name, tensor in first.state_dict().items())
+
+
+def test_labels_keep_the_order_of_the_model_to_start_from(store: Store, data: Artifact, model: Artifact) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model.path)
+    turned = AutoModelForSequenceClassification.from_pretrained(model.path)
+    with torch.no_grad():
+        for tensor in turned.classifier.parameters():
+            tensor.copy_(tensor.flip(0))
+    turned.config.id2label, turned.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
+    folder = store.root.parent / "turned"
+    turned.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert measure(store, str(folder), data)[0]["accuracy"] == 1.0
+    run = train(store, data, init=str(folder), steps=1, learning_rate=1e-9).artifact
+    assert measure(store, run.reference, data)[0]["accuracy"] == 1.0
+
+
+def test_a_model_from_elsewhere_is_measured_by_the_number_of_its_labels(
+    store: Store, tmp_path: Path, model: Artifact
+) -> None:
+    opened = AutoModelForSequenceClassification.from_pretrained(model.path)
+    opened.config.id2label, opened.config.label2id = {0: "LABEL_0", 1: "LABEL_1"}, {"LABEL_0": 0, "LABEL_1": 1}
+    opened.save_pretrained(tmp_path / "elsewhere")
+    AutoTokenizer.from_pretrained(model.path).save_pretrained(tmp_path / "elsewhere")
+    rows = [{**row, "label": str(int(row["label"] == "good"))} for row in reviews(12, 200)]
+    numbered = build(store, tmp_path, {"test": rows})
+    metrics, predictions = measure(store, str(tmp_path / "elsewhere"), numbered)
+    assert metrics["accuracy"] == metrics["f1"] == 1.0
+    assert {row["prediction"] for row in predictions} == {"0", "1"}
+
+
+def test_labels_that_training_did_not_have_count_as_wrong_and_missing_ones_are_left_out(
+    store: Store, tmp_path: Path, model: Artifact
+) -> None:
+    rows = reviews(8, 200)
+    rows[0]["label"], rows[1]["label"] = "neutral", ""
+    metrics, predictions = measure(store, model.reference, build(store, tmp_path, {"test": rows}))
+    assert metrics["accuracy"] == pytest.approx(6 / 7)
+    assert predictions[1]["gold"] is None
+
+
+def test_classes_confusions_slices_and_calibration_are_reported(store: Store, data: Artifact) -> None:
+    early = train(store, data, steps=3).artifact
+    made = evaluate.run(early.reference, data.reference, evaluate.Config(split="train"), store=store).artifact
+    report = json.loads(made.read("metrics.json"))
+    rows = pq.read_table(made.path / "predictions.parquet").to_pylist()
+    gold, predicted = ([row[key] for row in rows] for key in ("gold", "prediction"))
+    assert report["confusion"]["counts"] == sklearn.metrics.confusion_matrix(gold, predicted).tolist()
+    expected = sklearn.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    for label in ("bad", "good"):
+        assert report["classes"][label]["f1"] == pytest.approx(expected[label]["f1-score"])
+        assert report["classes"][label]["examples"] == expected[label]["support"]
+    assert sum(part["examples"] for part in report["slices"]["tokens"].values()) == len(rows)
+    assert sum(bin["examples"] for bin in report["calibration"]["bins"]) == len(rows)
+    assert made.read("confusion.png").startswith(b"\x89PNG")
+
+
+def test_calibration_of_a_case_worked_by_hand() -> None:
+    error, bins = calibration([0.95, 0.95, 0.55, 0.55, 1.0], [True, False, True, True, True])
+    # bins 0.9 to 1: mean 2.9 / 3, accuracy 2 / 3; 0.5 to 0.6: mean 0.55, accuracy 1
+    assert error == pytest.approx(3 / 5 * (2.9 / 3 - 2 / 3) + 2 / 5 * 0.45)
+    assert [(bin["from"], bin["examples"]) for bin in bins] == [(0.5, 2), (0.9, 3)]
+
+
+def test_equal_scores_never_count_as_right() -> None:
+    from pipelines.training.learners.classification import Classes
+    from pipelines.training.learners.examples import Batch
+
+    head = Classes(["a", "b"])
+    batch = Batch([np.zeros(2)] * 3, ["a", "b", "a"], [0, 1, 2], {}, [1, 1, 1], [(0, 0), (0, 1), (0, 2)])
+    found = head.predictions(torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]]), batch)
+    assert [p.prediction for p in found] == ["b", "a", "a"]
+    assert head.metrics(found)["accuracy"] == pytest.approx(1 / 3)
+
+
+def test_training_ends_early_when_validations_get_no_better(store: Store, data: Artifact) -> None:
+    run = train(store, data, steps=200, evaluate_every=5, patience=2, select="accuracy").artifact
+    assert run.counts["steps"] == run.counts["best_step"] + 10 < 200
+    reached = max(row.get("eval/classification/accuracy", 0) for row in rows_of(run))
+    assert run.counts["best"] == {"metric": "accuracy", "value": reached}
+    assert "best/model.safetensors" in run.files
+
+
+def test_an_epoch_and_a_share_of_warm_up_are_in_steps(store: Store, data: Artifact) -> None:
+    run = train(store, data, epochs=4, warmup_fraction=0.25).artifact
+    rows = rows_of(run)
+    assert len(rows) == 12
+    assert [row["step"] for row in rows if "valid/classification" in row] == [3, 6, 9, 12]
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2]) and rates[3] == pytest.approx(1e-2)
+    assert rates[-1] == pytest.approx(1e-2 / 9)
+
+
+def values(number: int) -> list[dict[str, str]]:
+    texts = (f"{'very ' * (i % 5)}good number {i}" for i in range(number))
+    return [{"text": text, "label": f"{text.count('very') / 2:.1f}"} for text in texts]
+
+
+def test_numbers_are_regressed_and_correlated(store: Store, tmp_path: Path) -> None:
+    data = build(store, tmp_path, {"train": values(40), "test": values(15)})
+    run = train(store, data, steps=40, select="pearson").artifact
+    metrics, predictions = measure(store, run.reference, data)
+    gold, predicted = (np.array([float(row[key]) for row in predictions]) for key in ("gold", "prediction"))
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(gold, predicted)[0, 1])
+    assert metrics["mse"] == pytest.approx(((gold - predicted) ** 2).mean())
+    assert metrics["pearson"] > 0.8
+    attacked = rows_of(train(store, data, steps=2, plan="preset:asa").artifact)[-1]
+    assert math.isfinite(attacked["loss/adversary/outputs"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ([{"text": "a b c", "label": "x"}] * 30, {}, "all training examples have the label 'x'"),
+        ([{"text": f"a {i}", "label": "x" if i % 2 else ""} for i in range(30)], {}, "training examples have no label"),
+        ([{"text": f"a {i}", "label": "1.5" if i else "many"} for i in range(30)], {}, "has 'many'"),
+        ([{"text": f"a {i}", "label": str(i % 2)} for i in range(30)], {"select": "spearman"}, "--select spearman"),
+        (
+            [{"text": f"a {i}", "label": f"{i / 7}"} for i in range(30)],
+            {"class_weights": "balanced"},
+            "--class-weights",
+        ),
+    ],
+    ids=["one class", "no labels", "words among numbers", "unknown metric", "setting of another task"],
+)
+def test_data_that_cannot_be_learned_is_refused(
+    store: Store, tmp_path: Path, rows: list[dict[str, str]], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train(store, build(store, tmp_path, {"train": rows}), steps=1, **settings)
+
+
+def test_what_is_no_dataset_is_refused(store: Store, tmp_path: Path) -> None:
+    from pipelines.stages import corpus
+
+    (tmp_path / "text.txt").write_text("Some text. More text.\n" * 30)
+    text = corpus.run([str(tmp_path / "text.txt")], corpus.Config(), store=store).artifact
+    with pytest.raises(InputError, match="running text, not examples"):
+        train(store, text)
+    with pytest.raises(InputError, match="running text, not examples"):
+        train(store, trainings.sequences(store))
+
+
+def test_a_generators_guides_and_models_without_a_head_are_refused(store: Store, data: Artifact) -> None:
+    with pytest.raises(PlanError, match="fine-tuning has none"):
+        train(store, data, steps=1, plan="preset:mcmisp-bert")
+    run = finetunings.train(store, data, steps=1).artifact
+    with pytest.raises(InputError, match="`guide evaluate` only measures"):
+        measure(store, run.reference, trainings.sequences(store))
+
+
+def test_sequences_and_masks_can_be_given(store: Store, data: Artifact, model: Artifact) -> None:
+    sequences = store.load_input(model, "sequences")
+    assert train(store, sequences, steps=30, snapshots=[0], select="accuracy").reused
+    table = pq.read_table(sequences.path / "train.parquet")
+    assert table["label"].to_pylist() == [row["label"] for row in reviews()]
+
+
+def test_a_task_is_chosen_by_the_labels() -> None:
+    from pipelines.training.tasks import task_for
+
+    def chosen(*labels: str) -> str:
+        return task_for("auto", {"examples": {"train": dict.fromkeys(labels, 1)}, "labels": len(labels)}, "").name
+
+    assert chosen("0", "1") == chosen("good", "bad") == "classification"
+    assert chosen("1", "2.5") == "regression"
+    assert task_for("auto", {"labels": 130}, "").name == "regression"
+    with pytest.raises(InputError, match="learns from examples"):
+        task_for("classification", {"shape": "nothing"}, "x")
+    assert finetune.Config(steps=7).epochs is None

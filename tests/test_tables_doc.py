@@ -22,6 +22,7 @@ from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import example_schema, pair_schema, sequence_schema
+from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
 from pipelines.training.learners.translation_scores import prediction_schema
 from tests import trainings
 
@@ -38,6 +39,9 @@ SCHEMAS = {
     "counts.parquet": count_schema(),
     "train.parquet of masks": mask_schema(list(COLUMNS)),
     "predictions.parquet": prediction_schema(),
+    "predictions.parquet of masked words": score_schema(OF_WORDS),
+    "predictions.parquet of next sentences": score_schema(OF_PAIRS),
+    "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

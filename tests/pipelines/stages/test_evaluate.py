@@ -155,6 +155,11 @@ def test_the_class_decides_and_other_models_are_refused_by_name(shop: tuple[Stor
         measured(shop[0], folder_of(larger, tmp_path / "bert"), shop[1])
 
 
+def test_settings_of_other_evaluations_are_refused(shop: tuple[Store, Artifact], plain: Artifact) -> None:
+    with pytest.raises(InputError, match="--beams is for translation, and this model is measured as masked-lm"):
+        measured(shop[0], plain, shop[1], beams=2)
+
+
 # pairs of texts, and discriminators
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Result
 from pipelines.progress import Progress
-from pipelines.stages import dataset, evaluate, finetune
+from pipelines.stages import dataset, evaluate, finetune, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
@@ -44,7 +44,10 @@ def build(store: Store, folder: Path, splits: dict[str, list[dict[str, str]]], *
 
 
 def train(store: Store, data: Artifact, progress: Progress | None = None, **changes: Any) -> Result:
-    """Fine-tune a tiny model, by default a new one."""
+    """Fine-tune a tiny model, by default a new one with a tokenizer of whole words."""
+    if not changes.keys() & {"init", "tokenizer"} and data.kind == "corpus":
+        words = tokenizer.run(data.reference, tokenizer.Config(kind="word", min_frequency=1), store=store)
+        changes["tokenizer"] = words.reference
     options = {key: changes.pop(key) for key in ("resume", "allow_change", "force") if key in changes}
     result = finetune.run(
         data.reference, finetune.Config(**(TINY | changes)), store=store, progress=progress, **options

@@ -14,7 +14,7 @@ from guidance.errors import GateFailed, InputError, did_you_mean
 from pipelines.engine.stage import Result
 from pipelines.stages import evaluate
 
-LOWER_IS_BETTER = ("loss", "perplexity", "nll", "pk", "windowdiff")
+LOWER_IS_BETTER = ("loss", "perplexity", "nll", "mse", "error", "pk", "windowdiff", "window_diff")
 """The last words of metrics that are better when they are lower."""
 
 MOST_CLASSES = 30
@@ -117,7 +117,7 @@ def parse_gates(given: Sequence[str] | None, flag: str) -> list[tuple[str, str, 
     """
     gates = []
     for text in given or ():
-        name, _, value = text.partition("=")
+        name, _, value = text.lower().partition("=")
         try:
             limit = float(value)
         except ValueError:

@@ -50,6 +50,7 @@ COMMANDS = (
     "train",
     "compare",
     "evaluate",
+    "live",
     "convert",
     "patterns",
     "plan",

@@ -37,7 +37,7 @@ def commands_of(page: str) -> list[str]:
 
 def is_run(command: str) -> bool:
     """Whether a command line can run here: others install things, or start ``make``."""
-    return command.startswith(("guide ", "C=$(guide", "C=$(cat"))
+    return command.startswith(("guide ", "C=$(guide", "C=$(cat", "head ", "printf "))
 
 
 PAGES = {

@@ -23,6 +23,7 @@ from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import document_schema as document_sequence_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
+from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
 from pipelines.training.learners.translation_scores import prediction_schema
 from tests import trainings
 
@@ -40,6 +41,9 @@ SCHEMAS = {
     "counts.parquet": count_schema(),
     "train.parquet of masks": mask_schema(list(COLUMNS)),
     "predictions.parquet": prediction_schema(),
+    "predictions.parquet of masked words": score_schema(OF_WORDS),
+    "predictions.parquet of next sentences": score_schema(OF_PAIRS),
+    "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

@@ -46,13 +46,13 @@ class Places:
     """Places of a text, whose tokens are to be counted or predicted.
 
     Attributes:
-        seen: int64, the ids that a model sees, with `REACH` times the id ``vocab_size`` around each sequence.
-        words: int64 of the same shape, the ids to count or predict.
+        seen: int32, the ids that a model sees, with `REACH` times an id that no token has around each sequence.
+        words: int32 of the same shape, the ids to count or predict.
         at: int64_N, the places.
     """
 
-    seen: Ints
-    words: Ints
+    seen: NDArray[np.int32]
+    words: NDArray[np.int32]
     at: Ints
 
     @classmethod
@@ -69,14 +69,19 @@ class Places:
         """
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         shifted = np.arange(len(seen)) + REACH * (rows + 1)
-        wide_seen, wide_words = (np.full(len(seen) + REACH * len(bounds), edge, np.int64) for _ in range(2))
-        wide_seen[shifted], wide_words[shifted] = seen, words
-        return cls(wide_seen, wide_words, shifted[chosen])
+
+        def widened(ids: NDArray[np.generic]) -> NDArray[np.int32]:
+            wide = np.full(len(ids) + REACH * len(bounds), edge, np.int32)
+            wide[shifted] = ids
+            return wide
+
+        wide_seen = widened(seen)
+        return cls(wide_seen, wide_seen if words is seen else widened(words), shifted[chosen])
 
     def __len__(self) -> int:
         return len(self.at)
 
-    def column(self, offset: int, at: Ints) -> Ints:
+    def column(self, offset: int, at: Ints) -> NDArray[np.int32]:
         """The token at an offset from some places: what the model sees there, or the word itself at 0."""
         return self.seen[at + offset] if offset else self.words[at]
 

@@ -86,6 +86,7 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
             sequences = store.load(data, kind="sequences")
         stack.enter_context(sequences)
         evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
+        _check_settings(evaluation, config)
         inputs["sequences"] = sequences
         if evaluation.needs_corpus:
             inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
@@ -119,6 +120,16 @@ def _sequences_of(
         )
         config = config.model_copy(update={"masks": "".join(masks)})
     return made, config
+
+
+def _check_settings(evaluation: Evaluation, config: Any) -> None:
+    """Raises InputError when a setting of another evaluation was changed."""
+    own = {name for group in evaluation.settings for name in group.model_fields}
+    for other in EVALUATIONS:
+        for name, field in ((name, field) for group in other.settings for name, field in group.model_fields.items()):
+            if name not in own and getattr(config, name) != field.default:
+                flag = "--" + name.replace("_", "-")
+                raise InputError(f"{flag} is for {other.task}, and this model is measured as {evaluation.task}")
 
 
 def _rows(data: Artifact, split: str) -> int:

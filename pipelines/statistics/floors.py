@@ -15,6 +15,9 @@ from pipelines.storage.artifacts import Artifact
 STRETCHES = 100
 """The training text is cut into so many stretches of sequences; every tenth is held out to fit weights."""
 
+MOST_TOKENS = 1 << 25
+"""Of longer training text, sequences at equal distances are counted, about so many tokens."""
+
 FIT_EPOCH = 2**62 + 1
 """The epoch number for masking the held-out stretches: no epoch of training or validation."""
 
@@ -54,13 +57,16 @@ def floors_of(
     edge = masker.vocab_size
     ordinary = np.zeros(edge + 1, bool)
     ordinary[masker.ordinary] = True
-    counted = Places.of(train.ids, train.ids, train.bounds, ordinary[train.ids], edge)
-    read = _predicted(masked, edge)
+    kept = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
+    ids, bounds = train.ids[np.repeat(kept, train.lengths)], np.cumsum([0, *train.lengths[kept]])
+    is_counted = ordinary[ids]
+    counted, read = Places.of(ids, ids, bounds, is_counted, edge), _predicted(masked, edge)
     if not len(counted) or not len(read):
         return None
-    rows = held_out(len(train))
-    is_held = np.repeat(rows, train.lengths)[ordinary[train.ids]]
-    again = (masker(train[i], seed=seed, epoch=FIT_EPOCH, example=int(i)) for i in np.flatnonzero(rows))
+    rows = held_out(len(bounds) - 1)
+    is_held = np.repeat(rows, np.diff(bounds))[is_counted]
+    held = np.flatnonzero(kept)[rows]
+    again = (masker(train[i], seed=seed, epoch=FIT_EPOCH, example=int(i)) for i in held)
     nats = floors(counted, is_held, _predicted(again, edge), read, len(masker.ordinary))
     return Floors(nats, len(counted), len(read))
 

@@ -190,13 +190,19 @@ def configuration(
     return AutoConfig.for_model(family, **given | more)
 
 
+def longest_input(found: Any) -> int | None:
+    """The greatest number of tokens that a model with this configuration reads; None if there is no limit."""
+    most = getattr(found, "max_position_embeddings", None)
+    if most is not None and found.model_type in OFFSET_POSITIONS:
+        most -= found.pad_token_id + 1
+    return most
+
+
 def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
     """Raises InputError when a sequence is longer than the model allows."""
-    most = getattr(found, "max_position_embeddings", None)
+    most = longest_input(found)
     if most is None:
         return
-    if found.model_type in OFFSET_POSITIONS:
-        most -= found.pad_token_id + 1
     import numpy as np
 
     lengths = np.concatenate([split.lengths for split in splits.values()])

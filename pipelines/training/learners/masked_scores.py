@@ -8,7 +8,7 @@ with the same seed.  So the loss of a model on the first sequences of the valida
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +57,16 @@ UNITS = {
 }
 """The columns of predictions, each with its type and its unit."""
 
+OF_WORDS = ("sequence", "masked", "correct", "nll")
+OF_PAIRS = (*OF_WORDS, "follows", "follows_score")
+OF_TOKENS = ("sequence", "tokens", "replaced", "found", "right", "nll")
+"""The columns of the predictions of each evaluation."""
+
+
+def score_schema(names: Sequence[str]) -> pa.Schema:
+    """The schema of ``predictions.parquet`` with these columns."""
+    return pa.schema([pa.field(name, UNITS[name][0], metadata={"unit": UNITS[name][1]}) for name in names])
+
 
 def probability(run_config: Any, model: Any) -> float:
     """The share of tokens to mask: the one asked for, that of the model's training, or 0.15.
@@ -79,7 +89,7 @@ def evaluate_words(run: Run, folder: Path, model: Any, handle: Handle) -> None:
         NumericalError: the loss is not finite.
     """
     given = _given(run, folder, model, handle)
-    learner, columns = MaskedLM(given, model), _Columns("sequence", "masked", "correct", "nll")
+    learner, columns = MaskedLM(given, model), _Columns(*OF_WORDS)
     for numbers, batch, inputs, output in _passes(run, learner):
         columns.add(sequence=numbers, **_words(output.logits, inputs, batch.length, len(numbers)))
     _finish(run, "masked-lm", columns, {}, {}, pseudo=(given, model, handle))
@@ -92,7 +102,7 @@ def evaluate_pairs(run: Run, folder: Path, model: Any, handle: Handle) -> None:
     paired = Given(**{**vars(given), "valid": documents})
     check_lengths(model.config, {run.config.split: documents}, given.sequences.reference)  # type: ignore[dict-item]
     learner = NextSentence(paired, model, [])
-    columns = _Columns("sequence", "masked", "correct", "nll", "follows", "follows_score")
+    columns = _Columns(*OF_PAIRS)
     loss = right = 0.0
     for numbers, batch, inputs, output in _passes(run, learner):
         logits_B2, labels_B = output.seq_relationship_logits.float(), inputs.relations_B  # type: ignore[attr-defined]
@@ -131,7 +141,7 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
         )
     learner, columns = (
         ReplacedToken(given, model, network),
-        _Columns("sequence", "tokens", "replaced", "found", "right", "nll"),
+        _Columns(*OF_TOKENS),
     )
     filling = np.zeros(4)
     for numbers, batch, inputs, output in _passes(run, learner, filling):
@@ -269,7 +279,7 @@ class _Columns:
     def table(self) -> pa.Table:
         """All rows, in the order of the sequences."""
         order = np.argsort(self.values["sequence"], kind="stable")
-        schema = pa.schema([pa.field(n, UNITS[n][0], metadata={"unit": UNITS[n][1]}) for n in self.values])
+        schema = score_schema(list(self.values))
         arrays = [
             pa.array([int(values[i]) if pa.types.is_integer(kind) else values[i] for i in order], kind)
             for values, kind in zip(self.values.values(), schema.types, strict=True)

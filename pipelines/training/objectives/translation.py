@@ -22,8 +22,8 @@ class Settings(Config):
     decoder_layers: int | None = Field(None, ge=1, description="Layers of the decoder in translation, else --layers.")
 
 
-class EvaluationSettings(Config):
-    """Settings of the evaluation of translation alone."""
+class Decoding(Config):
+    """How a translation is searched for."""
 
     beams: int = Field(5, ge=1, le=1000, description="Beams of the beam search; 1 is greedy search.")
     length_penalty: float = Field(
@@ -33,6 +33,11 @@ class EvaluationSettings(Config):
         description="Log-likelihoods are divided by the length to this power; 0 favours short translations.",
     )
     max_length: int = Field(0, ge=0, description="Longest translation, in tokens; 0 for as many as the model allows.")
+
+
+class EvaluationSettings(Decoding):
+    """Settings of the evaluation of translation alone."""
+
     bleu_tokenizer: Literal["13a", "intl", "char", "zh", "none"] = Field(
         "13a", description="How BLEU splits text into words; its signature names it."
     )

@@ -155,6 +155,11 @@ def test_the_class_decides_and_other_models_are_refused_by_name(shop: tuple[Stor
         measured(shop[0], folder_of(larger, tmp_path / "bert"), shop[1])
 
 
+def test_settings_of_other_evaluations_are_refused(shop: tuple[Store, Artifact], plain: Artifact) -> None:
+    with pytest.raises(InputError, match="--beams is for translation, and this model is measured as masked-lm"):
+        measured(shop[0], plain, shop[1], beams=2)
+
+
 # pairs of texts, and discriminators
 
 
@@ -244,6 +249,20 @@ def test_without_training_text_there_are_no_floors(store: Store, plain: Artifact
     assert "no training text to count" in caplog.text
 
 
+def test_of_much_training_text_sequences_at_equal_distances_are_counted(
+    shop: tuple[Store, Artifact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = read_tokenizer(shop[1])
+    train, valid = (Examples.read(shop[1], split, len(tokenizer)) for split in ("train", "valid"))
+    masker = masker_of(tokenizer, 0.15)
+    rows = [masker(valid[i], seed=0, epoch=VALID_EPOCH, example=i) for i in range(len(valid))]
+    monkeypatch.setattr("pipelines.statistics.floors.MOST_TOKENS", int(train.bounds[-1]) // 3 + 1)
+    found = floors_of(train, rows, masker)
+    third = np.concatenate([train[i] for i in range(0, len(train), 3)])
+    assert found is not None and found.counted == int((~np.isin(third, tokenizer.all_special_ids)).sum())
+    assert found.nats["previous"] < found.nats["unigram"]
+
+
 @pytest.mark.parametrize(("number", "expected"), [(1, 1), (5, 1), (10, 1), (60, 6), (1000, 100), (1234, 120)])
 def test_a_tenth_is_held_out_in_stretches(number: int, expected: int) -> None:
     held = held_out(number)
@@ -266,7 +285,7 @@ def test_the_command_prints_a_table_and_gates_end_it_with_5(
     loss = next(float(words[1]) for words in table if words[:1] == ["loss"])
     assert loss == pytest.approx(validation(plain)["mlm"], abs=1e-3)
     assert any(words[:2] == ["floor:", "unigram"] for words in table)
-    assert evaluated("--fail-under", "accuracy=0", "--fail-over", "loss=9").code == 0
+    assert evaluated("--fail-under", "Accuracy=0", "--fail-over", "loss=9").code == 0
     failed = evaluated("--fail-under", "accuracy=0.9", "--fail-over", "loss=1")
     assert failed.code == 5 and failed.out.startswith("evaluation/")
     assert "accuracy is" in failed.err and "under 0.9" in failed.err and "over 1" in failed.err

@@ -1,0 +1,338 @@
+"""Trained models at work on lines of text: they translate, and fill in masked words.
+
+Texts are read as ``guide build-sequences`` reads them, so a model of ours sees what it was trained on; the tokenizer of any
+other model adds its own special tokens.  Plans act as they do at inference.  Words and sentences are found by rules; a plan
+that needs more of a text, such as a parse, is refused before the model is opened.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from guidance.errors import InputError, NumericalError, PlanError
+from pipelines.engine.stage import Files
+from pipelines.text.sentence_rules import split_sentences
+from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
+from pipelines.training.models import longest_input
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LONGEST_LINE = 1 << 20
+"""In bytes."""
+
+MASKS = ("<mask>", "[MASK]")
+"""How a mask may be spelled in any text, besides the model's own way."""
+
+_LONGEST_TRANSLATION = 512
+"""In tokens, for models that know no limit."""
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of a stream, each as soon as it has arrived, without their ends.
+
+    Args:
+        name: of the stream, for messages.
+
+    Raises:
+        InputError: a line is not UTF-8, or longer than `LONGEST_LINE`.
+    """
+    number = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(raw) > LONGEST_LINE:
+            raise InputError(
+                f"{name}, line {number}: longer than {LONGEST_LINE >> 20} MiB", hint="write one sentence to a line"
+            )
+        try:
+            yield raw.decode().removeprefix("\ufeff" if number == 1 else "").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}, line {number}: not UTF-8", hint="iconv -f latin1 -t utf8 converts it") from error
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts as tensors.
+
+    Attributes:
+        inputs: ``input_ids`` and ``attention_mask``, (B, T) each.
+        columns: the features that the plan needs, (B, T) each.
+        encodings: of each text, as ``tokenizers`` gives them.
+    """
+
+    inputs: Mapping[str, Tensor]
+    columns: Mapping[str, Tensor]
+    encodings: Sequence[Any]
+
+
+class LiveModel:
+    """A trained model that reads texts.
+
+    Attributes:
+        cut: how many texts were longer than the model allows and were cut.
+    """
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        """Raises InputError or PlanError when the model cannot do it, or needs more than a bare text."""
+        from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
+        from guidance.plan import Plan
+        from pipelines.training.opening import open_trained
+
+        try:
+            config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
+        except OSError as error:
+            raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+        self.check(folder, config)
+        plan = find_plan(folder)
+        self.needed = _check_needs(plan or Plan(), folder)
+        self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
+        self.longest = longest_input(config)
+        _lay_out(self.tokenizer, self.special, is_ours=plan is not None)
+        if self.longest is not None:
+            self.tokenizer.enable_truncation(self.longest)
+        self.folder, self.cut = folder, 0
+        self.model, self.handle = open_trained(folder, device=device)
+        self.pad_id = next(i for i in (self.special["pad"], self.model.config.pad_token_id, 0) if i is not None)
+
+    spells_masks = False
+    """Whether the mask token in a text stands for a mask."""
+
+    def check(self, folder: Path, config: Any) -> None:
+        """Raises InputError when a model with this configuration cannot do it."""
+
+    def read(self, texts: Sequence[str]) -> Batch:
+        """Texts as a batch on the device of the model.
+
+        Raises:
+            InputError: a token is outside of the vocabulary of the model.
+        """
+        import numpy as np
+
+        from guidance.statistics.roles import COLUMNS
+        from guidance.statistics.texts import word_features
+        from pipelines.training.batches import pad
+
+        encodings = self.tokenizer.encode_batch(list(texts))
+        self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
+        rows = [self._ids(encoding) for encoding in encodings]
+        known, highest = self.model.get_input_embeddings().weight.shape[0], max(int(row.max(initial=0)) for row in rows)
+        if highest >= known:
+            raise InputError(f"{self.folder}: its tokenizer has a token {highest}, and the model has {known} tokens")
+        length, device = max(map(len, rows)), next(self.model.parameters()).device
+        inputs = {
+            "input_ids": pad(rows, self.pad_id, length, device),
+            "attention_mask": pad([np.ones(len(row), np.int64) for row in rows], 0, length, device),
+        }
+        columns: dict[str, list[Any]] = {name: [] for name in self.needed}
+        for text, encoding in zip(texts, encodings, strict=True):
+            if self.needed:
+                found = word_features(SimpleNamespace(encodings=[encoding]), [text], [_words(text)])
+                for name in self.needed:
+                    columns[name].append(found[name][0].numpy())
+        padded = {name: pad(values, COLUMNS[name].fill, length, device) for name, values in columns.items()}
+        return Batch(inputs, padded, encodings)
+
+    def _ids(self, encoding: Any) -> Any:
+        """The ids of a text, in which no text has become a special token, as in training."""
+        import numpy as np
+
+        ids = np.array(encoding.ids, np.int64)
+        is_text = np.array([part is not None for part in encoding.sequence_ids], bool)
+        kept = {self.special["unk"], self.special["mask"] if self.spells_masks else None}
+        added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
+        forbidden = {id_ for id_ in (*added, *self.special.values()) if id_ is not None} - kept
+        unknown = self.special["unk"]
+        if unknown is not None:
+            ids[is_text & np.isin(ids, sorted(forbidden))] = unknown
+        return ids
+
+
+class Translator(LiveModel):
+    """A model that translates; see `guidance.objectives.translation.translate`."""
+
+    def __init__(self, folder: Path, *, beams: int, length_penalty: float, max_length: int, device: str) -> None:
+        from guidance.checkpoint import TARGET_FOLDER
+
+        super().__init__(folder, device)
+        most = self.longest or _LONGEST_TRANSLATION
+        self._search: dict[str, Any] = {
+            "beams": beams,
+            "length_penalty": length_penalty,
+            "max_length": min(max_length or most, most),
+        }
+        target = folder / TARGET_FOLDER
+        self._decoder = _open_tokenizer(target)[0] if (target / TOKENIZER_FILES[0]).is_file() else self.tokenizer
+
+    def check(self, folder: Path, config: Any) -> None:
+        if not config.is_encoder_decoder:
+            raise InputError(
+                f"{folder}: a {config.model_type} model, which does not translate",
+                hint="`guide translate` takes encoder-decoders, such as `guide pretrain --objective translation` trains",
+            )
+
+    def translate(self, texts: Sequence[str]) -> list[str]:
+        """The translation of each text, in one line; an empty text has an empty one."""
+        from guidance.objectives.translation import translate
+
+        places = [place for place, text in enumerate(texts) if text.strip()]
+        found = [""] * len(texts)
+        if places:
+            batch = self.read([texts[place] for place in places])
+            rows = translate(self.model, self.handle, batch.inputs, batch.columns, **self._search)
+            for place, ids in zip(places, rows, strict=True):
+                found[place] = _one_line(self._decoder.decode(ids, skip_special_tokens=True))
+        return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a mask.
+
+    Attributes:
+        token: its text; ``id``: its id.
+        score: its probability, alone, whatever stands at other masks.
+        text: the whole text with it.
+    """
+
+    token: str
+    id: int
+    score: float
+    text: str
+
+
+class Filler(LiveModel):
+    """A masked language model that fills in masks."""
+
+    spells_masks = True
+
+    def check(self, folder: Path, config: Any) -> None:
+        from pipelines.training.objective import has_head
+
+        if not (has_head(config, "ForMaskedLM") or has_head(config, "BertForPreTraining")):
+            name = next(iter(config.architectures or ()), f"a {config.model_type} model")
+            beside = folder / "generator"
+            raise InputError(
+                f"{folder}: {name}, which predicts no masked words",
+                hint=f"the generator beside it does: guide fill {beside}"
+                if beside.is_dir()
+                else "`guide fill` takes masked language models, whose class ends in ForMaskedLM",
+            )
+
+    @property
+    def mask(self) -> str:
+        """The mask token of the model."""
+        return str(self.tokenizer.id_to_token(self.special["mask"]))
+
+    def fill(self, text: str, top: int) -> list[list[Candidate]]:
+        """The most likely tokens of each mask of a text, the best first; special tokens are left out.
+
+        Raises:
+            InputError: the tokenizer has no mask token, the text has no mask, or is longer than the model allows.
+            NumericalError: a score is not finite.
+        """
+        import torch
+
+        from guidance.objectives.selection import logits_at
+
+        if self.special["mask"] is None:
+            raise InputError(f"{self.folder}: its tokenizer has no mask token")
+        if self.mask not in text:
+            for other in MASKS:
+                text = text.replace(other, self.mask)
+        batch = self.read([text])
+        if self.cut:
+            raise InputError(f"the text is longer than the {self.longest} tokens that the model allows", hint="cut it")
+        places = (batch.inputs["input_ids"][0] == self.special["mask"]).nonzero()[:, 0]
+        if not len(places):
+            raise InputError(f"the text has no mask: {text[:80]!r}", hint=f"write {self.mask} for the word to fill in")
+        with torch.no_grad():
+            extra = self.handle.at_inference(**batch.inputs, **batch.columns)
+            logits_NV = logits_at(self.model, places, **batch.inputs, **extra).logits.float()
+        if not torch.isfinite(logits_NV).all():
+            raise NumericalError(f"{self.folder}: its scores are not finite")
+        scores_NV = logits_NV.softmax(-1)
+        known = self.tokenizer.get_vocab_size()
+        never = [id_ for id_ in self.special.values() if id_ is not None]
+        scores_NV[:, never] = -1.0
+        scores_NV[:, known:] = -1.0
+        best = scores_NV.topk(min(top, known - len(set(never))), dim=-1)
+        spans = [batch.encodings[0].offsets[place] for place in places.tolist()]
+        return [
+            [self._candidate(text, span, id_, score) for id_, score in zip(ids, scores, strict=True)]
+            for span, ids, scores in zip(spans, best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def _candidate(self, text: str, span: tuple[int, int], id_: int, score: float) -> Candidate:
+        token = self.tokenizer.decode([id_]).strip() or self.tokenizer.id_to_token(id_)
+        before, after = text[: span[0]], text[span[1] :]
+        whole = before.rstrip() + token[2:] + after if token.startswith("##") else before + token + after
+        return Candidate(token, id_, score, whole)
+
+
+def _one_line(text: str) -> str:
+    """A text in one line, without control characters, which a terminal would obey."""
+    return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
+
+
+def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
+    """The features of words that a plan needs at inference.
+
+    Raises:
+        PlanError: a bare text does not have one of them.
+    """
+    from guidance.patterns.features import FEATURES
+    from pipelines.training.plan_inputs import features
+
+    needed = features(plan, training=False)
+    for need in needed:
+        if need not in ("word", "segment"):
+            label = plan.needs(training=False).get(need, "")
+            source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
+            raise PlanError(
+                f"{folder}: its plan needs the feature {need} (guide {label!r}), which a bare text does not have",
+                hint=f"{need}: {source}\n`guide evaluate` reads it from --masks; guidance.word_features gives it in Python",
+            )
+    return needed
+
+
+def _words(text: str) -> list[Any]:
+    """The words of a text, each with the number of its sentence."""
+    import bisect
+
+    from guidance.statistics.texts import Word
+    from guidance.statistics.words import word_spans
+
+    starts = [start for start, _ in split_sentences(text)]
+    return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in word_spans(text)]
+
+
+def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:
+    """The tokenizer of a folder and its special tokens."""
+    found = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if TOKENIZER_FILES[0] not in found:
+        raise InputError(
+            f"{folder}: has no {TOKENIZER_FILES[0]}",
+            hint="AutoTokenizer.from_pretrained(...).save_pretrained(folder) in Python writes one, if its tokenizer is fast",
+        )
+    files = tokenizer_files(Files.of((folder / name for name in found), found))
+    tokenizer = load_tokenizer(files)
+    tokenizer.encode_special_tokens = not spells_masks
+    return tokenizer, special_ids(files, tokenizer)
+
+
+def _lay_out(tokenizer: Any, special: Mapping[str, int | None], *, is_ours: bool) -> None:
+    """Let a tokenizer put special tokens where the model expects them: a model of ours between ``cls`` and ``sep``."""
+    from tokenizers import processors
+
+    begin, end = special["cls"], special["sep"]
+    plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+    if tokenizer.post_processor is None or (is_ours and whole != [begin, *plain, end]):
+        names = [tokenizer.id_to_token(id_) for id_ in (begin, end)]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[names[0], "$A", names[1]], special_tokens=list(dict(zip(names, (begin, end), strict=True)).items())
+        )

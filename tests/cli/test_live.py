@@ -1,0 +1,300 @@
+"""``guide translate`` and ``guide fill``: in a pipe, with plans, with ordinary folders, and with wrong inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTModel
+
+import guidance
+from guidance.errors import InputError
+from guidance.plan import Guide, Plan
+from pipelines.live_text import Filler, Translator, read_lines
+from pipelines.stages import dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.storage.store import Store
+from tests import trainings
+from tests.trainings import one_thread  # noqa: F401
+
+WORDS = [f"{a}{b}" for a in "bdfg" for b in "aei"]
+SEARCH: dict[str, Any] = {"beams": 2, "length_penalty": 1.0, "max_length": 0, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A store with a translator, and with masked language models: plain, with masked heads, and with heads that read idf."""
+    folder = tmp_path_factory.mktemp("live")
+    store = Store(folder / "artifacts")
+    rows = [f"{a} {b} {c} ." for a in WORDS for b in WORDS[:4] for c in WORDS[4:7]]
+    files: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
+    for split, some in {"train": rows[:100], "test": rows[100:106]}.items():
+        for side, where in (("a", files), ("b", pairs)):
+            path = folder / f"{split}.{side}"
+            path.write_text("".join(f"{row if side == 'a' else row[::-1]}\n" for row in some))
+            where[split] = [str(path)]
+    text = dataset.run(files, dataset.Config(), pairs=pairs, store=store).reference
+    words = tokenizer.Config(kind="word", vocab_size=200, min_frequency=1)
+    pieces = tokenizer.run(text, words, store=store).reference
+    packed = sequences.run(text, pieces, sequences.Config(packing="pairs", max_length=12), store=store)
+    shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 32, "steps": 8, "learning_rate": 1e-2}
+    plan = folder / "window.toml"
+    plan.write_text(Plan((Guide("window", "mask", heads=(0,)),)).dumps())
+    config = pretrain.Config(objective="translation", plan=str(plan), **shape)
+    trained = pretrain.run(packed.reference, config, store=store)
+    assert trained is not None
+    guided = {}
+    for name, guide in {
+        "self": Guide("self", "mask", heads=(0, 1)),
+        "same_segment": Guide("same_segment", "mask", heads=(0,)),
+    }.items():
+        path = folder / f"{name}.toml"
+        path.write_text(Plan((guide,)).dumps())
+        guided[name] = trainings.train(store, plan=str(path)).artifact
+    plain = trainings.train(store).artifact
+    return SimpleNamespace(store=store, pairs=packed.artifact, translator=trained.artifact, plain=plain, **guided)
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """Let stdin hold some bytes."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# translate
+
+
+def test_translations_are_those_of_the_evaluation(
+    work: SimpleNamespace, guide: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = evaluate.Config(beams=2)
+    found = evaluate.run(work.translator.reference, work.pairs.reference, config, store=work.store).artifact
+    rows = pq.read_table(found.path / "predictions.parquet").to_pydict()
+    Path("in.txt").write_text("\n".join([rows["source"][0], "", *rows["source"][1:]]))
+    call = ("translate", work.translator.reference, "in.txt", "--beams", 2, "--store", work.store.root)
+    said = guide(*call)
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert lines == [rows["hypothesis"][0], "", *rows["hypothesis"][1:]]
+    assert guide(*call, "--batch-size", 1).out == said.out
+    objects = [json.loads(line) for line in guide(*call, "--json").out.splitlines()]
+    assert objects[2] == {"source": rows["source"][1], "translation": rows["hypothesis"][1]}
+
+
+def test_long_lines_are_cut_and_counted(work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: Any) -> None:
+    feed(monkeypatch, ("ba " * 40 + "\nbe .\n").encode())
+    said = guide("translate", work.translator.reference, "--beams", 1, "--store", work.store.root)
+    assert said.code == 0 and len(said.out.splitlines()) == 2
+    assert "warning: 1 lines were longer than the 12 tokens of the model and were cut" in said.err
+
+
+def spawn(*arguments: object) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    restore = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from cli.main import main; main()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", restore, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def test_a_line_is_answered_before_the_next_one_comes_and_ctrl_c_ends_it(work: SimpleNamespace) -> None:
+    process = spawn("translate", work.translator.reference, "--beams", 1, "--store", work.store.root)
+    assert process.stdin and process.stdout and process.stderr
+    for line in (b"ba be .\n", b"\n"):
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline()  # would wait for ever if it came only at the end
+        assert answer.endswith(b"\n") and (answer == b"\n") == (line == b"\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, b"")
+    assert err.decode().splitlines()[-1] == "guide: interrupted" and b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_ends_it_with_141(work: SimpleNamespace) -> None:
+    process = spawn("fill", work.plain.reference, "--json", "--store", work.store.root)
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.write(b"w3 <mask> w5\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["text"] == "w3 <mask> w5"
+    process.stdout.close()
+    process.stdin.write(b"w3 <mask> w5\n")
+    process.stdin.close()
+    end = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert process.returncode == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_an_ordinary_translation_folder_translates_with_its_own_layout(tmp_path: Path) -> None:
+    vocabulary = {token: n for n, token in enumerate(["<pad>", "</s>", "<unk>", "<s>", "a", "b", "c"])}
+    own = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<pad>"})
+    )
+    torch.manual_seed(0)
+    sizes = {
+        f"{side}_{name}": 8 if "dim" in name else 1
+        for side in ("encoder", "decoder")
+        for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    config = MarianConfig(
+        vocab_size=7,
+        d_model=8,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        max_position_embeddings=12,
+        **sizes,
+    )
+    model = MarianMTModel(config).eval()
+    model.save_pretrained(tmp_path)
+    found = Translator(tmp_path, **SEARCH)
+    batch = found.read(["a b", "a </s> x"])
+    assert batch.inputs["input_ids"].tolist() == [[4, 5, 1, 0], [4, 2, 2, 1]]  # no text becomes a special token
+    plain: Any = model
+    ids = plain.generate(torch.tensor([[4, 5, 1]]), num_beams=2, do_sample=False, max_new_tokens=12)[0].tolist()
+    expected = own.decode([i for i in ids if i > 1], skip_special_tokens=True)
+    assert found.translate(["a b"]) == [expected]
+
+
+def test_wrong_inputs_of_translate_are_refused(
+    work: SimpleNamespace, guide: Callable[..., Any], monkeypatch: Any
+) -> None:
+    store = ("--store", work.store.root)
+    said = guide("translate", work.plain.reference, *store)
+    assert said.code == 2 and "a roberta model, which does not translate" in said.err
+    said = guide("translate", work.translator.reference, "no-such-file", *store)
+    assert said.code == 2 and "'no-such-file': cannot be read" in said.err
+    assert guide("translate", "no-such-model", *store).code == 2
+    feed(monkeypatch, b"ba .\n\xff\xfe\n")
+    said = guide("translate", work.translator.reference, "--beams", 1, *store)
+    assert said.code == 2 and "stdin, line 2: not UTF-8" in said.err
+    assert len(said.out.splitlines()) == 1  # the line before it was translated
+
+
+def test_lines_end_only_with_line_feeds() -> None:
+    text = "\ufeffone\x0b\u2028still one\r\n\nthree".encode()
+    assert list(read_lines(io.BytesIO(text), "x")) == ["one\x0b\u2028still one", "", "three"]
+    with pytest.raises(InputError, match="line 1: longer than 1 MiB"):
+        list(read_lines(io.BytesIO(b"a" * (1 << 21)), "x"))
+
+
+# fill
+
+
+def test_scores_are_the_probabilities_of_the_model_with_its_plan(work: SimpleNamespace) -> None:
+    text = "w3 <mask> w5 <mask> w9"
+    for artifact in (work.plain, work.self):
+        model, handle = guidance.load(artifact.path)
+        filler = Filler(artifact.path, "cpu")
+        ids = torch.tensor([[0, *(7 + n if n is not None else 4 for n in (3, None, 5, None, 9)), 2]])
+        assert filler.read([text]).inputs["input_ids"].tolist() == ids.tolist()
+        with torch.no_grad():
+            logits = model(ids, **handle.at_inference(input_ids=ids)).logits[0]
+        found = filler.fill(text, 3)
+        assert len(found) == 2
+        for place, mask in zip((2, 4), found, strict=True):
+            probabilities = logits[place].softmax(-1)
+            ordinary = probabilities[5:].topk(3)
+            assert [candidate.id for candidate in mask] == (ordinary.indices + 5).tolist()
+            assert [candidate.score for candidate in mask] == pytest.approx(ordinary.values.tolist(), rel=1e-5)
+        assert found[0][0].text == f"w3 {found[0][0].token} w5 <mask> w9"
+    assert handle.plan.shapes_outputs
+
+
+def test_features_that_need_no_parser_are_computed(work: SimpleNamespace) -> None:
+    filler = Filler(work.same_segment.path, "cpu")
+    batch = filler.read(["w1 w2 . W3 w4 ."])
+    assert filler.needed == ("segment",)
+    assert batch.columns["segment"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+
+
+def test_features_that_a_text_does_not_have_are_refused_by_name(guide: Callable[..., Any], tmp_path: Path) -> None:
+    model = bert()
+    guidance.save(guidance.install(model, Plan((Guide("rare", "mask", heads=(0,)),))), tmp_path / "model")
+    for name, data in trainings.tokenizer_files().items():
+        (tmp_path / "model" / name).write_bytes(data)
+    said = guide("fill", tmp_path / "model", "w1 <mask>")
+    assert said.code == 2 and "its plan needs the feature idf (guide 'rare'" in said.err, said.err
+    assert "guide build-masks" in said.err
+
+
+def bert(vocab_size: int = 64) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForMaskedLM(BertConfig(**sizes, vocab_size=vocab_size, max_position_embeddings=8)).eval()
+
+
+@pytest.fixture
+def wordpieces(tmp_path: Path) -> Path:
+    """An ordinary folder with word pieces."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "ran"]
+    own = Tokenizer(models.WordPiece({token: n for n, token in enumerate(tokens)}, unk_token="[UNK]"))
+    own.pre_tokenizer, own.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    own.add_special_tokens(tokens[:5])
+    own.save(str(tmp_path / "tokenizer.json"))
+    bert(len(tokens)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_an_ordinary_folder_fills_in(wordpieces: Path, guide: Callable[..., Any]) -> None:
+    for text in ("the [MASK] ran", "the <mask> ran"):
+        said = guide("fill", wordpieces, text, "--top", 4, "--json")
+        assert said.code == 0, said.err
+        (mask,) = json.loads(said.out)["masks"]
+        texts = {candidate["token"]: candidate["text"] for candidate in mask}
+        assert len(texts) == 4 and "[PAD]" not in texts
+        assert {texts.get("cat"), texts.get("##s")} <= {"the cat ran", "thes ran", None}
+    rows = guide("fill", wordpieces, "the [MASK] [MASK]", "--top", 2).out.splitlines()
+    assert rows[0].split() == ["mask", "score", "token", "text"]
+    assert [row.split()[0] for row in rows[1:]] == ["1", "1", "2", "2"]
+
+
+def test_wrong_inputs_of_fill_are_refused(
+    work: SimpleNamespace, wordpieces: Path, guide: Callable[..., Any], monkeypatch: Any
+) -> None:
+    for text, message in (("the cat", "the text has no mask"), ("the [MASK]" * 9, "longer than the 8 tokens")):
+        said = guide("fill", wordpieces, text)
+        assert said.code == 2 and message in said.err, said.err
+    feed(monkeypatch, b"the [MASK]\nthe cat\n")
+    said = guide("fill", wordpieces, "--json")
+    assert said.code == 2 and "stdin, line 2: the text has no mask" in said.err
+    assert len(said.out.splitlines()) == 1
+    said = guide("fill", work.translator.reference, "ba <mask>", "--store", work.store.root)
+    assert said.code == 2 and "MarianMTModel, which predicts no masked words" in said.err
+    assert guide("fill", wordpieces / "nothing", "x").code == 2
+    weights = next(wordpieces.glob("*.safetensors"))
+    (wordpieces / "tokenizer.json").unlink()
+    said = guide("fill", wordpieces, "the [MASK]")
+    assert said.code == 2 and "has no tokenizer.json" in said.err
+    assert weights.exists()
+
+
+def test_the_generator_of_a_discriminator_fills_in(work: SimpleNamespace, guide: Callable[..., Any]) -> None:
+    model = trainings.train(work.store, objective="electra").artifact
+    said = guide("fill", model.path, "w1 <mask>")
+    assert said.code == 2 and f"guide fill {model.path / 'generator'}" in said.err

@@ -91,9 +91,15 @@ def test_workers_may_join_after_the_run_has_begun_and_need_not_share_its_folder(
     cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The paths of corpus and store are relative."""
-    executor.log.propagate = True
-    for _ in range(2):
-        threading.Timer(1, cluster.add_worker, ["--no-nanny"]).start()
+    monkeypatch.setattr(executor.log, "propagate", True)
+
+    def join() -> None:
+        with contextlib.suppress(AssertionError):  # without any workers the run would wait for ever
+            wait_until(lambda: "no workers yet" in caplog.text)
+        for _ in range(2):
+            cluster.add_worker("--no-nanny")
+
+    threading.Thread(target=join, daemon=True).start()
     monkeypatch.chdir(store.root.parent)
     relative = Store(store.root.relative_to(store.root.parent))
     with Artifact(text.path.relative_to(store.root.parent)) as corpus:

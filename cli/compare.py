@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +12,7 @@ import typer
 
 from cli.options import Session, command
 from cli.output import check_output_path, escape, say, say_json, speaks_unicode
+from cli.tables import say_table
 from guidance.errors import InputError
 
 PICTURES = (".png", ".svg")
@@ -23,6 +27,7 @@ PICTURES = (".png", ".svg")
         "guide compare plain-0 plain-1 plain-2 guided-0 guided-1 guided-2 --group",
         "guide compare plain model/1f0c   # a run that has not finished",
         "guide compare plain guided --markdown > results.md",
+        "guide compare evaluation/58a1 evaluation/9c0e   # the predictions of two models for the same examples",
     ],
 )
 def compare_runs(
@@ -57,6 +62,10 @@ def compare_runs(
 
     Losses exclude those of guides.  With --group, seeds are summarised as mean and sample standard deviation, and
     tested against those of the baseline with a two-sided paired t-test.
+
+    Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
+    approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  The last column has p-values
+    corrected for the number of comparisons (Holm).
     """
     from pipelines.storage.files import write_file
     from pipelines.views import comparison, comparison_tables
@@ -66,6 +75,8 @@ def compare_runs(
     for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
         if path is not None:
             check_output_path(path, flag, *endings)
+    if _are_evaluations(session, [baseline, *(runs or [])]):
+        return _compare_evaluations(session, [baseline, *(runs or [])])
     found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
     if plot is not None:
         from pipelines.views.drawing import run_curves
@@ -84,3 +95,52 @@ def compare_runs(
     for path in (plot, csv_file):
         if path is not None:
             session.tell(f"written: {escape(path)}")
+
+
+def _are_evaluations(session: Session, references: list[str]) -> bool:
+    """Whether the first artifact is an evaluation; an unfinished run is none."""
+    with contextlib.suppress(InputError):
+        return session.store.find(references[0]).parent.name == "evaluation"
+    return False
+
+
+def _compare_evaluations(session: Session, references: list[str]) -> None:
+    from pipelines.views.evaluations import compare_evaluations
+
+    if len(references) < 2:
+        raise InputError("one evaluation has nothing to be compared with", hint="guide compare EVALUATION OTHER")
+    with contextlib.ExitStack() as opened:
+        evaluations = [opened.enter_context(session.store.load(each, kind="evaluation")) for each in references]
+        found = compare_evaluations(evaluations, references)
+    if session.json:
+        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in found]})
+    titles = (
+        "metric",
+        "baseline",
+        "other",
+        "value",
+        "value",
+        "difference",
+        "95 % interval",
+        "p",
+        "corrected p",
+        "test",
+    )
+    rows = [
+        (
+            tested.metric,
+            tested.baseline,
+            tested.other,
+            f"{tested.first:.4f}",
+            f"{tested.second:.4f}",
+            f"{tested.difference.effect:+.4f}",
+            ""
+            if math.isnan(tested.difference.low)
+            else f"{tested.difference.low:+.4f} to {tested.difference.high:+.4f}",
+            f"{tested.difference.p:.4f}",
+            f"{tested.corrected:.4f}",
+            f"{tested.difference.test}, {tested.difference.n:,} examples",
+        )
+        for tested in found
+    ]
+    say_table(titles, rows, whole=("baseline", "other"))

@@ -1,0 +1,258 @@
+"""Compares what models say of the same examples: is the difference of their metrics more than chance?
+
+Accuracies are compared by McNemar's exact test.  Other metrics of single examples are functions of sums over examples, so the
+examples are drawn anew (paired bootstrap) without computing the metric from scratch.  BLEU and chrF of translations are
+compared by approximate randomisation, by sacrebleu.  The p-values of all comparisons are corrected together by Holm's method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from guidance.errors import InputError
+from guidance.tasks.entities import OUTSIDE, entities
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.views.significance import Difference, holm, mcnemar, paired_bootstrap
+
+ROUNDS = 10_000
+"""Draws of the bootstrap."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric that is a function of sums over examples.
+
+    Attributes:
+        parts: what each example adds, (examples, k).
+        combine: from the k sums to the metric.
+    """
+
+    parts: np.ndarray
+    combine: Callable[[np.ndarray], float]
+
+    def __call__(self, chosen: np.ndarray) -> float:
+        """The metric on these examples, which may repeat."""
+        return self.combine(self.parts[chosen].sum(0))
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The difference of one metric between the baseline and another evaluation.
+
+    Attributes:
+        first, second: the metric of both.
+        corrected: the p-value, corrected for all comparisons.
+    """
+
+    baseline: str
+    other: str
+    metric: str
+    first: float
+    second: float
+    difference: Difference
+    corrected: float = float("nan")
+
+
+def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
+    """Each metric of the first evaluation beside that of every other one.
+
+    Raises:
+        ArtifactMismatch: they are of different tasks or examples.
+        InputError: predictions of this task cannot be compared example by example.
+    """
+    first, *others = evaluations
+    tables = [_predictions(evaluation) for evaluation in evaluations]
+    found: list[Tested] = []
+    for other, label, table in zip(others, labels[1:], tables[1:], strict=True):
+        if other.counts["task"] != first.counts["task"]:
+            raise ArtifactMismatch(
+                f"{labels[0]} measures {first.counts['task']}, {label} measures {other.counts['task']}"
+            )
+        _check_same(tables[0], table, labels[0], label)
+        for metric, one, two, difference in _differences(first.counts["task"], tables[0], table):
+            found.append(Tested(labels[0], label, metric, one, two, difference))
+    corrected = holm([tested.difference.p for tested in found])
+    return [
+        Tested(t.baseline, t.other, t.metric, t.first, t.second, t.difference, p)
+        for t, p in zip(found, corrected, strict=True)
+    ]
+
+
+def _predictions(evaluation: Artifact) -> dict[str, list[Any]]:
+    with evaluation.open("predictions.parquet") as file:
+        columns: dict[str, list[Any]] = pq.read_table(file).to_pydict()
+    return columns
+
+
+def _check_same(one: dict[str, list[Any]], other: dict[str, list[Any]], *labels: str) -> None:
+    for column in ("id", "gold", "source", "reference"):
+        if one.get(column) != other.get(column):
+            raise ArtifactMismatch(
+                f"{labels[0]} and {labels[1]} are of other examples: their columns {column!r} differ",
+                hint="evaluate both models on the same split of the same dataset",
+            )
+
+
+def _differences(
+    task: str, one: dict[str, list[Any]], other: dict[str, list[Any]]
+) -> list[tuple[str, float, float, Difference]]:
+    """For each metric of a task: its name, both values, and what a test says of their difference."""
+    if task == "translation":
+        return _translations(one, other)
+    if task == "summarization":
+        return _summaries(one, other)
+    if "gold" not in one:
+        raise InputError(f"evaluations of {task} have no predictions that could be compared")
+    known = [place for place, gold in enumerate(one["gold"]) if gold is not None]
+    if not known:
+        raise InputError("no example has a label", hint="compare on a split with labels")
+    gold, first, second = (
+        [str(column[place]) for place in known] for column in (one["gold"], one["prediction"], other["prediction"])
+    )
+    found = []
+    if task in ("classification", "choice"):
+        right = [[g == p for g, p in zip(gold, predicted, strict=True)] for predicted in (first, second)]
+        found.append(("accuracy", float(np.mean(right[0])), float(np.mean(right[1])), mcnemar(*right)))
+    figures = [
+        _figures(task, gold, predicted, labels)
+        for labels in [[*gold, *first, *second]]
+        for predicted in (first, second)
+    ]
+    everything = np.arange(len(known))
+    for name in figures[0]:
+        a, b = (figure[name] for figure in figures)
+        found.append((name, a(everything), b(everything), paired_bootstrap(a, b, len(known), rounds=ROUNDS)))
+    return found
+
+
+def _figures(task: str, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Figure]:
+    """The metrics of a task that are functions of sums.
+
+    Args:
+        labels: all that occur, in gold labels or in predictions of either model.
+    """
+    if task == "classification":
+        return _of_classes(gold, predicted, sorted(set(labels)))
+    if task == "regression":
+        return _of_numbers(gold, predicted)
+    if task == "tagging":
+        return {
+            "f1": Figure(_entity_counts(gold, predicted), _f1),
+            "token_f1": Figure(_tag_counts(gold, predicted), _f1),
+        }
+    if task == "segmentation":
+        return {"f1": Figure(_boundary_counts(gold, predicted), _f1)}
+    return {}
+
+
+def _of_classes(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Figure]:
+    numbers = {label: number for number, label in enumerate(labels)}
+    size = len(labels)
+    right, guessed, named = (np.zeros((len(gold), size)) for _ in range(3))
+    for row, (true, guess) in enumerate(zip(gold, predicted, strict=True)):
+        named[row, numbers[true]] = guessed[row, numbers[guess]] = 1
+        right[row, numbers[true]] = true == guess
+
+    def macro_f1(sums: np.ndarray) -> float:
+        correct, predicted_sums, true_sums = sums.reshape(3, size)
+        present = true_sums + predicted_sums > 0
+        return float((2 * correct[present] / (true_sums + predicted_sums)[present]).mean())
+
+    return {"f1_macro": Figure(np.concatenate([right, guessed, named], axis=1), macro_f1)}
+
+
+def _of_numbers(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Figure]:
+    x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
+
+    def pearson(sums: np.ndarray) -> float:
+        n, sx, sy, sxx, syy, sxy = sums
+        spread = (n * sxx - sx * sx) * (n * syy - sy * sy)
+        return float((n * sxy - sx * sy) / np.sqrt(spread)) if spread > 0 else 0.0
+
+    ones = np.ones_like(x)
+    return {
+        "pearson": Figure(np.stack([ones, x, y, x * x, y * y, x * y], axis=1), pearson),
+        "mse": Figure(np.stack([ones, (x - y) ** 2], axis=1), lambda sums: float(sums[1] / sums[0])),
+    }
+
+
+def _f1(sums: np.ndarray) -> float:
+    """F1 from the sums of what is right, what is predicted and what is true."""
+    correct, guessed, named = sums
+    return float(2 * correct / (guessed + named)) if guessed + named else 0.0
+
+
+def _entity_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
+    found = []
+    for true, guess in zip(gold, predicted, strict=True):
+        named, guessed = set(entities(true.split())), set(entities(guess.split()))
+        found.append((len(named & guessed), len(guessed), len(named)))
+    return np.array(found, float)
+
+
+def _tag_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
+    found = []
+    for true, guess in zip(gold, predicted, strict=True):
+        pairs = list(zip(true.split(), guess.split(), strict=True))
+        found.append(
+            (
+                sum(a == b != OUTSIDE for a, b in pairs),
+                sum(b != OUTSIDE for _, b in pairs),
+                sum(a != OUTSIDE for a, _ in pairs),
+            )
+        )
+    return np.array(found, float)
+
+
+def _boundary_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
+    """Of examples whose labels are 0 and 1, or rows of these with spaces between."""
+    found = []
+    for true, guess in zip(gold, predicted, strict=True):
+        a, b = (np.array(row.split()) == "1" for row in (true, guess))
+        found.append(((a & b).sum(), b.sum(), a.sum()))
+    return np.array(found, float)
+
+
+def _translations(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> list[tuple[str, float, float, Difference]]:
+    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.significance import PairedTest
+
+    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", one["hypothesis"]), ("other", other["hypothesis"])]
+    test = PairedTest(systems, metrics, [one["reference"]], test_type="ar", n_samples=ROUNDS)
+    scores: dict[str, Any] = test()[1]
+    found, n, nan = [], len(one["reference"]), float("nan")
+    for name in metrics:
+        first, second = next(results for key, results in scores.items() if key.startswith(name))  # chrF2
+        effect, p = float(second.score - first.score), float(second.p_value)
+        difference = Difference("approximate randomisation", effect, nan, nan, p, n)
+        found.append((name.lower(), float(first.score), float(second.score), difference))
+    return found
+
+
+def _summaries(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> list[tuple[str, float, float, Difference]]:
+    from pipelines.training.learners.document_scores import rouge
+
+    n = len(one["reference"])
+    scores = [
+        [
+            rouge([summary.split("\n")], [reference.split("\n\n")])
+            for summary, reference in zip(table["summary"], table["reference"], strict=True)
+        ]
+        for table in (one, other)
+    ]
+    found = []
+    for name in scores[0][0]:
+        a, b = (
+            Figure(np.array([(1.0, each[name]) for each in own]), lambda sums: float(sums[1] / sums[0]))
+            for own in scores
+        )
+        everything = np.arange(n)
+        found.append((name, a(everything), b(everything), paired_bootstrap(a, b, n, rounds=ROUNDS)))
+    return found

@@ -1,0 +1,106 @@
+"""Comparisons of evaluations, example by example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sklearn.metrics
+from scipy import stats
+
+from guidance.errors import InputError
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views import evaluations
+from pipelines.views.evaluations import compare_evaluations
+
+
+@pytest.fixture(autouse=True)
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluations, "ROUNDS", 500)
+
+
+def evaluation(folder: Path, task: str, columns: dict[str, list[Any]]) -> Artifact:
+    store = Store(folder / "artifacts")
+    recipe = digest([task, columns])
+    table = pa.table(columns)
+    manifest = {"stage": "evaluate", "stage_version": 1, "config": {}, "inputs": {}}
+    with store.build("evaluation", recipe, manifest) as out:
+        with out.parquet("predictions.parquet", table.schema) as writer:
+            writer.write_table(table)
+        out.counts["task"] = task
+    return Artifact(store.folder("evaluation", recipe))
+
+
+def labelled(predictions: list[str], gold: list[str | None]) -> dict[str, list[Any]]:
+    return {"id": [str(n) for n in range(len(gold))], "gold": gold, "prediction": predictions}
+
+
+def compare(folder: Path, task: str, *tables: dict[str, list[Any]]) -> dict[str, Any]:
+    made = [evaluation(folder, task, table) for table in tables]
+    return {tested.metric: tested for tested in compare_evaluations(made, ["one", "two", "three"][: len(made)])}
+
+
+def test_accuracies_by_mcnemar_and_macro_f1_as_scikit_learn_has_it(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    gold = [str(n) for n in draw.integers(0, 3, 120)]
+    first = [g if draw.random() < 0.6 else "0" for g in gold]
+    second = [g if draw.random() < 0.9 else "1" for g in gold]
+    found = compare(tmp_path, "classification", labelled(first, gold), labelled(second, gold))
+    for metric, score in (
+        ("accuracy", sklearn.metrics.accuracy_score),
+        ("f1_macro", lambda g, p: sklearn.metrics.f1_score(g, p, average="macro")),
+    ):
+        assert found[metric].first == pytest.approx(score(gold, first))
+        assert found[metric].second == pytest.approx(score(gold, second))
+    better = sum(b == g != a for a, b, g in zip(first, second, gold, strict=True))
+    worse = sum(a == g != b for a, b, g in zip(first, second, gold, strict=True))
+    assert found["accuracy"].difference.p == stats.binomtest(better, better + worse).pvalue
+    assert found["f1_macro"].difference.low > 0 and found["f1_macro"].difference.p < 0.01
+    assert all(tested.corrected >= tested.difference.p for tested in found.values())
+
+
+def test_a_model_is_no_better_than_itself(tmp_path: Path) -> None:
+    gold = ["a", "b", "a", None]
+    table = labelled(["a", "a", "a", "a"], gold)
+    found = compare(tmp_path, "classification", table, {**table, "extra": [0, 0, 0, 0]})
+    assert found["accuracy"].difference.effect == 0 and found["accuracy"].difference.p == 1
+    assert found["accuracy"].difference.n == 3, "an example without a label is left out"
+
+
+def test_correlations_and_entities_are_those_of_the_whole(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    gold = draw.normal(size=40)
+    guesses = [(gold + draw.normal(size=40) * noise).tolist() for noise in (2, 0.1)]
+    found = compare(
+        tmp_path, "regression", *(labelled(list(map(repr, g)), list(map(repr, gold.tolist()))) for g in guesses)
+    )
+    assert found["pearson"].second == pytest.approx(np.corrcoef(gold, guesses[1])[0, 1])
+    assert found["mse"].difference.effect < 0 and found["pearson"].difference.p < 0.05
+    tags = ["B-PER I-PER O", "O B-LOC"] * 10
+    found = compare(tmp_path, "tagging", labelled(["B-PER O O", "O B-LOC"] * 10, tags), labelled(tags, tags))  # type: ignore[arg-type]
+    assert (found["f1"].first, found["f1"].second) == (0.5, 1.0)
+    assert found["token_f1"].first == pytest.approx(0.8)
+
+
+def test_translations_by_sacrebleu(tmp_path: Path) -> None:
+    reference = [f"the cat number {n} sat on the mat" for n in range(30)]
+    tables = [
+        {"source": reference, "reference": reference, "hypothesis": hypothesis}
+        for hypothesis in (["the dog ran"] * 30, reference)
+    ]
+    found = compare(tmp_path, "translation", *tables)
+    assert found["bleu"].second == pytest.approx(100) and found["bleu"].difference.p < 0.01
+
+
+def test_evaluations_of_other_examples_or_tasks_are_refused(tmp_path: Path) -> None:
+    table = labelled(["a", "b"], ["a", "b"])
+    with pytest.raises(InputError, match="their columns 'gold' differ"):
+        compare(tmp_path, "classification", table, labelled(["a", "b"], ["a", "a"]))
+    made = [evaluation(tmp_path, task, table) for task in ("classification", "choice")]
+    with pytest.raises(InputError, match="one measures classification, two measures choice"):
+        compare_evaluations(made, ["one", "two"])

@@ -50,6 +50,8 @@ def build_corpus(
         "guide build-dataset --train in_domain_train.tsv --no-header --text-column 4 --label-column 2",
         "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
         "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
+        "guide build-dataset papers.jsonl --summary-column summary --test-fraction 0.2",
+        "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared",
     ],
     next_command="guide build-tokenizer {}",
 )
@@ -72,7 +74,7 @@ def build_dataset(
 ) -> Result:
     """Read the labelled examples of a task, each with one or two texts and perhaps a label; or parallel text.
 
-    The result is a corpus, which every command for a corpus accepts.  Each example is a document.
+    Documents with summaries or topic segments are examples too.  The result is a corpus, which every command for a corpus accepts.  Each example is a document.
     """
     if files and train:
         raise InputError(

@@ -21,7 +21,8 @@ from pipelines.stages.masks import mask_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
-from pipelines.text.sequence_files import example_schema, pair_schema, sequence_schema
+from pipelines.text.sequence_files import document_schema as document_sequence_schema
+from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
 from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
 from pipelines.training.learners.translation_scores import prediction_schema
 from tests import trainings
@@ -32,7 +33,8 @@ SCHEMAS = {
     "documents.parquet": document_schema(),
     "train.parquet of sequences": sequence_schema(),
     "train.parquet of pairs": pair_schema(),
-    "train.parquet of examples": example_schema(),
+    "train.parquet of examples": word_schema(),
+    "train.parquet of documents": document_sequence_schema(),
     "idf.parquet": idf_schema(),
     "deps.parquet": dependency_schema(),
     "vocabulary.parquet": vocabulary_schema(),

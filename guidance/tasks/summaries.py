@@ -91,3 +91,9 @@ def select(scores: Sequence[float], sentences: Sequence[str], size: int = 3, blo
         if len(chosen) == size:
             break
     return chosen
+
+
+def normalised_gain(score: float, baseline: float, oracle: float) -> float | None:
+    """How much of the way from a baseline to the oracle a score goes: 0 at the baseline, 1 at the oracle; None if both are
+    equal.  The definition is our reading of Li et al. 2022 (METHODS M)."""
+    return None if oracle == baseline else (score - baseline) / (oracle - baseline)

@@ -1,7 +1,8 @@
 """Stage ``build-dataset``: turns the labelled examples of a task into a corpus, so that every later stage accepts them.
 
 An example is a document.  Its first block is the text; its second block, if the task has pairs, is the second text.  Pair
-and label are also columns of ``documents.parquet``.  Line ends inside a text become spaces.  Parallel text comes in two
+and label are also columns of ``documents.parquet``.  ``counts["shape"]`` says what other documents are: of ``summaries`` the
+blocks are paragraphs, and the pair is the reference summary; of ``segments`` every block is a section.  Line ends inside a text become spaces.  Parallel text comes in two
 files, where line n of one is the translation of line n of the other.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -25,17 +27,27 @@ from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.corpus_writer import CorpusWriter, split_of
-from pipelines.text.examples import Layout, Record, read_examples, read_parallel
-from pipelines.text.readers import check_encoding
+from pipelines.text.document_formats import FORMATS, Format, find_format
+from pipelines.text.examples import Layout, Record, read_parallel
+from pipelines.text.readers import check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
+from pipelines.text.structured import Columns, Documents, Structured
+from pipelines.text.task_formats import format_for
 from pipelines.training.labels import is_fraction
 
 __all__ = ["STAGE", "Config", "run"]
 
 MOST_LABELS = 100
 """With more distinct labels, they are taken for numbers to predict, not classes: counted, but not listed."""
+
+_LATER = {
+    "choices_column",
+    "question_column",
+    *("summary_column", "sections_column", "separator", "summary_sentences", "min_summary_words", "drop_shared"),
+}
+"""Settings that stand in a recipe only where they are not the default, because recipes were made before them."""
 
 _PAIR = "_pair"
 """Suffix of a split's name: the role of the input with the other side of parallel text."""
@@ -44,10 +56,32 @@ _PAIR = "_pair"
 class Config(stage.Config):
     """Where to find the parts of a task's examples."""
 
-    format: Literal["csv", "tsv", "jsonl", "parquet", "label-text"] | None = Field(
+    format: (
+        Literal[
+            "csv",
+            "tsv",
+            "jsonl",
+            "parquet",
+            "label-text",
+            "conll",
+            "dream",
+            "hellaswag",
+            "arc",
+            "scisummnet",
+            "scitldr",
+            "presumm",
+            "qmsum",
+            "choi",
+            "wiki-727k",
+            "wikisection",
+        ]
+        | None
+    ) = Field(
         None,
         description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
-        "text on each line",
+        "text on each line; conll: a word and its tag on each line.  Multiple choice: dream, hellaswag, arc.  With summaries: "
+        "scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a separator line between "
+        "sections), wiki-727k, wikisection",
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
@@ -59,6 +93,31 @@ class Config(stage.Config):
     )
     id_column: str | None = Field(
         None, description="column or field with the example's id; by default the id is the number of the line or row"
+    )
+    choices_column: str | None = Field(
+        None,
+        description="for multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
+        "one from 0, its letter, or its text",
+    )
+    question_column: str | None = Field(
+        None, description="for multiple choice: field with the question, if the text is what it is about"
+    )
+    summary_column: str | None = Field(
+        None,
+        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences",
+    )
+    sections_column: str | None = Field(
+        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences"
+    )
+    separator: str = Field("==========", min_length=1, description="choi: the line between two sections")
+    summary_sentences: int | None = Field(
+        None, ge=1, description="how many sentences a summary takes from its document; by default 3, in scitldr 1"
+    )
+    min_summary_words: int = Field(
+        0, ge=0, description="drop documents whose summary has fewer words; 50 makes NYT-50 of the New York Times"
+    )
+    drop_shared: bool = Field(
+        False, description="segmented documents: drop test documents that share a sentence with a training document"
     )
     header: bool = Field(True, description="whether the first row of a table names its columns")
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
@@ -82,6 +141,15 @@ class Config(stage.Config):
     )
     license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
     source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; those added later count where they are not the default."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in super().recipe().items()
+            if name not in _LATER or value != fields[name].default
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -120,10 +188,12 @@ def run(
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {}
         any_kind = bool(pairs) or config.format is not None
+        known = FORMATS.get(config.format or "")
+        in_folders = known.takes if known else known_extension
         for role, sources in (*files.items(), *((f"{split}{_PAIR}", found) for split, found in pairs.items())):
             if not sources:
                 continue
-            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin))
+            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin, in_folders=in_folders))
             if found.builtin:
                 raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
             inputs[role] = found.files(config.source, config.license)
@@ -189,10 +259,15 @@ def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
 def build(run: Run) -> None:
     """Build the artifact; see `run`."""
     config: Config = run.config
+    first = next(run.inputs[split].names[0] for split in SPLITS if split in run.inputs)
+    documents = find_format(config.format, _columns(config), first)
+    if documents is not None:
+        return _build_documents(run, documents)
     layout = Layout(**{field.name: getattr(config, field.name) for field in fields(Layout)})
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
+    kind = format_for(layout, [name for files in given.values() for name in files.names])
     total = sum(path.stat().st_size for files in given.values() for path in files.paths)
     with contextlib.closing(CorpusWriter(run.out, splitter(_sentences(config)), notes)) as writer:
         with run.progress.task("dataset", total=total or None, unit="B") as bar:
@@ -202,7 +277,7 @@ def build(run: Run) -> None:
                     prefix = [split] if len(given) > 1 else []
                     prefix += [name] if len(files.paths) > 1 else []
                     if others is None:
-                        records = read_examples(path, name, split, layout, notes)
+                        records = kind.read(path, name, split, layout, notes)
                     else:
                         other = others.paths[number], others.names[number]
                         records = read_parallel((path, name), other, config.encoding, notes)
@@ -211,15 +286,70 @@ def build(run: Run) -> None:
                         if document is not None and document.example is not None:
                             writer.add(document)
                             if document.example.label is not None:
-                                labels[document.example.split][document.example.label] += 1
+                                own = document.example.label
+                                labels[document.example.split].update(own.split() if kind.shape == "tags" else [own])
                     bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
         run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
+    if kind.shape != "examples":
+        run.out.counts |= {"shape": kind.shape, **({"dialogues": True} if kind.is_dialogue else {})}
     run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
     kinds = {label for counter in labels.values() for label in counter}
     run.out.counts["labels"] = len(kinds)
     if len(kinds) <= MOST_LABELS:
         run.out.counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
     run.warn(*notes.lines(), *_unknown_labels(labels))
+
+
+def _columns(config: Config) -> Columns:
+    return Columns(**{field.name: getattr(config, field.name) for field in fields(Columns)})
+
+
+def _build_documents(run: Run, layout: Format) -> None:
+    """Build the artifact of documents with summaries or sections."""
+    config: Config = run.config
+    notes = Notes()
+    split_sentences = splitter(_sentences(config))
+    given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
+
+    def read(notes: Notes) -> Iterator[tuple[str, Structured]]:
+        for split, files in given.items():
+            for document in layout.read(files.paths, files.names, _columns(config), notes):
+                yield split, document
+
+    made = Documents(
+        layout.shape,
+        split_sentences,
+        lambda key: split_of(key, config.valid_fraction or 0.0, config.test_fraction),
+        notes,
+        config.min_summary_words,
+        config.drop_shared,
+    )
+    if layout.shape == "segments":
+        made.survey(read(Notes()))
+        made.finish_survey()
+    with (
+        contextlib.closing(CorpusWriter(run.out, split_sentences, notes)) as writer,
+        run.progress.task("dataset", unit="documents") as bar,
+    ):
+        for split, found in read(notes):
+            prefix = [split] if len(given) > 1 else []
+            prefix += [found.name] if len(given[split].paths) > 1 or found.id is None else []
+            document = made.document(split, found, "/".join(prefix))
+            if document is not None:
+                writer.add(document)
+            bar.advance(1)
+        run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
+    run.out.counts |= {"dropped": dict(sorted(notes.dropped.items())), "shape": layout.shape}
+    if layout.shape == "summaries":
+        run.out.counts["summary_sentences"] = config.summary_sentences or layout.summary_sentences
+    run.warn(*notes.lines())
+    if made.tested:
+        run.out.counts["sharing_test_documents"] = made.shared
+        if made.shared and not config.drop_shared:
+            run.warn(
+                f"{made.shared:,} of {made.tested:,} test documents share a sentence with a training document: scores are "
+                "contaminated; --drop-shared leaves these documents out"
+            )
 
 
 def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
@@ -240,12 +370,18 @@ def _document(record: Record, name: str, split: str, prefix: str, config: Config
     Args:
         prefix: put before the record's id, to make ids unique among files and splits.
     """
-    block = _block(record.text or "", record, name, config, notes)
-    if block is None:
+    blocks, pair = [], record.pair
+    if record.parts:
+        blocks = [block for part in record.parts if (block := _part(part, record, name, config, notes))]
+        if len(blocks) < len(record.parts):
+            notes.drop("empty text", record.place)
+            return None
+    elif (block := _block(record.text or "", record, name, config, notes)) is not None:
+        blocks = [block]
+    else:
         notes.drop("null text" if record.text is None else "empty text", record.place)
         return None
-    blocks, pair = [block], None
-    if config.pair_column is not None or record.pair is not None:
+    if not record.parts and (config.pair_column is not None or record.pair is not None):
         second = _block(record.pair or "", record, name, config, notes)
         if second is None:
             notes.warn("an example has an empty pair", record.place)
@@ -256,10 +392,24 @@ def _document(record: Record, name: str, split: str, prefix: str, config: Config
         notes.warn("an example has an empty label", record.place)
     if split == "train":
         # keyed by the text, so that equal examples get the same split
-        split = split_of(digest([block.text, pair]), config.valid_fraction or 0.0, config.test_fraction)
+        split = split_of(
+            digest([block.text for block in blocks] if record.parts else [blocks[0].text, pair]),
+            config.valid_fraction or 0.0,
+            config.test_fraction,
+        )
     own = record.id if record.id is not None else str(record.number)
     id_ = f"{prefix}/{own}" if prefix else own
     return Document(id_, name, record.place, blocks, Example(split, pair, label))
+
+
+def _part(part: str | tuple[str, ...], record: Record, name: str, config: Config, notes: Notes) -> Block | None:
+    """A block of a record: a text, or given sentences."""
+    if isinstance(part, str):
+        return _block(part, record, name, config, notes)
+    sentences = [text for sentence in part if (text := " ".join(unicodedata.normalize("NFC", sentence).split()))]
+    ends = list(itertools.accumulate(len(sentence) + 1 for sentence in sentences))
+    spans = [(end - 1 - len(sentence), end - 1) for sentence, end in zip(sentences, ends, strict=True)]
+    return Block(" ".join(sentences), record.number, spans) if sentences else None
 
 
 def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -> Block | None:

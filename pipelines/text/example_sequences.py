@@ -3,6 +3,9 @@
 A row is ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]`` for examples with two texts.  A tokenizer whose own
 template has two separators between texts, as RoBERTa's has, gets two.  Every example has a row, in the order of the dataset:
 texts that are too long are cut, the longer one of a pair first, and a text without tokens leaves its special tokens.
+
+A question with several choices has a row for each choice, the choice as its second text; what it is about is cut first, in
+dialogues from its beginning.  Tagged words have a further column, the number of the word that each token belongs to.
 """
 
 from __future__ import annotations
@@ -21,19 +24,31 @@ from pipelines.storage.tables import DOCUMENTS
 from pipelines.text.corpus_files import SPLITS, whole_documents
 from pipelines.text.encoding import Encoder, block_columns
 from pipelines.text.packing import Packed, Tokens, lay_out
-from pipelines.text.sequence_files import SequenceFile, example_schema, warn
+from pipelines.text.sequence_files import SequenceFile, example_schema, warn, word_schema
 from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 
 
 def build(run: Run) -> None:
     """Write the examples of a dataset as sequences; see `pipelines.stages.sequences.run`."""
     corpus: Artifact = run.inputs["corpus"]
+    if corpus.counts.get("shape") in ("summaries", "segments"):
+        from pipelines.text import document_sequences
+
+        return document_sequences.build(run)
     files = tokenizer_files(run.inputs["tokenizer"])
     tokenizer = load_tokenizer(files)
     special = special_ids(files, tokenizer)
     labels = _labels(corpus)
     encoder = Encoder(tokenizer, special)
-    layout = _Layout(run.config.max_length, special, tokenizer)
+    shape = corpus.counts.get("shape", "examples")
+    layout = _Layout(
+        run.config.max_length,
+        special,
+        tokenizer,
+        cut="first" if shape == "choices" else "longer",
+        from_start=bool(corpus.counts.get("dialogues")),
+    )
+    schema = word_schema() if shape == "tags" else example_schema()
     written: dict[str, SequenceFile] = {}
     cut = dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack, run.progress.task("sequences", total=len(labels), unit="examples") as bar:
@@ -43,20 +58,28 @@ def build(run: Run) -> None:
             encodings = tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
             tokens, _ = encoder(blocks, encodings)
             sizes = np.fromiter((len(encoding.ids) for encoding in encodings), np.int64, len(encodings))
-            is_pair = table["block"].to_numpy() == 1
+            number = table["block"].to_numpy()
+            words = _words(blocks, encodings) if shape == "tags" else None
             splits = np.array(blocks["split"], dtype=object)
             for split in SPLITS:
                 kept = splits == split
                 if not kept.any():
                     continue
                 if split not in written:
-                    written[split] = SequenceFile(split, example_schema(), special["unk"], run, stack)
-                packed, parts, num_cut = layout(_rows_of(tokens, sizes, kept), sizes[kept], is_pair[kept])
-                documents = blocks["document"][kept & ~is_pair]
+                    written[split] = SequenceFile(split, schema, special["unk"], run, stack)
+                order = _pairs_in_order(kept, number)
+                is_pair = number[order] > 0
+                packed, parts, num_cut, places = layout(_rows_of(tokens, sizes, order), sizes[order], is_pair)
+                documents = blocks["document"][order][~is_pair]
                 its_labels = pa.array([labels[document] for document in documents.tolist()], pa.string())
-                written[split].write(packed, parts, its_labels, pa.array(documents, pa.int32()))
+                more: list[Any] = [parts, its_labels, pa.array(documents, pa.int32())]
+                if words is not None:
+                    numbers = np.full(len(packed.tokens.id), -1, np.int32)
+                    numbers[places] = np.concatenate([words[block] for block in order])[layout.chosen]
+                    more.append(numbers)
+                written[split].write(packed, *more)
                 cut[split] += num_cut
-            bar.advance(int((~is_pair).sum()))
+            bar.advance(int((number == 0).sum()))
     if not written:
         raise InputError(f"{corpus.reference} has no examples")
     for name, data in plain_tokenizer(files, tokenizer).items():
@@ -65,7 +88,7 @@ def build(run: Run) -> None:
         "max_length": run.config.max_length,
         "vocab_size": tokenizer.get_vocab_size(),
         "special_tokens": special,
-        "shape": "examples",
+        "shape": shape,
         "splits": {
             split: {**written[split].counts, "cut_examples": cut[split]} for split in SPLITS if split in written
         },
@@ -81,7 +104,7 @@ def _labels(corpus: Artifact) -> list[str | None]:
     """
     with corpus.open(DOCUMENTS) as raw:
         table = open_parquet(raw).read(columns=["label", "blocks"])
-    if table.num_rows and table["blocks"].to_numpy().max() > 2:
+    if "shape" not in corpus.counts and table.num_rows and table["blocks"].to_numpy().max() > 2:
         raise InputError(
             f"{corpus.reference} is running text, not examples of a task",
             hint="--packing full-sentences, or build it with: guide build-dataset",
@@ -90,24 +113,62 @@ def _labels(corpus: Artifact) -> list[str | None]:
     return found
 
 
-def _rows_of(tokens: Tokens, sizes: Any, kept: Any) -> Tokens:
-    """The tokens of the kept blocks."""
-    chosen = np.repeat(kept, sizes)
-    return tokens if chosen.all() else Tokens(*(column[chosen] for column in tokens))
+def _rows_of(tokens: Tokens, sizes: Any, order: Any) -> Tokens:
+    """The tokens of some blocks, in a given order; a block may occur several times."""
+    if len(order) == len(sizes) and (order == np.arange(len(sizes))).all():
+        return tokens
+    starts = np.cumsum(sizes) - sizes
+    chosen = np.repeat(starts[order], sizes[order])
+    own = sizes[order]
+    chosen += np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
+    return Tokens(*(column[chosen] for column in tokens))
+
+
+def _pairs_in_order(kept: Any, number: Any) -> Any:
+    """The kept blocks, with the first block of an example again before its third and every later one."""
+    blocks = np.flatnonzero(kept)
+    first = blocks - number[blocks]
+    again = number[blocks] > 1
+    return np.insert(blocks, np.flatnonzero(again), first[again])
+
+
+def _words(blocks: Any, encodings: Any) -> list[Any]:
+    """For each block, the number of the word that each of its tokens begins in; words are parted by single spaces."""
+    found = []
+    for text, encoding in zip(blocks["text"], encodings, strict=True):
+        spaces = np.flatnonzero(np.frombuffer(text.encode("utf-32-le"), np.uint32) == ord(" "))
+        # the space before a word may belong to its first token
+        inside = np.array([end - 1 for _, end in encoding.offsets], np.int64)
+        found.append(np.searchsorted(spaces, inside).astype(np.int32))
+    return found
 
 
 class _Layout:
-    """Puts the texts of examples between special tokens."""
+    """Puts the texts of examples between special tokens.
 
-    def __init__(self, length: int, special: dict[str, int | None], tokenizer: Any) -> None:
+    Attributes:
+        chosen: which tokens of the last call were kept.
+    """
+
+    def __init__(
+        self, length: int, special: dict[str, int | None], tokenizer: Any, *, cut: str, from_start: bool
+    ) -> None:
+        """
+        Args:
+            cut: which of two texts is cut first: the ``first`` or the ``longer``.
+            from_start: whether first texts lose their beginning.
+        """
         begin, separator = special["cls"], special["sep"]
         assert begin is not None and separator is not None
         self._length, self._begin, self._separator = length, begin, separator
         # RoBERTa's template is <s> A </s></s> B </s>
         self._between = 2 if tokenizer.num_special_tokens_to_add(True) == 4 else 1
+        self._cut, self._from_start = cut, from_start
+        self.chosen = np.zeros(0, bool)
 
-    def __call__(self, tokens: Tokens, sizes: Any, is_pair: Any) -> tuple[Packed, Any, int]:
-        """Sequences of examples, the number of each token's text (0 or 1), and how many examples were cut.
+    def __call__(self, tokens: Tokens, sizes: Any, is_pair: Any) -> tuple[Packed, Any, int, Any]:
+        """Sequences of examples, the number of each token's text (0 or 1), how many examples were cut, and where the tokens
+        that were kept are in the sequences.
 
         Args:
             tokens: of all blocks, one block after the other; ``sizes``: how many each block has.
@@ -120,7 +181,8 @@ class _Layout:
         second[two] = sizes[is_pair]
         room = self._length - np.where(two, 2 + self._between, 2)
         # the longer text is cut first; of an odd number of tokens the first text gets one more
-        kept_second = np.minimum(second, np.maximum(room - first, room // 2))
+        least = room if self._cut == "first" else room // 2
+        kept_second = np.minimum(second, np.maximum(room - first, least))
         kept_first = np.minimum(first, room - kept_second)
         kept = np.where(is_pair, kept_second[example], kept_first[example])
 
@@ -128,7 +190,9 @@ class _Layout:
         starts = np.concatenate([[0], ends[:-1]])
         start_of_block = np.where(is_pair, (starts + 1 + kept_first + self._between)[example], (starts + 1)[example])
         within = np.arange(len(tokens.id)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        chosen = within < np.repeat(kept, sizes)
+        if self._from_start:
+            within -= np.repeat(np.where(is_pair, 0, sizes - kept), sizes)
+        self.chosen = chosen = (within >= 0) & (within < np.repeat(kept, sizes))
         places = (np.repeat(start_of_block, sizes) + within)[chosen]
 
         packed = lay_out(Tokens(*(column[chosen] for column in tokens)), places, ends, self._begin, self._separator)
@@ -137,4 +201,4 @@ class _Layout:
         second_begins = np.where(two, kept_first + 1 + self._between, self._length + 1)
         parts = (position >= np.repeat(second_begins, ends - starts)).astype(np.int8)
         num_cut = int(((kept_first < first) | (kept_second < second)).sum())
-        return packed, parts, num_cut
+        return packed, parts, num_cut, places

@@ -32,11 +32,17 @@ class Layout:
     header: bool
     quoting: bool | None
     ragged: str
+    choices_column: str | None = None
+    question_column: str | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """One example as written in a file; ``number`` is its line or row, from 1."""
+    """One example as written in a file; ``number`` is its line or row, from 1.
+
+    Attributes:
+        parts: of examples that are more than a text or a pair, their blocks: texts, or the sentences of a text.
+    """
 
     number: int
     place: str
@@ -44,6 +50,7 @@ class Record:
     pair: str | None = None
     label: str | None = None
     id: str | None = None
+    parts: tuple[str | tuple[str, ...], ...] = ()
 
 
 def read_examples(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
@@ -112,7 +119,8 @@ def _table(path: Path, name: str, split: str, layout: Layout, notes: Notes, *, d
             if layout.ragged == "drop" or len(row) <= max(columns.values()):
                 notes.drop("a row of another length", place)
                 continue
-        yield Record(number, place, **{role: row[column] for role, column in columns.items()})
+        values: dict[str, Any] = {role: row[column] for role, column in columns.items()}
+        yield Record(number, place, **values)
 
 
 def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]], header: bool, quoting: bool) -> None:
@@ -178,7 +186,7 @@ def _json_lines(path: Path, name: str, split: str, layout: Layout, notes: Notes)
         record = parse_json(line, place)
         if not isinstance(record, dict):
             raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
-        values = {}
+        values: dict[str, Any] = {}
         for role, key in wanted.items():
             if key in record:
                 values[role] = _plain(record[key], role, key, place)
@@ -219,7 +227,7 @@ def _parquet(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
 
     for number, row in parquet_rows(path, name, choose):
         place = f"{name!r}, row {number}"
-        values = {role: _plain(row[column], role, column, place) for role, column in columns.items()}
+        values: dict[str, Any] = {role: _plain(row[column], role, column, place) for role, column in columns.items()}
         yield Record(number, place, **values)
 
 

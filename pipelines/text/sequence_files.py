@@ -45,6 +45,28 @@ def example_schema() -> Any:
     )
 
 
+def word_schema() -> Any:
+    """Columns of a file of tagged words: those of an example, and the word of each token; the label has a tag for each word."""
+    import pyarrow as pa
+
+    return example_schema().append(
+        list_column("word", pa.int32(), "number of its word in the example; -1 for special tokens")
+    )
+
+
+def document_schema() -> Any:
+    """Columns of a file of documents with summaries or sections: those of examples, and what is said of each sentence."""
+    import pyarrow as pa
+
+    segment = list_column(
+        "segment", pa.int32(), "running number in the sequence of the part that each token belongs to"
+    )
+    numbers = list_column(
+        "sentences", pa.int32(), "running numbers in the document of the sentences that the label is about"
+    )
+    return example_schema().append(segment).append(numbers)
+
+
 class SequenceFile:
     """Writes the file of one split.
 
@@ -82,6 +104,11 @@ class SequenceFile:
 _WARNINGS = {
     "cut_sentences": "sentences were longer than a sequence and were cut",
     "cut_examples": "examples were longer than a sequence and were cut",
+    "cut_documents": "documents were longer than a sequence: their last sentences are left out",
+    "short_documents": "documents had too few sentences and were dropped",
+    "empty_oracles": "documents share no word with their summary, so that no sentence is right",
+    "one_sentence": "documents have one sentence, so no boundary, and were dropped",
+    "one_section": "documents have one section, so no boundary is right",
     "cut_pairs": "pairs had a side longer than a sequence and were cut",
     "long_pairs": "pairs had a side longer than a sequence and were dropped",
     "empty_pairs": "pairs had a side without tokens and were dropped",

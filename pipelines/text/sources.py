@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -51,13 +51,19 @@ class Sources:
 
 @contextlib.contextmanager
 def expand(
-    arguments: Sequence[str], *, any_kind: bool, stdin: BinaryIO | None, spool: Path | None = None
+    arguments: Sequence[str],
+    *,
+    any_kind: bool,
+    stdin: BinaryIO | None,
+    spool: Path | None = None,
+    in_folders: Callable[[str], bool] = known_extension,
 ) -> Iterator[Sources]:
     """Find the files.  Standard input is copied to a private file that is deleted when the context ends.
 
     Args:
         any_kind: accept explicitly named files with an unknown extension, because ``--format`` gives their format.
         spool: folder for the copy of standard input; by default the machine's folder for temporary files.
+        in_folders: which files of a folder to take, by their names.
 
     Raises:
         InputError: no file is found, a path is not a regular file, or two files would get the same name.
@@ -74,10 +80,13 @@ def expand(
                 raise InputError(f"unknown source {argument!r}", hint=f"the only built-in text is {BUILTIN}")
             else:
                 for path in _matches(argument):
-                    _add(found, path, seen, any_kind)
+                    _add(found, path, seen, any_kind, in_folders)
         if not found.paths and not found.builtin:
             extra = f"; {found.skipped} hidden files or files of unknown format were skipped" if found.skipped else ""
-            raise InputError(f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}")
+            raise InputError(
+                f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}",
+                hint="name the files, or their format with --format" if found.skipped else None,
+            )
         _check_names(found)
         yield found
 
@@ -91,10 +100,12 @@ def _matches(argument: str) -> list[Path]:
     return [Path(argument)]
 
 
-def _add(found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool) -> None:
+def _add(
+    found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool, in_folders: Callable[[str], bool]
+) -> None:
     mode = _status(path).st_mode
     if stat.S_ISDIR(mode):
-        for inner in _walk(path, set(), found):
+        for inner in _walk(path, set(), found, in_folders):
             _add_file(found, inner, _decoded(inner.relative_to(path)), seen)
         return
     if not any_kind and not known_extension(path.name):
@@ -114,8 +125,8 @@ def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]])
     found.names.append(name)
 
 
-def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterator[Path]:
-    """Files of known formats below a folder, sorted.  Follows links, but enters each real folder once."""
+def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources, takes: Callable[[str], bool]) -> Iterator[Path]:
+    """The files to take below a folder, sorted.  Follows links, but enters each real folder once."""
     status = _status(folder)
     if (status.st_dev, status.st_ino) in visited:
         return
@@ -130,8 +141,8 @@ def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources) -> Iterat
         if entry.name.startswith(".") or (entry.name.endswith(".arrow") and saved and entry.name not in saved):
             found.skipped += 1
         elif entry.is_dir():
-            yield from _walk(path, visited, found)
-        elif known_extension(entry.name):
+            yield from _walk(path, visited, found, takes)
+        elif takes(entry.name):
             yield path
         else:
             found.skipped += 1

@@ -16,7 +16,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactDamaged
 
-_OWN = {"text": pa.int8(), "word": pa.int32()}
+_OWN = {"text": pa.int8(), "word": pa.int32(), "segment": pa.int32()}
 """Columns of lists that sequences of a task's examples may have besides those of all sequences."""
 
 _SEQUENCES = 4096
@@ -81,6 +81,8 @@ class Examples:
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         columns = {}
         for feature in features:
+            if feature in own:
+                continue  # the sequences say it themselves
             if masks is None:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
@@ -129,7 +131,8 @@ class Examples:
             parts = [part._first(int(number)) for part, number in zip(parts, kept, strict=True)]
         starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
         bounds = [part.bounds[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
-        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in (*features, *own)}
+        names = dict.fromkeys((*features, *own))
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([*bounds, starts[-1:]]),

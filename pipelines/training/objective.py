@@ -145,8 +145,8 @@ class Task(Objective):
     """
 
     shape: str
-    fits: Callable[[Mapping[str, Any]], bool]
     metrics: tuple[str, ...]
+    fits: Callable[[Mapping[str, Any]], bool] = lambda counts: True
 
     command: ClassVar[str] = "finetune"
     flag: ClassVar[str] = "--task"

@@ -51,7 +51,7 @@ def owners(rows: Iterable[Objective]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def choice(default: str, names: Iterable[str], description: str) -> tuple[Any, Any]:
+def one_of(default: str, names: Iterable[str], description: str) -> tuple[Any, Any]:
     """A field whose value is one of these names."""
     return Literal.__getitem__(tuple(names)), Field(default, description=description)
 
@@ -68,7 +68,7 @@ def families(rows: Iterable[Objective]) -> tuple[Any, Any]:
         else ", ".join(f"{row.families[0]} for {row.name}" for row in rows) + "."
     )
     names = dict.fromkeys(("auto", *(family for row in rows for family in row.families)))
-    return choice("auto", names, f"Family of a new model; auto is {first}")
+    return one_of("auto", names, f"Family of a new model; auto is {first}")
 
 
 def check_settings(config: Any, flag: str, chosen: str, owned: Mapping[str, Sequence[str]]) -> None:

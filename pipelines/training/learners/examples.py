@@ -141,6 +141,14 @@ class Head(ABC):
     def count(self, batch: Batch) -> float:
         """What `loss` is divided by."""
 
+    def judged(self, batch: Batch) -> float:
+        """How many outputs there are, which is what the divergence under an attack is divided by."""
+        return float(len(batch.ids))
+
+    def divisor(self, batch: Batch) -> float:
+        """What the sum of the losses is divided by while training; `count` unless a task's paper says otherwise."""
+        return self.count(batch)
+
     @abstractmethod
     def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """What the model says of each example."""
@@ -177,8 +185,8 @@ class ExampleLearner(GuidedLearner):
         return self.splits[split].batch(examples)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.count(batch)})
-        return {self.task: self.head.count(batch), **guides, "tokens": batch.tokens}
+        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.judged(batch)})
+        return {self.task: self.head.divisor(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
         inputs = self.inputs.of(batch)

@@ -34,29 +34,42 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     """
     of_model: Head = head.of_model(model.config)
     predictions, tokens = predict(run, model, handle, task, of_model)
+    sources = write_predictions(run, predictions, tokens)
+    counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
+    if counts["unlabelled"]:
+        run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
+    report = of_model.report(predictions)
+    report |= sparsity(run, model, handle, task, of_model)
+    report["slices"] = slices(of_model, predictions, {"tokens": _thirds(tokens), "source": sources})
+    if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
+        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
+        run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
+    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
+
+
+def write_predictions(
+    run: Run, predictions: Sequence[Prediction], tokens: Sequence[int], more: Sequence[tuple[pa.Field, list[Any]]] = ()
+) -> list[str]:
+    """Write ``predictions.parquet``; returns the source of each example.
+
+    Args:
+        more: further columns, each with its field.
+    """
     ids, sources = _documents(run.inputs["corpus"])
-    schema = prediction_schema()
+    its_sources = [sources[p.number] for p in predictions]
     columns = {
         "id": [ids[p.number] for p in predictions],
         "gold": [p.gold for p in predictions],
         "prediction": [p.prediction for p in predictions],
         "scores": [list(p.scores) for p in predictions],
         "tokens": tokens,
-        "source": [sources[p.number] for p in predictions],
+        "source": its_sources,
+        **{field.name: values for field, values in more},
     }
+    schema = pa.schema([*prediction_schema(), *(field for field, _ in more)])
     with run.out.parquet("predictions.parquet", schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
-    counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
-    if counts["unlabelled"]:
-        run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
-    report = of_model.report(predictions)
-    report["slices"] = slices(
-        of_model, predictions, {"tokens": _thirds(tokens), "source": [sources[p.number] for p in predictions]}
-    )
-    if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
-        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
-        run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
-    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
+    return its_sources
 
 
 def slices(
@@ -105,6 +118,51 @@ def predict(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> tup
             found += head.predictions(head.outputs(logits, batch), batch)
             bar.advance(len(batch.sizes))
     return found, examples.lengths[:number].tolist()
+
+
+SPARSITY_ROWS = 32
+"""How many sequences `sparsity` looks at."""
+
+
+def sparsity(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> dict[str, float]:
+    """``sparsity``: the share of query-key pairs that the masked and fixed heads of a plan cannot use, over all heads.
+
+    Counted on the first examples of the split: 1 - pairs with attention / (valid tokens squared times heads).  Heads
+    without a mask count with all their pairs.  Empty for a plan that masks and fixes none.
+
+    Source: Li et al. 2022; the published code counts padding too (METHODS E.3).
+    """
+    if not any(plan.making("keys") or plan.making("replace") for plan in _site_plans(handle)):
+        return {}
+    tokenizer = read_tokenizer(run.inputs["sequences"], masked=False)
+    needed = features(handle.plan, training=False)
+    rows = Examples.read(
+        run.inputs["sequences"],
+        run.config.split,
+        len(tokenizer),
+        features=needed,
+        masks=run.inputs.get("masks"),
+        own=task.columns,
+    )
+    examples = Grouped(rows, together=head.together)
+    inputs = ModelInputs(model, tokenizer.pad_token_id)
+    used, all_pairs = 0.0, 0.0
+    for batch in batches_of(examples, 8, min(SPARSITY_ROWS, run.config.limit or SPARSITY_ROWS)):
+        given = inputs.of(batch)
+        more = {name: values for name, values in given.items() if name == "token_type_ids"}
+        found = handle.probabilities(**inputs.seen(given, batch), **more)
+        pairs_B = given["attention_mask"].sum(-1).double().square()
+        for attention_BHQK in found.values():
+            valid_BT = given["attention_mask"].bool()
+            pairs_BHQK = (attention_BHQK > 0) & valid_BT[:, None, :, None] & valid_BT[:, None, None]
+            used += float(pairs_BHQK.sum())
+            all_pairs += float(pairs_B.sum()) * attention_BHQK.shape[1]
+    return {"sparsity": 1 - used / all_pairs}
+
+
+def _site_plans(handle: Handle) -> list[Any]:
+    found: Any = handle.site_plans
+    return list(found.values() if isinstance(found, Mapping) else found)
 
 
 def prediction_schema() -> Any:

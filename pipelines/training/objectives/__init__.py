@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from pipelines.engine import stage
 from pipelines.training.objective import Objective
-from pipelines.training.rows import choice, families, fields, find_rows, owners
+from pipelines.training.rows import families, fields, find_rows, one_of, owners
 
 DEFAULT = "mlm"
 
@@ -27,7 +27,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = owners(OBJECTIVES.values())
 ObjectiveConfig: Any = create_model(
     "ObjectiveConfig",
     __base__=stage.Config,
-    objective=choice(
+    objective=one_of(
         DEFAULT,
         OBJECTIVES,
         "What the model learns: " + "; ".join(f"{o.name}, {o.learns}" for o in OBJECTIVES.values()) + ".",

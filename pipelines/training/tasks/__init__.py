@@ -14,7 +14,7 @@ from pydantic import create_model
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.training.objective import Task
-from pipelines.training.rows import choice, families, fields, find_rows, owners
+from pipelines.training.rows import families, fields, find_rows, one_of, owners
 
 TASKS: Mapping[str, Task] = find_rows(__name__, Path(__file__).parent, "TASK")
 """Every task by its name."""
@@ -25,7 +25,7 @@ OWNERS: Mapping[str, tuple[str, ...]] = owners(TASKS.values())
 TaskConfig: Any = create_model(
     "TaskConfig",
     __base__=stage.Config,
-    task=choice(
+    task=one_of(
         "auto",
         ("auto", *TASKS),
         "What the model learns: "

@@ -1,0 +1,158 @@
+"""The head of ``tagging``: a tag for each word, read at the first token of the word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from guidance.errors import InputError
+from guidance.tasks.entities import OUTSIDE, Agreement, entity_agreement, token_agreement
+from pipelines.training.learner import Given
+from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, at_least_float32
+from pipelines.training.objective import Task
+
+UNKNOWN = -100
+"""The target of a word without a tag, or with one that the model does not know."""
+
+
+class Tags(Head):
+    """Cross-entropy over tags, the mean over words.
+
+    A word whose first token was cut off is not trained, and its prediction is ``O``.
+
+    Attributes:
+        tags: the tag of each class.
+    """
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        self.tags = tuple(tags)
+        self._numbers = {tag: number for number, tag in enumerate(tags)}
+
+    @classmethod
+    def of_training(cls, given: Given) -> Tags:
+        """For the tags of the training examples, ``O`` first.
+
+        Raises:
+            InputError: an example has no tags, or all words have the same one.
+        """
+        labels = given.train.labels.tolist()
+        if missing := sum(label is None for label in labels):
+            raise InputError(
+                f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no tags"
+            )
+        tags = sorted({tag for label in labels for tag in label.split()}, key=lambda tag: (tag != OUTSIDE, tag))
+        if len(tags) < 2:
+            raise InputError(
+                f"{given.sequences.reference}: all words have the tag {tags[0]!r}",
+                hint="--label-column of `guide build-dataset` chooses the column of the tags",
+            )
+        return cls(tags)
+
+    @classmethod
+    def of_model(cls, config: Any) -> Tags:
+        """For the tags of a trained model."""
+        return cls([str(config.id2label[number]) for number in range(config.num_labels)])
+
+    def fields(self) -> dict[str, Any]:
+        return {"num_labels": len(self.tags), "id2label": dict(enumerate(self.tags)), "label2id": dict(self._numbers)}
+
+    def _places(self, batch: Batch) -> list[np.ndarray]:
+        """For each row, the first token of each word that is not cut off."""
+        found = []
+        for word in self._words(batch):
+            text = np.flatnonzero(word >= 0)
+            found.append(text[np.unique(word[text], return_index=True)[1]])
+        return found
+
+    def _words(self, batch: Batch) -> list[np.ndarray]:
+        return [np.asarray(word, np.int64) for word in batch.columns["word"]]
+
+    def _kept(self, batch: Batch) -> list[np.ndarray]:
+        """For each row, the numbers of the words that are not cut off."""
+        return [np.unique(word[word >= 0]) for word in self._words(batch)]
+
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        width = logits.shape[1]
+        places = np.concatenate([row * width + own for row, own in enumerate(self._places(batch))])
+        return logits.flatten(0, 1)[torch.from_numpy(places.astype(np.int64)).to(logits.device)]
+
+    def targets(self, batch: Batch) -> Tensor:
+        found: list[int] = []
+        for label, kept in zip(batch.labels, self._kept(batch), strict=True):
+            tags = label.split() if label is not None else []
+            found += [self._numbers.get(tags[word], UNKNOWN) if word < len(tags) else UNKNOWN for word in kept.tolist()]
+        return torch.tensor(found, dtype=torch.int64)
+
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        return functional.cross_entropy(at_least_float32(outputs), targets, ignore_index=UNKNOWN, reduction="sum")
+
+    def count(self, batch: Batch) -> float:
+        return float((self.targets(batch) != UNKNOWN).sum())
+
+    def judged(self, batch: Batch) -> float:
+        return float(sum(map(len, self._kept(batch))))
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        probabilities, classes = (found.cpu() for found in outputs.detach().double().softmax(-1).max(-1))
+        found, start = [], 0
+        for row, kept in enumerate(self._kept(batch)):
+            label = batch.labels[row]
+            size = len(label.split()) if label is not None else int(kept.max(initial=-1)) + 1
+            tags, scores = [OUTSIDE] * size, [0.0] * size
+            for word, own in enumerate(kept.tolist(), start):
+                if own < size:
+                    tags[own], scores[own] = self.tags[int(classes[word])], float(probabilities[word])
+            start += len(kept)
+            found.append(Prediction(batch.numbers[row], label, " ".join(tags), scores))
+        return found
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """Precision, recall and F1 of entities as conlleval counts them, F1 of the tags of single tokens without ``O``, and
+        accuracy; of tags that name no entities, such as parts of speech, only the last two."""
+        gold, predicted = _tags(predictions)
+        if not gold:
+            return {}
+        words = [pair for true, guess in zip(gold, predicted, strict=True) for pair in zip(true, guess, strict=True)]
+        found = {
+            "accuracy": sum(true == guess for true, guess in words) / max(1, len(words)),
+            "token_f1": token_agreement(gold, predicted).f1,
+        }
+        if (agreement := _entities(gold, predicted)) is None:
+            return found
+        all_ = agreement[""]
+        return {"f1": all_.f1, "precision": all_.precision, "recall": all_.recall, **found}
+
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Precision, recall and F1 of each type of entity."""
+        agreement = _entities(*_tags(predictions)) or {}
+        return {
+            "classes": {
+                kind: {"precision": a.precision, "recall": a.recall, "f1": a.f1, "examples": a.gold}
+                for kind, a in agreement.items()
+                if kind
+            }
+        }
+
+
+def _tags(predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:
+    """The gold tags of the examples that have some, and the predicted ones."""
+    known = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
+    return [gold.split() for gold, _ in known], [predicted.split() for _, predicted in known]
+
+
+def _entities(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, Agreement] | None:
+    """How well entities agree; None if the tags name no entities."""
+    try:
+        return entity_agreement(gold, predicted)
+    except InputError:
+        return None
+
+
+def prepare(given: Given, task: Task) -> ExampleLearner:
+    """Raises InputError when data, plan, model and settings do not fit each other."""
+    return ExampleLearner(given, task, Tags.of_training(given))

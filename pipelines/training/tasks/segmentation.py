@@ -1,0 +1,50 @@
+"""The task ``segmentation``: where the sections of a document end (cross-segment BERT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.training.objective import Card, Evaluation, Task, has_head
+from pipelines.training.plan_checks import check_task_guides
+
+if TYPE_CHECKING:
+    from pipelines.training.learner import Given, Learner
+
+
+def _fits(counts: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _prepare(given: Given) -> Learner:
+    from pipelines.training.learners import binary
+
+    return binary.prepare(given, TASK, binary.Boundaries)
+
+
+def _is_for(config: Any, data: Any) -> bool:
+    return data.counts.get("shape") == "segments" and has_head(config, "ForSequenceClassification")
+
+
+def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
+    from pipelines.training.learners.document_scores import evaluate_segmentation
+
+    evaluate_segmentation(run, model, handle, TASK)
+
+
+TASK = Task(
+    name="segmentation",
+    learns="where the sections of a document end",
+    needs="segmentation learns from documents in sections.",
+    families=("bert", "roberta", "electra", "modernbert"),
+    card=Card("topic segmenter", "text-classification", "AutoModelForSequenceClassification"),
+    prepare=_prepare,
+    check_plan=check_task_guides,
+    needs_mask_token=False,
+    examples=("guide finetune wiki --init my-model --max-length 258 --learning-rate 1e-5 --batch-size 64 --select f1",),
+    evaluation=Evaluation("segmentation", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
+    columns=("text", "segment"),
+    shape="segments",
+    fits=_fits,
+    metrics=("f1", "precision", "recall"),
+)

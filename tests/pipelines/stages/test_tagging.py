@@ -1,0 +1,165 @@
+"""Tagging from CoNLL columns to entities: reader, sequences, training, metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from guidance.errors import InputError
+from pipelines.stages import dataset, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.store import Store
+from pipelines.training.learners.examples import Batch
+from pipelines.training.learners.tagging import Tags
+from tests.finetunings import measure, train
+from tests.shared import shared
+from tests.trainings import one_thread
+
+__all__ = ["one_thread"]
+
+NAMES = ("Ada Lovelace", "Alan", "Grace Hopper")
+PLACES = ("Paris", "Dire Dawa")
+
+
+def lines(number: int) -> str:
+    found = []
+    for i in range(number):
+        person, place = NAMES[i % 3].split(), PLACES[i % 2].split()
+        tags = ["B-PER", "I-PER"][: len(person)], ["B-LOC", "I-LOC"][: len(place)]
+        words = [*zip(person, tags[0], strict=True), ("went", "O"), ("to", "O"), *zip(place, tags[1], strict=True)]
+        found += [f"{word}\t{tag}" for word, tag in words] + [""]
+    return "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("tagging") / "artifacts")
+
+
+def build(store: Store, folder: Path, text: str, split: str = "train", **settings: Any) -> Artifact:
+    path = folder / f"{split}.conll"
+    path.write_text(text)
+    return dataset.run({split: [str(path)]}, dataset.Config(format="conll", **settings), store=store).artifact
+
+
+@pytest.fixture(scope="module")
+def data(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return build(store, tmp_path_factory.mktemp("names"), lines(40), valid_fraction=0.2, test_fraction=0.2)
+
+
+def test_columns_become_words_with_a_tag_each(store: Store, tmp_path: Path) -> None:
+    text = "-DOCSTART- O\n\nAda NNP B-PER\nwent VBD O\n\t\nDire NNP B-LOC\nDa\u00a0wa NNP I-LOC\n"
+    made = build(store, tmp_path, text, valid_fraction=0.0)
+    rows = pq.read_table(made.path / "documents.parquet").to_pylist()
+    texts = pq.read_table(made.path / "blocks.parquet")["text"].to_pylist()
+    assert texts == ["Ada went", "Dire Dawa"]
+    assert [row["label"] for row in rows] == ["B-PER O", "B-LOC I-LOC"]
+    assert made.counts["shape"] == "tags" and made.counts["labels"] == 4
+    parts = build(store, tmp_path, text, valid_fraction=0.0, label_column="2")
+    assert pq.read_table(parts.path / "documents.parquet")["label"].to_pylist() == ["NNP VBD", "NNP NNP"]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("Ada B-PER\nwent\n", {}, "1 of the 2 words of this sentence have no tag"),
+        ("Ada\nwent\n", {}, "2 of the 2 words"),
+        ("Ada B-PER\n", {"label_column": "3"}, "no column '3'; it has 2"),
+    ],
+)
+def test_lines_without_a_tag_are_refused(
+    store: Store, tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        build(store, tmp_path, text, **settings)
+
+
+def test_each_token_knows_its_word_also_when_words_are_split_or_cut(store: Store, tmp_path: Path) -> None:
+    made = build(store, tmp_path, lines(6), valid_fraction=0.0)
+    for kind in ("wordpiece", "byte-bpe", "unigram"):
+        pieces = tokenizer.run(made.reference, tokenizer.Config(kind=kind, vocab_size=280), store=store)
+        for length in (64, 8):
+            settings = sequences.Config(max_length=length, packing="examples")
+            rows = sequences.run(made.reference, pieces.reference, settings, store=store).artifact
+            texts = pq.read_table(made.path / "blocks.parquet")["text"].to_pylist()
+            for text, row in zip(texts, pq.read_table(rows.path / "train.parquet").to_pylist(), strict=True):
+                for word, start, end, special in zip(
+                    row["word"], row["start"], row["end"], row["special"], strict=True
+                ):
+                    if special:
+                        assert word == -1
+                    elif text[start:end].strip():
+                        assert text[start:end].strip() in text.split()[word], (kind, text, word)
+
+
+def test_entities_are_learned_and_measured(store: Store, data: Artifact) -> None:
+    run = train(store, data, epochs=None, steps=60, select="f1", snapshots=[0]).artifact
+    metrics, predictions = measure(store, run.reference, data)
+    assert metrics["f1"] == metrics["precision"] == metrics["recall"] == metrics["token_f1"] == 1.0
+    assert all(row["gold"] == row["prediction"] for row in predictions)
+    opened = AutoModelForTokenClassification.from_pretrained(run.path)
+    assert set(opened.config.label2id) == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"} and opened.config.id2label[0] == "O"
+
+
+def test_the_loss_is_the_mean_over_words(store: Store, data: Artifact) -> None:
+    settings = {"dropout": 0, "attention_dropout": 0, "batch_size": 100, "snapshots": [0]}
+    run = train(store, data, steps=1, **settings).artifact
+    start = run.path / "snapshots/step-0"
+    opened, its = (c.from_pretrained(start) for c in (AutoModelForTokenClassification, AutoTokenizer))
+    documents = pq.read_table(data.path / "documents.parquet").to_pylist()
+    texts = pq.read_table(data.path / "blocks.parquet")["text"].to_pylist()
+    chosen = [(t, d["label"].split()) for t, d in zip(texts, documents, strict=True) if d["split"] == "train"]
+    order = [chosen[i % len(chosen)] for i in range(len(chosen))]
+    losses = []
+    for text, tags in order:
+        with torch.no_grad():
+            logits = opened(**its(text, return_tensors="pt")).logits[0, 1:-1]  # whole words: a token each
+        losses.append(
+            functional.cross_entropy(
+                logits, torch.tensor([opened.config.label2id[tag] for tag in tags]), reduction="none"
+            )
+        )
+    row = json.loads(run.read("metrics.jsonl").splitlines()[0])
+    # a batch of 100 draws every example at least three times, and some a fourth time
+    assert row["loss/tagging"] == pytest.approx(torch.cat(losses).mean().item(), rel=0.02)
+
+
+def test_words_that_were_cut_off_count_as_missed() -> None:
+    head = Tags(["O", "B-PER", "I-PER"])
+    columns = {"word": [np.array([-1, 0, 0, 1, -1])]}  # the third word was cut off
+    batch = Batch([np.zeros(5)], ["B-PER I-PER B-PER"], [0], columns, [1], [(0, 0)])
+    logits = torch.full((1, 5, 3), -9.0)
+    for place, tag in ((1, 1), (2, 0), (3, 2)):
+        logits[0, place, tag] = 9
+    outputs = head.outputs(logits, batch)
+    assert head.targets(batch).tolist() == [1, 2] and head.count(batch) == 2
+    (prediction,) = head.predictions(outputs, batch)
+    assert prediction.prediction == "B-PER I-PER O"
+    metrics = head.metrics([prediction])
+    assert (metrics["precision"], metrics["recall"], metrics["token_f1"]) == (1.0, 0.5, pytest.approx(0.8))
+
+
+def test_parts_of_speech_have_an_accuracy(store: Store, tmp_path: Path) -> None:
+    text = "\n".join(f"the DET\n{noun} NOUN\nruns VERB\n" for noun in map("dog{}".format, range(30)))
+    data = build(store, tmp_path, text, valid_fraction=0.3)
+    metrics, _ = measure(store, train(store, data, steps=2).artifact.reference, data, split="valid")
+    assert set(metrics) == {"accuracy", "token_f1"}
+
+
+@pytest.mark.parametrize(
+    ("file", "number", "entities"),
+    [("ner-wnut17/emerging.dev.conll", 1009, 836), ("ner-masakhaner/yor/dev.txt", 305, 360)],
+)
+def test_real_files_are_read(store: Store, file: str, number: int, entities: int) -> None:
+    made = dataset.run({"test": [str(shared("data") / file)]}, dataset.Config(format="conll"), store=store).artifact
+    labels = pq.read_table(made.path / "documents.parquet")["label"].to_pylist()
+    assert len(labels) == number
+    assert sum(label.count("B-") for label in labels) == entities

@@ -92,6 +92,9 @@ class LiveModel:
         self.needed = _check_needs(plan or Plan(), folder)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
+        added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
+        kept = {None, self.special["unk"], self.special["mask"] if self.spells_masks else None}
+        self._forbidden = [id_ for id_ in (*added, *self.special.values()) if id_ not in kept]
         _lay_out(self.tokenizer, self.special, is_ours=plan is not None)
         if self.longest is not None:
             self.tokenizer.enable_truncation(self.longest)
@@ -143,12 +146,8 @@ class LiveModel:
 
         ids = np.array(encoding.ids, np.int64)
         is_text = np.array([part is not None for part in encoding.sequence_ids], bool)
-        kept = {self.special["unk"], self.special["mask"] if self.spells_masks else None}
-        added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
-        forbidden = {id_ for id_ in (*added, *self.special.values()) if id_ is not None} - kept
-        unknown = self.special["unk"]
-        if unknown is not None:
-            ids[is_text & np.isin(ids, sorted(forbidden))] = unknown
+        if self.special["unk"] is not None:
+            ids[is_text & np.isin(ids, self._forbidden)] = self.special["unk"]
         return ids
 
 

@@ -164,10 +164,10 @@ def level(seen: Ints) -> Ints:
 
 
 def fit_weights(frequency: Floats, before: Floats, levels: Ints, most: int = 64) -> Floats:
-    """For each level of counts the weight a in (0, 1) of the more specific estimate that makes held-out words most likely.
+    """For each level of counts the weight a in [0, 1) of the more specific estimate that makes held-out words most likely.
 
-    Two more words, one that only the specific estimate knows and one that only the other knows, keep weights away from 0 and
-    1; a level without words gets 1/2.
+    One more word that only the general estimate knows keeps weights below 1, and is all that a level without words has: its
+    weight is 0.
 
     Args:
         frequency: n(c, w) / n(c) of each word; NaN where its context was not counted.
@@ -179,9 +179,9 @@ def fit_weights(frequency: Floats, before: Floats, levels: Ints, most: int = 64)
     for _ in range(_HALVINGS):
         weight = (low + high) / 2
         slope = (specific - general) / (weight[levels] * (specific - general) + general)
-        rises = 1 / weight - 1 / (1 - weight) + np.bincount(levels, slope, most) > 0
+        rises = np.bincount(levels, slope, most) > 1 / (1 - weight)
         low, high = np.where(rises, weight, low), np.where(rises, high, weight)
-    return (low + high) / 2
+    return low
 
 
 def _frequency(seen: Ints, with_word: Ints) -> Floats:

@@ -12,7 +12,7 @@ from cli.arguments import Corpus, Tokenizer
 from cli.options import Session, stage_command
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
-from pipelines.stages import corpus, dataset, sequences, tokenizer
+from pipelines.stages import corpus, dataset, folds, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
@@ -83,6 +83,30 @@ def build_dataset(
     given = {"train": files or train or [], "valid": valid or [], "test": test or []}
     pairs = {"train": train_pair or [], "valid": valid_pair or [], "test": test_pair or []}
     return dataset.run(given, config, pairs=pairs, stdin=sys.stdin.buffer, **session.options())
+
+
+@stage_command(
+    "build-fold",
+    folds.Config,
+    examples=[
+        "guide build-fold reviews --folds 10 --fold 3",
+        "for f in $(seq 0 9); do guide finetune $(guide build-fold reviews --fold $f); done",
+    ],
+    next_command="guide finetune {}",
+)
+def build_fold(
+    session: Session,
+    config: folds.Config,
+    data: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A dataset: a name, name@n, an id, or a path.", show_default=False)
+    ],
+) -> Result:
+    """Take one fold of a cross-validation as test split, a tenth of the other folds for validation, and the rest to train.
+
+    The fold of an example depends on its text alone: examples with the same text share a fold, and no example moves when
+    others are added.  `guide search --folds` trains and tests on all folds.
+    """
+    return folds.run(data, config, **session.options())
 
 
 def after_tokenizer(made: Artifact, store: Store) -> str:

@@ -28,6 +28,7 @@ PICTURES = (".png", ".svg")
         "guide compare plain model/1f0c   # a run that has not finished",
         "guide compare plain guided --markdown > results.md",
         "guide compare evaluation/58a1 evaluation/9c0e   # the predictions of two models for the same examples",
+        "guide compare plain-folds guided-folds   # two searches over the same seeds or folds",
     ],
 )
 def compare_runs(
@@ -64,8 +65,9 @@ def compare_runs(
     tested against those of the baseline with a two-sided paired t-test.
 
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
-    approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  The last column has p-values
-    corrected for the number of comparisons (Holm).
+    approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  Searches over the same seeds or
+    folds are compared by a paired t-test, which is corrected for folds.  The last column has p-values corrected for the
+    number of comparisons (Holm).
     """
     from pipelines.storage.files import write_file
     from pipelines.views import comparison, comparison_tables
@@ -75,8 +77,9 @@ def compare_runs(
     for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
         if path is not None:
             check_output_path(path, flag, *endings)
-    if _are_evaluations(session, [baseline, *(runs or [])]):
-        return _compare_evaluations(session, [baseline, *(runs or [])])
+    kind = _kind(session, baseline)
+    if kind in ("evaluation", "search"):
+        return _compare_results(session, kind, [baseline, *(runs or [])])
     found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
     if plot is not None:
         from pipelines.views.drawing import run_curves
@@ -97,21 +100,23 @@ def compare_runs(
             session.tell(f"written: {escape(path)}")
 
 
-def _are_evaluations(session: Session, references: list[str]) -> bool:
-    """Whether the first artifact is an evaluation; an unfinished run is none."""
+def _kind(session: Session, reference: str) -> str:
+    """The kind of an artifact; "" of an unfinished run."""
     with contextlib.suppress(InputError):
-        return session.store.find(references[0]).parent.name == "evaluation"
-    return False
+        return session.store.find(reference).parent.name
+    return ""
 
 
-def _compare_evaluations(session: Session, references: list[str]) -> None:
+def _compare_results(session: Session, kind: str, references: list[str]) -> None:
+    """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations
+    from pipelines.views.searches import compare_searches
 
     if len(references) < 2:
-        raise InputError("one evaluation has nothing to be compared with", hint="guide compare EVALUATION OTHER")
+        raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
     with contextlib.ExitStack() as opened:
-        evaluations = [opened.enter_context(session.store.load(each, kind="evaluation")) for each in references]
-        found = compare_evaluations(evaluations, references)
+        results = [opened.enter_context(session.store.load(each, kind=kind)) for each in references]
+        found = (compare_searches if kind == "search" else compare_evaluations)(results, references)
     if session.json:
         return say_json({"comparisons": [dataclasses.asdict(tested) for tested in found]})
     titles = (
@@ -139,7 +144,7 @@ def _compare_evaluations(session: Session, references: list[str]) -> None:
             else f"{tested.difference.low:+.4f} to {tested.difference.high:+.4f}",
             f"{tested.difference.p:.4f}",
             f"{tested.corrected:.4f}",
-            f"{tested.difference.test}, {tested.difference.n:,} examples",
+            f"{tested.difference.test}, {tested.difference.n:,} {tested.unit}",
         )
         for tested in found
     ]

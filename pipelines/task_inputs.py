@@ -48,7 +48,7 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
 
 def is_dataset(corpus: Artifact) -> bool:
     """Whether a corpus holds the examples of a task."""
-    return corpus.manifest["stage"] == "build-dataset"
+    return corpus.manifest["stage"] in ("build-dataset", "build-fold")
 
 
 def build_sequences(

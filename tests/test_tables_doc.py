@@ -18,6 +18,7 @@ from pipelines.stages.cooccurrence import vocabulary_schema
 from pipelines.stages.dependencies import dependency_schema
 from pipelines.stages.idf import idf_schema
 from pipelines.stages.masks import mask_schema
+from pipelines.stages.search import run_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
@@ -44,6 +45,7 @@ SCHEMAS = {
     "predictions.parquet of masked words": score_schema(OF_WORDS),
     "predictions.parquet of next sentences": score_schema(OF_PAIRS),
     "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
+    "runs.parquet": run_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,8 @@ from pipelines.training.plan_inputs import model_input
 from pipelines.training.rows import check_settings
 from pipelines.training.run import build, check_resume, load_plan, run_training
 from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
+
+AnyConfig = TypeVar("AnyConfig", bound="Config")
 
 
 class Config(TrainingConfig, TaskConfig):
@@ -116,7 +118,7 @@ def run(
     with ExitStack() as opened:
         dataset, sequences = task_inputs.open_data(data, store, opened)
         task = task_for(config.task, dataset.counts, dataset.reference)
-        config = _resolved(config, task)
+        config = resolved(config, task)
         plan = load_plan(config, task)
         if sequences is None:
             tokenizer = _tokenizer(config, dataset, store, progress)
@@ -132,7 +134,7 @@ def run(
         )
 
 
-def _resolved(config: Config, task: Task) -> Config:
+def resolved(config: AnyConfig, task: Task) -> AnyConfig:
     """The configuration with its task named.
 
     Raises:

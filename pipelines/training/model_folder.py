@@ -55,14 +55,14 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
                 if not name.endswith(".safetensors"):
                     out.write(place + folder.path + name, content)
     _write_metrics(out, outcome.log)
-    last, select = outcome.last, getattr(run.config, "select", "")
+    last, select = outcome.last, getattr(run.config, "select", "loss")
     out.counts |= {
         "steps": int(last["step"]),
         "parameters": parameters,
         "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/", "eval/"))},
         "best_step": outcome.best_step,
-        "best_valid_loss": None if select else outcome.best_value,
-        **({"best": {"metric": select, "value": outcome.best_value}} if select else {}),
+        "best_valid_loss": outcome.best_value if select == "loss" else None,
+        **({} if select == "loss" else {"best": {"metric": select, "value": outcome.best_value}}),
         "matches": {label: int(found) for label, found in outcome.tallies.items()},
         "processes": outcome.facts["world"],
         "device": outcome.facts["device"],

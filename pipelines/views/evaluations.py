@@ -8,7 +8,7 @@ compared by approximate randomisation, by sacrebleu.  The p-values of all compar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Tested:
     Attributes:
         first, second: the metric of both.
         corrected: the p-value, corrected for all comparisons.
+        unit: what was counted: examples, seeds or folds.
     """
 
     baseline: str
@@ -57,6 +58,7 @@ class Tested:
     second: float
     difference: Difference
     corrected: float = float("nan")
+    unit: str = "examples"
 
 
 def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
@@ -78,10 +80,7 @@ def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) 
         for metric, one, two, difference in _differences(first.counts["task"], tables[0], table):
             found.append(Tested(labels[0], label, metric, one, two, difference))
     corrected = holm([tested.difference.p for tested in found])
-    return [
-        Tested(t.baseline, t.other, t.metric, t.first, t.second, t.difference, p)
-        for t, p in zip(found, corrected, strict=True)
-    ]
+    return [replace(tested, corrected=p) for tested, p in zip(found, corrected, strict=True)]
 
 
 def _predictions(evaluation: Artifact) -> dict[str, list[Any]]:

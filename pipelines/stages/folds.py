@@ -1,0 +1,176 @@
+"""Stage ``build-fold``: one fold of a cross-validation, as a dataset.
+
+Reads a dataset (corpus@2 by ``build-dataset``) and writes the same examples with other splits: one fold is the test split, a
+tenth of the rest the validation split, and what remains the training split.  The fold of an example is a hash of its text,
+so that examples with the same text share a fold, and no example moves when others are added.  For multiple choice it is a
+hash of what the questions are about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Unpack
+
+from pydantic import Field, model_validator
+
+from guidance.errors import InputError
+from pipelines import task_inputs
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.files import open_parquet
+from pipelines.storage.store import Store
+from pipelines.storage.tables import BLOCKS, DOCUMENTS
+from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, read_blocks
+from pipelines.text.corpus_writer import fraction_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TRAIN, VALID, TEST = range(len(SPLITS))
+
+
+class Config(stage.Config):
+    """Which fold of how many."""
+
+    folds: int = Field(10, ge=2, le=1000, description="number of folds")
+    fold: int = Field(0, ge=0, description="the fold that becomes the test split, from 0")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the hash that assigns examples to folds")
+    valid_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the other folds for validation")
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.fold >= self.folds:
+            raise ValueError(f"fold {self.fold} of {self.folds}: folds are numbered from 0 to {self.folds - 1}")
+        return self
+
+
+def run(dataset: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Build one fold of a dataset.
+
+    Raises:
+        InputError: it is no dataset; or there are fewer different texts than folds, or none in this fold.
+    """
+    with store.load(dataset, kind="corpus") as given:
+        if not task_inputs.is_dataset(given):
+            raise InputError(
+                f"{given.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
+            )
+        return run_stage(STAGE, config, {"dataset": given}, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    import numpy as np
+
+    given: Artifact = run.inputs["dataset"]
+    codes = _splits(_groups(given), run.config, given.reference)
+    counts = _write_blocks(run, given, codes)
+    labels = _write_documents(run, given, codes)
+    changed = {"splits", "examples", "sharing_test_documents", "words", "sentences", "blocks", "characters"}
+    run.out.counts |= {name: value for name, value in given.counts.items() if name not in changed}
+    names = [SPLITS[code] for code in np.unique(codes)]
+    for code, count in enumerate(np.bincount(codes, minlength=len(SPLITS)).tolist()):
+        counts[SPLITS[code]]["documents"] = count
+    totals = {key: sum(counts[name][key] for name in names) for key in ("blocks", "sentences", "words", "characters")}
+    run.out.counts |= totals | {"splits": {name: dict(counts[name]) for name in names}}
+    if "examples" in given.counts:
+        run.out.counts["examples"] = {name: dict(sorted(labels[name].items())) for name in names if labels[name]}
+    if given.counts.get("shape") == "segments":
+        shared = _sharing(given, codes)
+        run.out.counts["sharing_test_documents"] = shared
+        if shared:
+            run.warn(
+                f"{shared:,} of {counts['test']['documents']:,} test documents share a sentence with a training document: "
+                "scores are contaminated"
+            )
+
+
+def _groups(dataset: Artifact) -> list[bytes]:
+    """For each document a digest of the text that decides its fold, without differences of case and white space."""
+    first_only = dataset.counts.get("shape") == "choices"
+    found: list[Any] = []
+    for batch in read_blocks(dataset, ["document", "block", "text"]):
+        for document, block, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if document == len(found):
+                found.append(hashlib.sha256())
+            if block == 0 or not first_only:
+                found[document].update(" ".join(text.casefold().split()).encode() + b"\n")
+    return [each.digest() for each in found]
+
+
+def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:
+    """The split of each document, as an index in `SPLITS`."""
+    import numpy as np
+
+    distinct = len(set(groups))
+    if distinct < config.folds:
+        raise InputError(
+            f"{reference} has {distinct:,} different texts, too few for {config.folds} folds", hint="fewer --folds"
+        )
+    codes = np.empty(len(groups), np.int8)
+    for number, group in enumerate(groups):
+        fold = int(fraction_of(f"fold {config.seed} {group.hex()}") * config.folds)
+        is_valid = fraction_of(f"valid {config.seed} {group.hex()}") < config.valid_fraction
+        codes[number] = TEST if fold == config.fold else VALID if is_valid else TRAIN
+    for code in (TRAIN, TEST):
+        if not (codes == code).any():
+            raise InputError(
+                f"{reference}: fold {config.fold} of {config.folds} leaves no example for {SPLITS[code]}",
+                hint="fewer --folds, or another --seed",
+            )
+    return codes
+
+
+def _write_blocks(run: Run, dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
+    """Copy the blocks with their new splits; returns the counts of each split."""
+    import pyarrow as pa
+
+    schema = block_schema()
+    place = schema.get_field_index("split")
+    counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    with run.out.parquet(BLOCKS, schema) as writer:
+        for batch in read_blocks(dataset, schema.names):
+            split = codes[batch.column("document").to_numpy()]
+            column = pa.DictionaryArray.from_arrays(pa.array(split, pa.int8()), pa.array(SPLITS))
+            table = pa.Table.from_batches([batch])
+            writer.write_table(table.set_column(place, schema.field(place), column))
+            texts, sentences = table["text"].to_pylist(), table["sentences"].to_pylist()
+            for code, text, spans in zip(split.tolist(), texts, sentences, strict=True):
+                own = {"blocks": 1, "sentences": len(spans), "words": len(text.split()), "characters": len(text)}
+                counts[SPLITS[code]].update(own)
+    return counts
+
+
+def _write_documents(run: Run, dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
+    """Copy the documents with their new splits; returns the labels of each split."""
+    import pyarrow as pa
+
+    schema = document_schema()
+    with dataset.open(DOCUMENTS) as raw:
+        table = open_parquet(raw).read()
+    place = schema.get_field_index("split")
+    names = [SPLITS[code] for code in codes.tolist()]
+    with run.out.parquet(DOCUMENTS, schema) as writer:
+        writer.write_table(table.set_column(place, schema.field(place), pa.array(names)).cast(schema))
+    labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    for name, label in zip(names, table["label"].to_pylist(), strict=True):
+        if label is not None:
+            labels[name].update(label.split() if dataset.counts.get("shape") == "tags" else [label])
+    return labels
+
+
+def _sharing(dataset: Artifact, codes: np.ndarray) -> int:
+    """How many test documents have a sentence that a training document has, too."""
+    import numpy as np
+
+    own: list[set[str]] = [set() for _ in codes]
+    for batch in read_blocks(dataset, ["document", "text", "sentences"]):
+        for document, text, spans in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            own[document].update(text[span["start"] : span["end"]] for span in spans)
+    known = set[str]().union(*(own[number] for number in np.flatnonzero(codes == TRAIN)))
+    return sum(not known.isdisjoint(own[number]) for number in np.flatnonzero(codes == TEST))
+
+
+STAGE = Stage("build-fold", "corpus", 1, Config, build)

@@ -1,0 +1,325 @@
+"""Stage ``search``: fine-tune with every combination of some settings, seeds and folds, and test the setting that is best.
+
+Reads a dataset.  Every run is a model of its own, made by `pipelines.stages.finetune`, so an interrupted search goes on with
+the runs that are missing, and ``--shard i/n`` divides them among jobs.  In each fold the setting with the best mean
+validation over its seeds is chosen, and only its models are evaluated on the test split.
+
+Writes search@1: ``runs.parquet`` (one row for each run) and ``search.json`` (the chosen settings, and the mean and standard
+deviation of the test metrics over the runs with these settings).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from guidance.errors import InputError
+from pipelines import task_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.progress import log
+from pipelines.stages import evaluate, finetune, folds
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import column
+from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import roles
+from pipelines.training.tasks import task_for
+
+if TYPE_CHECKING:
+    from pipelines.training.objective import Task
+
+RUNS = "runs.parquet"
+MOST_RUNS = 10_000
+
+_NOT_VARIED = ("seed", "grid", "seeds", "folds", "fold_seed", "weights", "shard", "task", "select")
+
+
+class Config(finetune.Config):
+    """Settings of a search; all others are those of the runs."""
+
+    grid: list[str] = Field(
+        [],
+        description="A setting and the values to try, such as learning-rate=1e-5,2e-5 (repeatable); all combinations are "
+        "trained.",
+    )
+    seeds: int = Field(1, ge=1, description="Runs of each combination, with seeds from --seed on.")
+    folds: int = Field(0, ge=0, description="Folds of a cross-validation; 0 takes the splits of the dataset.")
+    fold_seed: int = Field(0, ge=0, lt=2**63, description="Seed of the assignment to folds.")
+    weights: Literal["best", "last"] = Field(
+        "best", description="Which weights count: those of each run's best validation, or of its last step."
+    )
+    shard: str = knob(
+        "", "i/n: train every n-th run, starting at the i-th, and stop. The same command without --shard does the rest."
+    )
+
+    @field_validator("shard")
+    @classmethod
+    def _check_shard(cls, value: str) -> str:
+        first, _, number = value.partition("/")
+        if value and not (first.isdecimal() and number.isdecimal() and 1 <= int(first) <= int(number)):
+            raise ValueError("must be i/n with 1 ≤ i ≤ n, such as 3/64")
+        return value
+
+    @model_validator(mode="after")
+    def _check_search(self) -> Self:
+        if self.folds == 1:
+            raise ValueError("--folds: one fold leaves nothing to train on")
+        return self
+
+
+@dataclass
+class Member:
+    """One run of a search.
+
+    Attributes:
+        fold: which fold is tested; 0 without folds.
+        setting: the values of the settings that vary.
+        data: reference of the dataset.
+        config: all settings of the run.
+    """
+
+    fold: int
+    setting: Mapping[str, Any]
+    data: str
+    config: finetune.Config
+    model: Artifact | None = None
+    valid: float | None = None
+    evaluation: Artifact | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"{name.replace('_', '-')} {value}" for name, value in self.setting.items()]
+        return ", ".join([*parts, f"seed {self.config.seed}"])
+
+
+def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+    """Train all runs, choose, and test.  With ``--shard`` only some runs are trained, and the result is None.
+
+    Args:
+        data: reference of a dataset.
+
+    Raises:
+        InputError: a value of the grid is not possible; or the settings cannot be compared, for want of validation examples.
+    """
+    check_working_folder()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("a search trains one run after the other", hint="start one process for each --shard i/n")
+    progress = options.get("progress")
+    with ExitStack() as opened:
+        dataset, sequences = task_inputs.open_data(data, store, opened)
+        if sequences is not None:
+            raise InputError(f"{sequences.reference} has sequences; a search needs a dataset", hint=dataset.reference)
+        task = task_for(config.task, dataset.counts, dataset.reference)
+        config = finetune.resolved(config, task)
+        settings = _settings(config)
+        if len(settings) > 1 and not config.folds and "valid" not in dataset.counts["splits"]:
+            raise InputError(
+                f"settings are compared by their validation, and {dataset.reference} has no validation examples",
+                hint="guide build-dataset --valid-fraction 0.1",
+            )
+        parts = _parts(dataset, config, store, options)
+        members = _members(config, task, settings, parts)
+        first, step = map(int, (config.shard or "1/1").split("/"))
+        mine = members[first - 1 :: step]
+        for number, member in enumerate(mine, 1):
+            log.info("run %d of %d: %s%s", number, len(mine), f"fold {member.fold}, " if config.folds else "", member)
+            made = finetune.run(member.data, member.config, store=store, progress=progress)
+            assert made is not None, "there is one process"
+            member.model = opened.enter_context(store.load(made.reference, kind="model"))
+            member.valid = _validation(member.model, task.name, config)
+        if config.shard:
+            log.info("--shard %s: %d of %d runs are done", config.shard, len(mine), len(members))
+            return None
+        chosen = _chosen(members, config)
+        for member in chosen:
+            _test(member, config, store, opened, progress)
+        inputs: dict[str, Any] = {"dataset": dataset}
+        inputs |= dict(zip(roles("model", len(members)), (m.model for m in members), strict=True))
+        tested = [member.evaluation for member in chosen if member.evaluation is not None]
+        inputs |= dict(zip(roles("evaluation", len(tested)), tested, strict=True))
+
+        write = functools.partial(build, members=members, chosen=chosen, task=task.name)
+        return run_stage(replace(STAGE, build=write), config, inputs, store=store, **options)
+
+
+def _settings(config: Config) -> list[dict[str, Any]]:
+    """Every combination of the values of the grid.
+
+    Raises:
+        InputError: it is not written as NAME=VALUE,VALUE; there is no such setting; or it cannot vary.
+    """
+    known = finetune.Config.model_fields
+    axes: dict[str, list[str]] = {}
+    for text in config.grid:
+        name, _, values = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if name not in known or name in _NOT_VARIED:
+            raise InputError(
+                f"--grid {text}: {name.replace('_', '-')} is no setting that can vary", hint="guide finetune -h"
+            )
+        if name in axes:
+            raise InputError(f"--grid names {name.replace('_', '-')} twice")
+        axes[name] = [value.strip() for value in values.split(",")]
+        if ("" in axes[name] and name != "plan") or len(set(axes[name])) < len(axes[name]):
+            raise InputError(
+                f"--grid {text}: not NAME=VALUE,VALUE with different values", hint="--grid learning-rate=1e-5,2e-5"
+            )
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+def _parts(dataset: Artifact, config: Config, store: Store, options: Options) -> list[str]:
+    """The dataset itself, or its folds."""
+    if not config.folds:
+        return [dataset.reference]
+    return [
+        folds.run(
+            dataset.reference,
+            folds.Config(folds=config.folds, fold=fold, seed=config.fold_seed),
+            store=store,
+            progress=options.get("progress"),
+        ).reference
+        for fold in range(config.folds)
+    ]
+
+
+def _members(config: Config, task: Task, settings: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> list[Member]:
+    """All runs: fold by fold, setting by setting, seed by seed."""
+    if len(parts) * len(settings) * config.seeds > MOST_RUNS:
+        raise InputError(f"{len(parts) * len(settings) * config.seeds:,} runs; at most {MOST_RUNS:,} are possible")
+    given = {name: getattr(config, name) for name in config.model_fields_set if name in finetune.Config.model_fields}
+    members = []
+    for (fold, data), setting, number in itertools.product(enumerate(parts), settings, range(config.seeds)):
+        values = {**given, **setting, "task": task.name, "seed": config.seed + number}
+        for one, other in (("steps", "epochs"), ("epochs", "steps")):
+            if one in setting and other not in setting:
+                values.pop(other, None)
+        try:
+            own = finetune.resolved(finetune.Config(**values), task)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            name = str(problem["loc"][0]).replace("_", "-") if problem["loc"] else "a combination"
+            raise InputError(f"--grid: {name}: {problem['msg']}, not {problem['input']!r}") from error
+        read = {name: getattr(own, name) for name in setting}
+        members.append(Member(fold, read, data, own))
+    return members
+
+
+def _validation(model: Artifact, task: str, config: Config) -> float | None:
+    """The validation by which runs are compared: the loss, or the metric that selects."""
+    counts = model.counts
+    if config.weights == "last":
+        name = f"valid/{task}" if config.select == "loss" else f"eval/{task}/{config.select}"
+        value = counts["final"].get(name)
+    else:
+        value = counts["best_valid_loss"] if config.select == "loss" else counts["best"]["value"]
+    return None if value is None else float(value)
+
+
+def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
+    """The runs of the setting that is best in each fold; of equal ones the first."""
+    found: list[Member] = []
+    sign = -1.0 if config.select == "loss" else 1.0
+    for _, runs in itertools.groupby(members, key=lambda member: member.fold):
+        own = list(runs)
+        groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
+        found += max(groups, key=lambda group: sign * statistics.fmean(member.valid or 0.0 for member in group))
+    return found
+
+
+def _test(member: Member, config: Config, store: Store, opened: ExitStack, progress: Any) -> None:
+    """Evaluate a run on the test split, if there is one."""
+    assert member.model is not None, "it has been trained"
+    with store.load(member.data, kind="corpus", verify=False) as dataset:
+        if "test" not in dataset.counts["splits"]:
+            return
+    weights = config.weights if member.valid is not None else "last"
+    settings = evaluate.Config(weights=weights, parser=config.parser, device=config.device)
+    made = evaluate.run(member.model.reference, member.data, settings, store=store, progress=progress)
+    member.evaluation = opened.enter_context(store.load(made.reference, kind="evaluation"))
+    member.metrics = member.evaluation.counts["metrics"]
+
+
+def run_schema(metrics: Sequence[str] = ()) -> Any:
+    """Columns of ``runs.parquet``, with a column ``test/NAME`` for each metric."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("fold", pa.int32(), "running number"),
+            column("seed", pa.int64(), "seed of the run"),
+            column("setting", pa.string(), "settings that vary, NAME=VALUE with spaces between"),
+            column("model", pa.string(), "id of the run's model"),
+            pa.field(
+                "valid", pa.float64(), metadata={"unit": "validation loss, or metric of --select; null without one"}
+            ),
+            column("chosen", pa.bool_(), "whether the setting is the best of its fold"),
+            pa.field(
+                "evaluation", pa.string(), metadata={"unit": "id of the evaluation on the test split, if there is one"}
+            ),
+            *(pa.field(f"test/{name}", pa.float64(), metadata={"unit": "on the test split"}) for name in metrics),
+        ]
+    )
+
+
+def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (), task: str = "") -> None:
+    """Write the tables of a search.
+
+    Args:
+        members: all runs; ``chosen``: those that were tested.
+    """
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for member in chosen for name in member.metrics))
+    schema = run_schema(names)
+    rows = [
+        {
+            "fold": member.fold,
+            "seed": member.config.seed,
+            "setting": " ".join(f"{name}={value}" for name, value in member.setting.items()),
+            "model": member.model.id if member.model else "",
+            "valid": member.valid,
+            "chosen": any(member is other for other in chosen),
+            "evaluation": member.evaluation.id if member.evaluation else None,
+            **{f"test/{name}": member.metrics.get(name) for name in names},
+        }
+        for member in members
+    ]
+    with run.out.parquet(RUNS, schema) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema))
+    summary = {
+        "task": task,
+        "select": run.config.select,
+        "runs": len(members),
+        "chosen": [row["setting"] for row in rows if row["chosen"]],
+        "metrics": {name: _mean_and_sd([m.metrics.get(name) for m in chosen]) for name in names},
+        "settings": _by_setting(rows),
+    }
+    run.out.write_json("search.json", {"schema": 1, **summary})
+    run.out.counts |= summary
+
+
+def _by_setting(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
+    """For each setting: its mean validation over all folds and seeds, its deviation, and how many runs were chosen."""
+    found: dict[str, dict[str, float | int | None]] = {}
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        own = [row for row in rows if row["setting"] == setting]
+        found[setting] = {**_mean_and_sd([row["valid"] for row in own]), "chosen": sum(row["chosen"] for row in own)}
+    return found
+
+
+def _mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and sample standard deviation; None where a value is missing, or there is only one."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {"mean": None, "sd": None}
+    return {"mean": statistics.fmean(known), "sd": statistics.stdev(known) if len(known) > 1 else None}
+
+
+STAGE = Stage("search", "search", 1, Config, build)

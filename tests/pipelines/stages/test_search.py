@@ -1,0 +1,150 @@
+"""Searches over settings, seeds and folds: what is trained, chosen and tested; interruption; shares of jobs; comparing."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from guidance.errors import InputError
+from pipelines.stages import finetune, folds, search, tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.store import Store
+from pipelines.views.searches import compare_searches
+from pipelines.views.significance import paired_t
+from tests import finetunings
+from tests.trainings import one_thread  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, store: Store) -> Artifact:
+    rows = finetunings.reviews(90)
+    rows = [{**row, "text": f"{row['text']} {number}"} for number, row in enumerate(rows)]
+    splits = {"train": rows[:60], "valid": rows[60:75], "test": rows[75:]}
+    return finetunings.build(store, tmp_path_factory.mktemp("data"), splits)
+
+
+def settings(store: Store, data: Artifact, **changes: Any) -> search.Config:
+    words = tokenizer.run(data.reference, tokenizer.Config(kind="word", min_frequency=1), store=store)
+    tiny = finetunings.TINY | {"layers": 1, "epochs": 1, "tokenizer": words.reference}
+    return search.Config(**(tiny | changes))
+
+
+def searched(store: Store, data: Artifact, **changes: Any) -> tuple[Artifact, list[dict[str, Any]]]:
+    made = search.run(data.reference, settings(store, data, **changes), store=store)
+    assert made is not None
+    return made.artifact, pq.read_table(made.artifact.path / "runs.parquet").to_pylist()
+
+
+def models(store: Store) -> set[str]:
+    return {folder.name for folder in (store.root / "model").glob("*")}
+
+
+def test_the_setting_with_the_best_mean_validation_is_tested_and_no_other(store: Store, data: Artifact) -> None:
+    made, rows = searched(store, data, grid=["learning-rate=1e-6,1e-2"], seeds=2, select="accuracy")
+    assert [(row["setting"], row["seed"]) for row in rows] == [
+        *(("learning_rate=1e-06", seed) for seed in (0, 1)),
+        *(("learning_rate=0.01", seed) for seed in (0, 1)),
+    ]
+    assert [row["chosen"] for row in rows] == [False, False, True, True]
+    assert [row["evaluation"] is not None for row in rows] == [False, False, True, True]
+    assert statistics.fmean(row["valid"] for row in rows[2:]) > statistics.fmean(row["valid"] for row in rows[:2])
+    tested = [row["test/accuracy"] for row in rows[2:]]
+    assert made.counts["metrics"]["accuracy"] == {"mean": statistics.fmean(tested), "sd": statistics.stdev(tested)}
+    for row in rows:
+        alone = finetune.Config(
+            **settings(store, data).model_dump(
+                exclude=set(search.Config.model_fields) - set(finetune.Config.model_fields), exclude_unset=True
+            )
+            | {"learning_rate": float(row["setting"].partition("=")[2]), "seed": row["seed"], "select": "accuracy"}
+        )
+        result = finetune.run(data.reference, alone, store=store)
+        assert result is not None
+        assert result.reused
+        assert result.artifact.id == row["model"]
+
+
+def test_an_interrupted_search_repeats_no_run_and_shares_join(store: Store, data: Artifact) -> None:
+    config = settings(store, data, grid=["dropout=0.1,0.2,0.3"], seeds=1, learning_rate=3e-3)
+    before = models(store)
+    assert search.run(data.reference, config.model_copy(update={"shard": "2/3"}), store=store) is None
+    first = models(store) - before
+    assert len(first) == 1
+    assert search.run(data.reference, config.model_copy(update={"shard": "1/3"}), store=store) is None
+    made = search.run(data.reference, config, store=store)
+    assert made is not None
+    assert len(models(store) - before) == 3
+    again = search.run(data.reference, config, store=store)
+    assert again is not None
+    assert again.reused
+
+
+def test_each_fold_is_searched_and_tested_by_itself(store: Store, data: Artifact) -> None:
+    made, rows = searched(store, data, folds=3, grid=["learning-rate=1e-2,2e-2"])
+    assert [row["fold"] for row in rows] == [0, 0, 1, 1, 2, 2]
+    assert [sum(row["chosen"] for row in rows[start : start + 2]) for start in (0, 2, 4)] == [1, 1, 1]
+    fold = folds.run(data.reference, folds.Config(folds=3, fold=1), store=store).artifact
+    model = store.load(f"model/{rows[2]['model']}")
+    sequences = store.load_input(model, "sequences")
+    assert sequences.manifest["inputs"]["corpus"]["content"] == fold.content
+    assert made.counts["runs"] == 6
+
+
+def test_searches_over_the_same_folds_or_seeds_are_compared(store: Store, data: Artifact) -> None:
+    one, rows = searched(store, data, seeds=3)
+    other, others = searched(store, data, seeds=3, learning_rate=1e-4)
+    found = {tested.metric: tested for tested in compare_searches([one, other], ["one", "other"])}
+    wanted = paired_t([b["test/accuracy"] - a["test/accuracy"] for a, b in zip(rows, others, strict=True)])
+    assert found["accuracy"].difference == wanted
+    assert found["accuracy"].unit == "seeds"
+    folded, rows = searched(store, data, folds=3)
+    slower, others = searched(store, data, folds=3, learning_rate=1e-4)
+    accuracy = next(t for t in compare_searches([folded, slower], ["a", "b"]) if t.metric == "accuracy")
+    differences = [b["test/accuracy"] - a["test/accuracy"] for a, b in zip(rows, others, strict=True)]
+    assert accuracy.difference == paired_t(differences, shared_folds=True)
+    assert accuracy.unit == "folds"
+    with pytest.raises(ArtifactMismatch, match="other seeds or folds"):
+        compare_searches([one, folded], ["one", "folded"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": ["learning-rte=1,2"]}, "learning-rte is no setting"),
+        ({"grid": ["seed=1,2"]}, "seed is no setting that can vary"),
+        ({"grid": ["learning-rate"]}, "not NAME=VALUE"),
+        ({"grid": ["learning-rate=1e-3,1e-3"]}, "different values"),
+        ({"grid": ["learning-rate=1e-3,fast"]}, "learning-rate: .*number"),
+        ({"grid": ["layers=1", "layers=2"]}, "twice"),
+        ({"folds": 1000}, "too few for 1000 folds"),
+        ({"select": "rouge1"}, "--select rouge1"),
+    ],
+)
+def test_bad_searches_are_refused_before_anything_is_trained(
+    store: Store, data: Artifact, changes: dict[str, Any], message: str
+) -> None:
+    before = models(store)
+    with pytest.raises(InputError, match=message):
+        search.run(data.reference, settings(store, data, **changes), store=store)
+    assert models(store) == before
+
+
+def test_settings_cannot_be_compared_without_validation(tmp_path: Path, store: Store) -> None:
+    rows = finetunings.reviews(24)
+    data = finetunings.build(store, tmp_path, {"train": rows}, valid_fraction=0)
+    before = models(store)
+    with pytest.raises(InputError, match="no validation examples"):
+        search.run(data.reference, settings(store, data, grid=["dropout=0.1,0.2"]), store=store)
+    assert models(store) == before
+    made, found = searched(store, data, seeds=2)
+    assert [row["valid"] for row in found] == [None, None]
+    assert made.counts["metrics"] == {}

@@ -113,7 +113,7 @@ def pretrain_command(
 FINETUNE_TOPICS = {
     **TOPICS,
     "What is learned": ("task", "select", *TASK_OWNERS),
-    "Model": (*TOPICS["Model"], "tokenizer", "max_length"),
+    "Model": (*TOPICS["Model"], "vectors", "embeddings_from", "tokenizer", "max_length"),
     "Guidance": (*TOPICS["Guidance"], "parser"),
     "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
     "Optimizer": (*TOPICS["Optimizer"][:3], "warmup_fraction", *TOPICS["Optimizer"][3:]),

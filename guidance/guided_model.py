@@ -61,7 +61,9 @@ class GuidedModel:
         self.guides = {number: guide for number, guide in enumerate(plan.guides) if guide.part == part}
         self.vocabulary, self.tables = vocabulary, dict(tables or {})
         self.decoder_vocabulary = decoder_vocabulary or vocabulary
-        self.sites = find_sites(model)
+        self.sites = find_sites(
+            model, required=bool(plan.guides) or plan.pal is not None or getattr(model, "has_heads", True)
+        )
         self.added = added_sites(plan.pal, self.sites) if plan.pal is not None and part == "model" else {}
         self._matches: dict[int, Tensor] = {}
         self._check_tables()

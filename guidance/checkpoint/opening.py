@@ -33,6 +33,8 @@ from guidance.checkpoint.layout import (
     is_extra,
 )
 from guidance.errors import InputError
+from guidance.models import role_transformer  # noqa: F401  registers its classes
+from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
 
 _NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
@@ -347,7 +349,7 @@ def _class_of(config: Any, settings: Mapping[str, Any], source: str) -> Any:
     """The class of transformers that ``architectures`` names; no other code is looked up."""
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
-    found: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    found: Any = OWN_CLASSES.get(name) or (getattr(transformers, name, None) if name.isidentifier() else None)
     is_model = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is not None
     if not (is_model and isinstance(config, found.config_class)):
         raise InputError(

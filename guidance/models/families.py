@@ -99,10 +99,13 @@ _CROSS = {"encoder_attn", "EncDecAttention"}
 _NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
 
 
-def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
+def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tuple[Site, ...]]:
     """Every attention module of a model, with its sites in the order of its calls.
 
     Modules that installed packages name as entry points are imported first if the model is of no known family.
+
+    Args:
+        required: whether a model without any is an error.
 
     Raises:
         UnsupportedModel: it has none that we know.
@@ -127,7 +130,7 @@ def find_sites(model: nn.Module) -> dict[nn.Module, tuple[Site, ...]]:
         sites = tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(place, config))
         if sites:
             found[module] = sites
-    if not found:
+    if not found and required:
         raise UnsupportedModel(
             f"{type(model).__name__}: no attention module that can be guided", hint=f"supported: {supported()}"
         )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from pydantic import Field, model_validator
 
-from guidance.errors import InputError
+from guidance.errors import InputError, PlanError
 from pipelines import task_inputs
 from pipelines.engine.stage import Options, Result, Stage, check_working_folder, knob
 from pipelines.progress import log
@@ -21,6 +22,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.config import TrainingConfig
 from pipelines.training.learner import folder_of
+from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import model_input
 from pipelines.training.rows import check_settings
@@ -35,6 +37,7 @@ class Config(TrainingConfig, TaskConfig):
 
     if TYPE_CHECKING:
         task: str = "auto"
+        architecture: str = "auto"
 
     epochs: float | None = Field(3.0, gt=0, description="Passes over the training examples, unless --steps is given.")
     batch_size: int = Field(32, ge=1, description="Examples per step, over all processes and micro-batches.")
@@ -61,6 +64,13 @@ class Config(TrainingConfig, TaskConfig):
     tokenizer: str = knob(
         "", "Tokenizer for a new model; by default that of --init, or else one that is trained on the dataset."
     )
+    vectors: str = knob(
+        "",
+        "A file of word vectors (GloVe or word2vec as text, also .gz) for the embeddings of a new model; sets --hidden.",
+    )
+    embeddings_from: str = knob(
+        "", "A model with the same tokenizer whose word embeddings a new model takes over; all else is new."
+    )
     parser: str = knob("", "Parser for plans that read syntax, as in `guide build-deps --parser`.")
 
     @model_validator(mode="before")
@@ -72,6 +82,11 @@ class Config(TrainingConfig, TaskConfig):
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
+        for name in ("vectors", "embeddings_from"):
+            if self.init and getattr(self, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for a new model, and --init has its own embeddings")
+        if self.vectors and self.embeddings_from:
+            raise ValueError("--vectors and --embeddings-from exclude each other")
         if self.task != "auto":
             check_settings(self, "--task", self.task, OWNERS)
         return self
@@ -119,6 +134,15 @@ def run(
         dataset, sequences = task_inputs.open_data(data, store, opened)
         task = task_for(config.task, dataset.counts, dataset.reference)
         config = resolved(config, task)
+        if config.plan and config.architecture in HEADLESS and not config.init:
+            raise PlanError(
+                f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"
+            )
+        task.family(config.architecture)
+        if config.vectors and not config.hidden:
+            from pipelines.training.embeddings import vector_width
+
+            config = config.model_copy(update={"hidden": vector_width(Path(config.vectors))})
         plan = load_plan(config, task)
         if sequences is None:
             tokenizer = _tokenizer(config, dataset, store, progress)
@@ -152,13 +176,16 @@ def resolved(config: AnyConfig, task: Task) -> AnyConfig:
 def _tokenizer(config: Config, dataset: Artifact, store: Store, progress: Any) -> str:
     """The tokenizer of the model to start from, or the one that was given, or else a new one.
 
-    A new one is a WordPiece tokenizer that is trained on the texts of the dataset.
+    A new one is trained on the texts of the dataset: a WordPiece tokenizer, or one of whole words for `WORD_MODELS`.
     """
     if config.init:
         return str(folder_of(model_input(config.init, store)))
-    if config.tokenizer:
-        return config.tokenizer
+    if config.tokenizer or config.embeddings_from:
+        return config.tokenizer or str(folder_of(model_input(config.embeddings_from, store)))
     wanted = tokenizers.Config(kind="wordpiece", lowercase=True)
+    if config.architecture in WORD_MODELS:  # a word without a vector needs two occurrences to be learned
+        rare = 1 if config.vectors else 2
+        wanted = tokenizers.Config(kind="word", lowercase=True, numbers=True, vocab_size=50_000, min_frequency=rare)
     made = tokenizers.run(dataset.reference, wanted, store=store, progress=progress)
     log.info("tokenizer: %s%s", made.reference, " (already there)" if made.reused else "")
     return made.reference

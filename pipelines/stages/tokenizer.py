@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal, Unpack
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
@@ -24,6 +24,8 @@ __all__ = ["STAGE", "Config", "run", "training_texts"]
 ROBERTA_TOKENS = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BYTES = 256
+NUMBER = r"(?<![\w.])[-+]?[0-9]+([.,][0-9]+)*(?![\w])"
+"""A number, as a word of its own."""
 
 
 class Config(stage.Config):
@@ -37,10 +39,23 @@ class Config(stage.Config):
     )
     min_frequency: int = Field(2, ge=1, description="how often a pair or word must occur to get an entry (not Unigram)")
     lowercase: bool = Field(False, description="lowercase the text before anything else")
+    numbers: bool = Field(
+        False, description="whole words only: read every number, such as 1990 or -3.5, as the same word NUM"
+    )
     model_max_length: int = Field(512, ge=8, description="longest input, in tokens, recorded in the tokenizer")
     column: Literal["both", "text", "pair"] = Field(
         "both", description="for examples with two texts: which text to train on"
     )
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings that decide the result; ``numbers`` came later, so it counts where it is not the default."""
+        return {name: value for name, value in super().recipe().items() if name != "numbers" or value}
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.numbers and self.kind != "word":
+            raise ValueError(f"--numbers is for --kind word, not {self.kind}")
+        return self
 
 
 def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
@@ -123,7 +138,7 @@ def build(run: Run) -> None:
 
 def train(batches: Iterator[list[str]], config: Config) -> Any:
     """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     kind, special = config.kind, special_tokens(config.kind)
     tokens = list(special.values())
@@ -156,7 +171,11 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
         tokenizer = Tokenizer(models.WordLevel(unk_token=special["unk"]))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         trainer = trainers.WordLevelTrainer(min_frequency=config.min_frequency, **common)
-    if config.lowercase:
+    if config.numbers:
+        number = normalizers.Replace(Regex(NUMBER), "NUM")
+        lowercase = [normalizers.Lowercase()] if config.lowercase else []
+        tokenizer.normalizer = normalizers.Sequence([*lowercase, number])
+    elif config.lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
     elif kind == "wordpiece":
         tokenizer.normalizer = normalizers.BertNormalizer(

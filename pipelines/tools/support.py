@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from guidance.errors import GuideError
 from guidance.installation import install
@@ -81,6 +87,9 @@ def _examine(name: str, family: Family) -> Support:
 def tiny_model(name: str) -> PreTrainedModel:
     """A random two-layer model of an architecture, named as its folder in transformers."""
     config = AutoConfig.for_model(name.replace("_", "-"), **_TINY)
-    auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForMaskedLM
+    is_translator = getattr(config, "is_encoder_decoder", False)
+    auto: Any = AutoModelForSeq2SeqLM if is_translator else AutoModelForMaskedLM
+    if type(config) not in auto._model_mapping:
+        auto = AutoModelForSequenceClassification
     model: PreTrainedModel = auto.from_config(config)
     return model.eval()

@@ -98,6 +98,7 @@ class Given:
         tables: what patterns and head rules look up apart from token features, by name.
         init: the model to start from: an artifact, or files of a folder.
         corpora: all artifacts with training sequences; empty means ``sequences`` alone.
+        vectors: a file of word vectors for a new model; ``embeddings``: a model whose word embeddings it takes.
         handles: of models that are only evaluated and have their plans already, by their folder: ``""``, ``generator/``.
     """
 
@@ -111,6 +112,8 @@ class Given:
     init: Any = None
     corpora: tuple[Artifact, ...] = ()
     handles: Mapping[str, Any] = field(default_factory=dict)
+    vectors: Path | None = None
+    embeddings: Artifact | Files | None = None
 
     @property
     def folder(self) -> Path | None:

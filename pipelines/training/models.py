@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types whose position numbers start after their padding id."""
 
+WORD_MODELS = ("role-transformer", "cnn", "bilstm")
+"""Families of paper B, which read whole words; see `guidance.models.role_transformer` and `word_models`."""
+
+HEADLESS = ("cnn", "bilstm")
+"""Those of them that have no attention heads."""
+
 SIZES: Mapping[str, tuple[int, int, int, int]] = {
     "tiny": (2, 128, 2, 512),
     "mini": (4, 256, 4, 1024),
@@ -45,7 +51,11 @@ class ModelConfig(stage.Config):
     hidden: int | None = Field(None, ge=1, le=65_536, description="Width, instead of the preset's.")
     heads: int | None = Field(None, ge=1, le=4096, description="Attention heads per layer, instead of the preset's.")
     ffn: int | None = Field(
-        None, ge=1, le=1_048_576, description="Width of the feed-forward layers, instead of the preset's."
+        None,
+        ge=1,
+        le=1_048_576,
+        description="Width of the feed-forward layers, instead of the preset's; of a cnn the filters of each width (100), of a "
+        "bilstm the units of each direction (300).",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")
@@ -144,7 +154,16 @@ def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -
         return model
     family = objective.family(config.architecture)
     sizes = dimensions(config)
-    return auto_class.from_config(configuration(config, family, tokenizer, given.max_length, sizes, **fields))
+    made = auto_class.from_config(configuration(config, family, tokenizer, given.max_length, sizes, **fields))
+    if given.vectors is not None:
+        from pipelines.training.embeddings import fill_vectors
+
+        fill_vectors(made, given.vectors, tokenizer.get_vocab())
+    if given.embeddings is not None:
+        from pipelines.training.embeddings import copy_embeddings
+
+        copy_embeddings(made, folder_of(given.embeddings), tokenizer)
+    return made
 
 
 def configuration(
@@ -162,6 +181,8 @@ def configuration(
         more: other fields of the configuration.
     """
     from transformers import AutoConfig
+
+    import guidance.models.role_transformer  # noqa: F401  registers its families
 
     layers, hidden, heads, ffn = sizes
     given = {
@@ -183,6 +204,10 @@ def configuration(
             "cls_token_id": tokenizer.cls_token_id,
             "sep_token_id": tokenizer.sep_token_id,
         }
+    elif family in HEADLESS:
+        units = {"num_filters" if family == "cnn" else "lstm_size": config.ffn} if config.ffn else {}
+        given = {name: given[name] for name in ("vocab_size", "hidden_size", "pad_token_id")} | units
+        given["hidden_dropout_prob"] = config.dropout
     else:
         given |= {"attention_probs_dropout_prob": config.attention_dropout, "hidden_dropout_prob": config.dropout}
     if family == "electra":

@@ -12,7 +12,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples
 from pipelines.training.learner import Given, Learner
 from pipelines.training.memory import checkpoint_activations
-from pipelines.training.models import dimensions, read_tokenizer
+from pipelines.training.models import WORD_MODELS, dimensions, read_tokenizer
 from pipelines.training.order import BLOCK, AnyOrder, LengthOrder, MixedOrder, Order
 from pipelines.training.plan_inputs import features, inputs_of, read_tables
 
@@ -51,7 +51,19 @@ class Prepared:
         )
         tables, init = read_tables(inputs, config.totals), inputs.get("init")
         learner = objective.prepare(
-            Given(config, plan, corpora[0], tokenizer, train_split, valid, tables, init, corpora)
+            Given(
+                config,
+                plan,
+                corpora[0],
+                tokenizer,
+                train_split,
+                valid,
+                tables,
+                init,
+                corpora,
+                vectors=inputs["vectors"].paths[0] if "vectors" in inputs else None,
+                embeddings=inputs.get("embeddings"),
+            )
         )
         if config.gradient_checkpointing:
             checkpoint_activations(folder.model for folder in learner.folders())
@@ -75,7 +87,7 @@ class Prepared:
 def _check(config: Any, inputs: Mapping[str, Any]) -> None:
     """Raises InputError when the sizes of the model do not fit each other, or sequences have no training split."""
     _, hidden, heads, _ = dimensions(config)
-    if not config.init and hidden % heads:
+    if not config.init and config.architecture not in WORD_MODELS and hidden % heads:
         raise InputError(f"the width {hidden} is not divisible by {heads} heads", hint="--hidden or --heads")
     for data in inputs_of("sequences", inputs):
         if not data.files.get("train.parquet", {}).get("rows"):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from guidance.errors import InputError, Interrupted, PlanError
-from pipelines.engine.stage import Options, Result, Run, Stage, recipe_of, run_stage
+from pipelines.engine.stage import Files, Options, Result, Run, Stage, recipe_of, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.storage.store import Store
@@ -83,6 +83,10 @@ def run_training(
         check_needs(plan, config.plan, inputs)
     if config.init:
         inputs["init"] = model_input(config.init, store)
+    if vectors := getattr(config, "vectors", ""):
+        inputs["vectors"] = Files.of([Path(vectors)], [Path(vectors).name])
+    if other := getattr(config, "embeddings_from", ""):
+        inputs["embeddings"] = model_input(other, store)
     begun = None
     if resume:
         config, begun = resuming.resumed(stage, resume, allow_change, config, inputs, store)

@@ -216,7 +216,7 @@ def test_a_family_of_an_installed_package_is_found_without_importing_the_package
 
 def test_supported_names_every_family() -> None:
     assert supported().split(", ") == [row.label for row in ROWS.values()]
-    assert {family.replace("-", "_") for family in (*FAMILIES, *SEQ2SEQ, *RELATED)} == set(ROWS)
+    assert {family.replace("-", "_") for family in (*FAMILIES, *SEQ2SEQ, *RELATED, "role-transformer")} == set(ROWS)
 
 
 # heads by rule and by score

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from pipelines.engine.stage import Config
 from pipelines.training.labels import are_numbers
+from pipelines.training.models import WORD_MODELS
 from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
 from pipelines.training.plan_checks import check_task_guides
 
@@ -49,7 +50,7 @@ TASK = Task(
     name="classification",
     learns="a label for each text or pair",
     needs="classification and regression learn from the labelled texts that `guide build-dataset` reads.",
-    families=("bert", "roberta", "electra", "modernbert"),
+    families=("bert", "roberta", "electra", "modernbert", *WORD_MODELS),
     card=Card("text classifier", "text-classification", "AutoModelForSequenceClassification"),
     prepare=_prepare,
     check_plan=check_task_guides,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.labels import are_numbers
+from pipelines.training.models import WORD_MODELS
 from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
 from pipelines.training.plan_checks import check_task_guides
 
@@ -33,7 +34,7 @@ TASK = Task(
     name="regression",
     learns="a number for each text or pair",
     needs="",
-    families=("bert", "roberta", "electra", "modernbert"),
+    families=("bert", "roberta", "electra", "modernbert", *WORD_MODELS),
     card=Card("text regressor", "text-classification", "AutoModelForSequenceClassification"),
     prepare=_prepare,
     check_plan=check_task_guides,

@@ -1,0 +1,171 @@
+"""The role-guided transformer: the classifier of paper B, trained from nothing on whole words.
+
+It saves, loads and registers like the classes of transformers, and its heads are guided like those of any encoder.
+
+Source: Wang et al. 2021, section 3, and its code (METHODS B.4).  Unlike in the code, heads are scaled by the root of their own width, the
+mean leaves padding out, and a normalisation adds 1e-6 to the variance instead of the standard deviation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, initialization
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from guidance.models.families import FAMILIES, Family
+from guidance.models.word_models import WordClassifier, WordModel, register
+
+
+class RoleTransformerConfig(PreTrainedConfig):
+    """Of a role-guided transformer.
+
+    The width of a head is ``hidden_size // num_attention_heads``; what is left over is not used, as in the paper's code.
+    """
+
+    model_type = "role-transformer"
+
+    def __init__(
+        self,
+        vocab_size: int = 1000,
+        hidden_size: int = 100,
+        num_hidden_layers: int = 2,
+        num_attention_heads: int = 6,
+        intermediate_size: int = 256,
+        hidden_dropout_prob: float = 0.2,
+        attention_probs_dropout_prob: float = 0.0,
+        max_position_embeddings: int = 90,
+        pad_token_id: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
+        self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
+        self.hidden_dropout_prob, self.attention_probs_dropout_prob = hidden_dropout_prob, attention_probs_dropout_prob
+        self.pad_token_id = pad_token_id
+        super().__init__(**kwargs)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Fixed positions (length + 1, width): row p holds sin and cos of p / 10000^(2⌊i/2⌋/width); row 0, of padding, is zero."""
+    places = torch.arange(length + 1, dtype=torch.float64)[:, None]
+    angles = places / 10_000 ** (2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
+    found = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+    found[0] = 0
+    return found.float()
+
+
+def _table_size(config: Any) -> tuple[int, int]:
+    return config.max_position_embeddings, config.hidden_size
+
+
+class RoleAttention(nn.Module):
+    """Attention without biases of queries, keys and values, whose heads are joined by one matrix."""
+
+    def __init__(self, config: RoleTransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, layer, False
+        self.num_heads = config.num_attention_heads
+        self.head_dim = config.hidden_size // self.num_heads
+        inner = self.num_heads * self.head_dim
+        self.query, self.key, self.value = (nn.Linear(config.hidden_size, inner, bias=False) for _ in range(3))
+        self.output = nn.Linear(inner, config.hidden_size)
+
+    def forward(self, states: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+        """From states (B, T, d) to states (B, T, d)."""
+        heads = [
+            layer(states).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        found, _ = attend(self, *heads, mask, dropout=dropout, scaling=self.head_dim**-0.5, **kwargs)
+        states = self.output(found.flatten(-2))
+        return states
+
+
+class RoleLayer(nn.Module):
+    """A layer with normalisation after each sum."""
+
+    def __init__(self, config: RoleTransformerConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = RoleAttention(config, layer)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.output_norm = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, states: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+        """From states (B, T, d) to states (B, T, d)."""
+        states = self.attention_norm(states + self.dropout(self.attention(states, mask, **kwargs)))
+        return self.output_norm(states + self.dropout(self.outer(functional.relu(self.inner(states)))))
+
+
+class _RoleModel(WordModel):
+    """What the transformer and its classifier share."""
+
+    config_class = RoleTransformerConfig
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    has_heads = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, RoleTransformerModel):
+            initialization.copy_(module.positions, sinusoids(*_table_size(module.config)))
+        else:
+            super()._init_weights(module)
+
+
+class RoleTransformerModel(_RoleModel):
+    """The transformer of paper B without its classifier: states (B, T, d)."""
+
+    def __init__(self, config: RoleTransformerConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.positions: Tensor
+        self.register_buffer("positions", sinusoids(*_table_size(config)), persistent=False)
+        self.layers = nn.ModuleList(RoleLayer(config, number) for number in range(config.num_hidden_layers))
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Positions count valid tokens from 1."""
+        embedded, valid_BT = self._embedded(input_ids, inputs_embeds, attention_mask)
+        places_BT = valid_BT.long().cumsum(-1) * valid_BT
+        states = self.dropout(embedded + self.positions[places_BT].to(embedded.dtype))
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=states, attention_mask=valid_BT.long())
+        for layer in self.layers:
+            states = layer(states, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=states)
+
+
+class RoleTransformerForSequenceClassification(_RoleModel, WordClassifier):
+    """Classifies the mean over valid tokens."""
+
+    def __init__(self, config: RoleTransformerConfig) -> None:
+        super().__init__(config, RoleTransformerModel(config), config.hidden_size)
+        self.post_init()
+
+    def _vector(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if attention_mask is None:
+            return states.mean(1)
+        weights = attention_mask.to(states.dtype)[..., None]
+        return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+register(RoleTransformerConfig, RoleTransformerModel, RoleTransformerForSequenceClassification)
+FAMILIES.add("role_transformer", Family("role-guided transformer", "RoleAttention"))

@@ -1,0 +1,112 @@
+"""Word vectors for new models: from a file in the format of GloVe or word2vec, or from another model."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from guidance.checkpoint import load_model
+from guidance.errors import InputError
+from pipelines.progress import log
+from pipelines.training.models import check_same_tokenizer
+
+
+def vector_width(path: Path) -> int:
+    """How many numbers each word has.
+
+    Raises:
+        InputError: the file cannot be read, or has no vectors.
+    """
+    for _, _, numbers in _lines(path):
+        return len(numbers)
+    raise InputError(f"{path}: no word vectors")
+
+
+def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
+    """Copy the vectors of a file into the word embeddings of a model.
+
+    Words of the vocabulary that the file lacks are drawn uniformly from [0, 1), as in the code of Wang et al. 2021 (METHODS
+    B.4); padding stays 0.
+
+    Args:
+        vocabulary: ids by word.
+
+    Raises:
+        InputError: a line is no vector or has another width, or the file has no word of the vocabulary.
+    """
+    weight: torch.Tensor = model.get_input_embeddings().weight
+    width, found = weight.shape[1], dict[int, torch.Tensor]()
+    for number, word, numbers in _lines(path):
+        if len(numbers) != width:
+            raise InputError(
+                f"{path}, line {number}: {len(numbers)} numbers, and the model is {width} wide",
+                hint=f"--hidden {len(numbers)}",
+            )
+        place = vocabulary.get(word)
+        if place is None or place in found:
+            continue
+        try:
+            vector = torch.tensor([float(value) for value in numbers])
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: not a vector ({error})") from error
+        if not all(map(math.isfinite, vector.tolist())):
+            raise InputError(f"{path}, line {number}: a number is not finite")
+        found[place] = vector
+    if not found:
+        raise InputError(f"{path}: has no word of the vocabulary", hint="are the words in the same case?")
+    padding = model.config.pad_token_id
+    with torch.no_grad():
+        weight.uniform_(0, 1)
+        for place, vector in found.items():
+            weight[place] = vector
+        if padding is not None:
+            weight[padding] = 0
+    log.info("%s: vectors of %s of %s words", path.name, f"{len(found):,}", f"{len(vocabulary):,}")
+
+
+def copy_embeddings(model: Any, folder: Path, tokenizer: Any) -> None:
+    """Copy the word embeddings of another model (paper E: those of BERT in a new model).
+
+    Raises:
+        InputError: it has another tokenizer or width.
+    """
+    from transformers import AutoModel
+
+    check_same_tokenizer(folder, tokenizer)
+    other: Any = load_model(folder, AutoModel)
+    theirs, ours = (each.get_input_embeddings().weight for each in (other, model))
+    if theirs.shape[1] != ours.shape[1]:
+        raise InputError(
+            f"{folder}: its word embeddings are {theirs.shape[1]} wide, those of the new model {ours.shape[1]}",
+            hint=f"--hidden {theirs.shape[1]}",
+        )
+    rows = min(len(theirs), len(ours))
+    with torch.no_grad():
+        ours[:rows] = theirs[:rows]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, list[str]]]:
+    """Line numbers, words and the numbers behind them; the header of word2vec's format is left out.
+
+    Raises:
+        InputError: the file cannot be read as text.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                word, _, rest = line.rstrip().partition(" ")
+                numbers = rest.split()
+                is_header = number == 1 and len(numbers) == 1 and word.isdecimal()
+                if is_header or not line.strip():
+                    continue
+                if not numbers:
+                    raise InputError(f"{path}, line {number}: a word without numbers")
+                yield number, word, numbers
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as word vectors ({error})") from error

@@ -18,6 +18,7 @@ from pipelines.engine.stage import Result
 from pipelines.stages import finetune, pretrain, search
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.adversarial import AdversarialConfig
 from pipelines.training.objectives import OBJECTIVES, OWNERS
 from pipelines.training.tasks import OWNERS as TASK_OWNERS
 from pipelines.training.tasks import TASKS
@@ -115,6 +116,7 @@ FINETUNE_TOPICS = {
     "What is learned": ("task", "select", *TASK_OWNERS),
     "Model": (*TOPICS["Model"], "vectors", "embeddings_from", "tokenizer", "max_length"),
     "Guidance": (*TOPICS["Guidance"], "parser"),
+    "Adversarial training": tuple(AdversarialConfig.model_fields),
     "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
     "Optimizer": (*TOPICS["Optimizer"][:3], "warmup_fraction", *TOPICS["Optimizer"][3:]),
     "Validation and checkpoints": ("evaluate_every", "patience", *TOPICS["Validation and checkpoints"][1:]),

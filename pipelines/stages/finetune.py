@@ -20,6 +20,7 @@ from pipelines.progress import log
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.adversarial import AdversarialConfig, without_defaults
 from pipelines.training.config import TrainingConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
@@ -32,7 +33,7 @@ from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
 AnyConfig = TypeVar("AnyConfig", bound="Config")
 
 
-class Config(TrainingConfig, TaskConfig):
+class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     """Settings of a fine-tuning run; those of a single task are in its row of `TASKS`."""
 
     if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Config(TrainingConfig, TaskConfig):
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result, without those of other tasks."""
-        return {name: value for name, value in super().recipe().items() if self.task in OWNERS.get(name, (self.task,))}
+        found = without_defaults(super().recipe())
+        return {name: value for name, value in found.items() if self.task in OWNERS.get(name, (self.task,))}
 
     def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
         return {
@@ -144,6 +146,10 @@ def run(
 
             config = config.model_copy(update={"hidden": vector_width(Path(config.vectors))})
         plan = load_plan(config, task)
+        if config.adversarial != "none" and any(guide.enabled and guide.makes("attack") for guide in plan.guides):
+            raise PlanError(
+                f"{config.plan}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
+            )
         if sequences is None:
             tokenizer = _tokenizer(config, dataset, store, progress)
             length = (

@@ -35,7 +35,11 @@ class ModelFolder:
 
 
 class Pass(Protocol):
-    """A forward pass over a micro-batch.  All sums are over its examples; the loop divides them."""
+    """A forward pass over a micro-batch.  All sums are over its examples; the loop divides them.
+
+    A pass with a true attribute ``at_once`` has its gradients computed before the next pass, which may read them; then all
+    parameters that it trains must be trained by the last pass, too.
+    """
 
     def counts(self, batch: Any) -> dict[str, float]:
         """The denominator of each loss of this pass for one micro-batch; the first pass also counts ``tokens``.

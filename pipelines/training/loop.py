@@ -307,7 +307,7 @@ class _Loop:
                     # data parallelism averages gradients over processes, but these are parts of a sum
                     total = sum(terms, torch.zeros((), device=cluster.device)) * cluster.world
                     total = total if held is None or not sync else total + held
-                    if last and not sync:
+                    if last and not sync and not getattr(current, "at_once", False):
                         held = (
                             total if held is None else held + total
                         )  # gradients are synchronised once, with the last pass

@@ -19,6 +19,7 @@ from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, GuidedLearner
+from pipelines.training.learners.perturbed import freelb_passes, smart_loss
 from pipelines.training.models import build_model, check_lengths
 from pipelines.training.objective import Task
 
@@ -178,6 +179,9 @@ class ExampleLearner(GuidedLearner):
         self.lengths = self.splits["train"].lengths
         self.sizes = [len(self.splits["train"])]
         self.inputs = ModelInputs(model, given.tokenizer.pad_token_id)
+        self._config = given.config
+        if given.config.adversarial == "freelb":
+            self.passes = freelb_passes(self, given.config)
         self.scorers = {task.name: self._score} if self.num_valid else {}
         self._predicted: list[Prediction] = []
 
@@ -186,28 +190,37 @@ class ExampleLearner(GuidedLearner):
 
     def counts(self, batch: Batch) -> dict[str, float]:
         guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.judged(batch)})
-        return {self.task: self.head.divisor(batch), **guides, "tokens": batch.tokens}
+        smart = {"smart": self.head.judged(batch)} if self._config.adversarial == "smart" else {}
+        return {self.task: self.head.divisor(batch), **guides, **smart, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
         inputs = self.inputs.of(batch)
         guidance = self.guided.handle.guide(**self.inputs.seen(inputs, batch), step=step)
-        outputs = self._outputs(model, inputs, batch, self.guided.forward(guidance))
+        outputs = self.outputs(model, inputs, batch, self.guided.forward(guidance))
         targets = self.head.targets(batch).to(outputs.device)
         losses = {self.task: self.head.loss(outputs, targets, batch), **self.guided.losses(guidance)}
+        if self._config.adversarial == "smart":
+            losses["smart"] = smart_loss(self, self._config, model, batch, inputs, outputs)
         if not self.guided.attacks:
             return losses
-        rows = [origin for origin, size in zip(batch.origins, batch.sizes, strict=True) for _ in range(size)]
-        attack = guidance.attack(self.seeds(self.seed, rows))
-        attacked = self._outputs(model, inputs, batch, {"guidance": attack})
+        attack = guidance.attack(self.seeds(self.seed, self.origins(batch)))
+        attacked = self.outputs(model, inputs, batch, {"guidance": attack})
         return losses | self.guided.attack_losses(attack, (outputs,), (attacked,), self.head.form)
 
-    def _outputs(
+    @staticmethod
+    def origins(batch: Batch) -> list[tuple[int, int]]:
+        """The epoch of each row of a batch, and the number of its example."""
+        return [origin for origin, size in zip(batch.origins, batch.sizes, strict=True) for _ in range(size)]
+
+    def outputs(
         self, model: nn.Module, inputs: Mapping[str, Tensor], batch: Batch, extra: Mapping[str, BatchGuidance]
     ) -> Tensor:
+        """The outputs that are trained, from a forward pass; ``extra``: further arguments of the model."""
         return self.head.outputs(model(**inputs, **extra).logits, batch)
 
     def weights(self, step: int) -> dict[str, float]:
-        return {self.task: 1.0, **self.guided.weights(step)}
+        smart = {"smart": self._config.adversarial_weight} if self._config.adversarial == "smart" else {}
+        return {self.task: 1.0, **self.guided.weights(step), **smart}
 
     @property
     def validated(self) -> tuple[str, ...]:
@@ -216,7 +229,7 @@ class ExampleLearner(GuidedLearner):
     def validate(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
         inputs = self.inputs.of(batch)
         extra = self.guided.handle.at_inference(**self.inputs.seen(inputs, batch))
-        outputs = self._outputs(model, inputs, batch, extra)
+        outputs = self.outputs(model, inputs, batch, extra)
         self._predicted += self.head.predictions(outputs, batch)
         loss = self.head.loss(outputs, self.head.targets(batch).to(outputs.device), batch)
         return {self.task: loss}, {self.task: self.head.count(batch)}

@@ -1,0 +1,364 @@
+"""The fine-tuning comparisons of the papers, small enough for two cores; one command per table.
+
+    python -m benchmarks.finetuning TABLE [--only TEXT] [--data TEXT] [--store artifacts] [--out docs/results]
+
+The data come from public repositories and are expected in ``GUIDE_SHARED``/data (by default ../shared/data), the parser in
+``GUIDE_SHARED``/models.
+
+Each row of a table is trained with every learning rate of the table on the first seed.  The rate with the best validation is
+kept for the other seeds, so that every row is tuned alike; the test split is only touched with that rate.  Where a data set has no test
+split, the runs are the folds of a cross-validation, and the rate is chosen in each fold.  Figures in the JSON of the table are not computed
+again, and interrupted runs are continued, so a table may be made in several sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from guidance.plan import Guide, Plan
+from pipelines.stages import corpus, dataset, pretrain, search, sequences, tokenizer
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.views.comparison import Summary
+from pipelines.views.significance import holm, paired_t
+
+SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
+RUNS = 3
+"""Seeds, or folds, of each row."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set.
+
+    Attributes:
+        build: makes the dataset and gives its reference.
+        metric: of the test split.
+        folds: whether it has no test split of its own.
+        settings: of all rows on this data.
+    """
+
+    build: Callable[[Store], str]
+    metric: str
+    folds: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison; the first row is the baseline."""
+
+    title: str
+    rows: Mapping[str, Mapping[str, Any]]
+    data: Mapping[str, Data]
+    rates: Sequence[float]
+    settings: Mapping[str, Any]
+    learned: bool = False
+    """Whether rows start from the model of `starter`, unless they say otherwise."""
+
+
+# data and models
+
+
+def files(store: Store, train: str, test: str = "", lines: int = 0, **settings: Any) -> str:
+    """A dataset of files below the shared data.
+
+    Args:
+        lines: take the first lines of the training file only.
+    """
+    source = SHARED / "data" / train
+    if lines:
+        part = store.root / "slices" / f"{source.name}-{lines}"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(b"\n".join(source.read_bytes().split(b"\n")[:lines]) + b"\n")
+        source = part
+    given = {"train": [str(source)]} | ({"test": [str(SHARED / "data" / test)]} if test else {})
+    return dataset.run(given, dataset.Config(**{"valid_fraction": 0.1} | settings), store=store).reference
+
+
+def starter(store: Store) -> str:
+    """A model that trains well at this size, pre-trained on 26 novels: ModernBERT-shaped, 8 layers x 128."""
+    text = corpus.run([str(SHARED / "data/lm-litbank-books/books")], corpus.Config(), store=store).reference
+    bpe = tokenizer.run(text, tokenizer.Config(vocab_size=8000, lowercase=True), store=store).reference
+    packed = sequences.run(text, bpe, sequences.Config(max_length=64), store=store).reference
+    config = pretrain.Config(
+        **SHAPE,
+        steps=2000,
+        warmup_steps=100,
+        learning_rate=1e-3,
+        schedule="linear",
+        evaluate_every=500,
+        save_every=250,
+    )
+    made = pretrain.run(packed, config, store=store)
+    assert made is not None
+    return made.reference
+
+
+def plan_file(plan: Plan, store: Store) -> str:
+    """The path of a plan that is no preset."""
+    path = store.root / "plans" / f"{digest(plan.dumps())[:16]}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(plan.dumps(), encoding="utf-8")
+    return str(path)
+
+
+def masks(proportion: float) -> Plan:
+    """Bernoulli masks in a second pass, as naive as an attack can be."""
+    return Plan((Guide(mechanism="random_mask", options={"kind": "bernoulli", "proportion": proportion}),))
+
+
+def patterns(*numbers: int) -> Plan:
+    """The four patterns of paper E, each in as many heads as said, from head 0 on."""
+    names = (("matching_token", "mask"), ("same_segment", "mask"), ("next", "fix"), ("previous", "fix"))
+    firsts = [0, *itertools.accumulate(numbers)]
+    return Plan(
+        tuple(
+            Guide(name, mechanism, heads=tuple(range(first, first + number)))
+            for (name, mechanism), number, first in zip(names, numbers, firsts, strict=False)
+        )
+    )
+
+
+# tables
+
+SHAPE: dict[str, Any] = {"architecture": "modernbert", "layers": 8, "hidden": 128, "heads": 4, "ffn": 512}
+WORDS: dict[str, Any] = {
+    "architecture": "role-transformer",
+    "layers": 2,
+    "hidden": 100,
+    "heads": 6,
+    "ffn": 256,
+    "dropout": 0.3,
+    "batch_size": 64,
+    "schedule": "constant",
+    "epochs": 12,
+    "patience": 3,
+    "warmup_fraction": 0,
+}
+SENTENCES = {"format": "label-text", "encoding": "latin-1"}
+
+TABLES = {
+    "roles": Table(
+        "Role-guided masks on words (paper B, table 2, without word vectors)",
+        {
+            "transformer": {},
+            "transformer, five roles": {"plan": "preset:roles", "parser": PARSER},
+            "CNN": {"architecture": "cnn", "ffn": None},
+            "BiLSTM": {"architecture": "bilstm", "ffn": None},
+        },
+        {
+            "TREC": Data(
+                lambda s: files(s, "cls-trec/TREC.train.all", "cls-trec/TREC.test.all", **SENTENCES), "accuracy"
+            ),
+            "CR": Data(lambda s: files(s, "cls-cr/custrev.all", **SENTENCES), "accuracy", folds=True),
+            "SUBJ": Data(lambda s: files(s, "cls-subj/subj.all", **SENTENCES), "accuracy", folds=True),
+        },
+        (1e-3, 3e-3),
+        WORDS,
+    ),
+    "adversaries": Table(
+        "Adversarial self-attention beside other attacks (paper D, table 1)",
+        {
+            "plain": {},
+            "ASA": {"plan": "preset:asa"},
+            "FreeLB-3": {"adversarial": "freelb"},
+            "SMART": {"adversarial": "smart"},
+            "Bernoulli 0.1": {"plan": masks(0.1)},
+            "plain, from scratch": {"init": "", **SHAPE},
+        },
+        {
+            "SST, 4,000 sentences": Data(
+                lambda s: files(
+                    s, "cls-sst/stsa.binary.train", "cls-sst/stsa.binary.dev", lines=4000, format="label-text"
+                ),
+                "accuracy",
+            ),
+            "SICK": Data(
+                lambda s: files(
+                    s,
+                    "nli-sick/SICK_train.txt",
+                    "nli-sick/SICK_trial.txt",
+                    format="tsv",
+                    text_column="sentence_A",
+                    pair_column="sentence_B",
+                    label_column="entailment_judgment",
+                ),
+                "accuracy",
+            ),
+        },
+        (3e-4, 1e-3),
+        {"epochs": 3, "batch_size": 32, "max_length": 64},
+        learned=True,
+    ),
+    "patterns": Table(
+        "Patterns in the heads of new models of 4 layers (paper E, tables 2 and 3)",
+        {
+            "plain": {},
+            "patterns in 4 of 8 heads": {"plan": patterns(1, 1, 1, 1)},
+            "patterns in all 8 heads": {"plan": patterns(2, 2, 2, 2)},
+        },
+        {
+            "Choi and Wiki-300": Data(
+                lambda s: files(s, "seg-choi", "seg-wiki300", format="choi"),
+                "f1",
+                settings={"max_length": 130, "batch_size": 32, "epochs": 1},
+            ),
+            "ScisummNet": Data(
+                lambda s: files(s, "sum-scisummnet", format="scisummnet", test_fraction=0.2),
+                "rouge1",
+                settings={"max_length": 512, "batch_size": 4, "epochs": 4},
+            ),
+        },
+        (3e-4, 1e-3),
+        {"architecture": "bert", "layers": 4, "hidden": 128, "heads": 8, "ffn": 512},
+    ),
+}
+
+
+# runs
+
+Row = Mapping[str, Any]
+
+
+def config_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store, **more: Any) -> search.Config:
+    """The settings of a search."""
+    given = {**table.settings, **data.settings, **changes, **more}
+    if table.learned and "init" not in given:
+        given["init"] = starter(store)
+    if isinstance(given.get("plan"), Plan):
+        given["plan"] = plan_file(given["plan"], store)
+    return search.Config(**{name: value for name, value in given.items() if value not in (None, "")})
+
+
+def searched(reference: str, config: search.Config, store: Store) -> Artifact:
+    """The artifact of a search."""
+    made = search.run(reference, config, store=store)
+    assert made is not None
+    return made.artifact
+
+
+def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, Any]:
+    """The figures of one row on one data set."""
+    data, changes = table.data[name], table.rows[label]
+    reference = data.build(store)
+    grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
+    if data.folds:
+        made = searched(reference, config_of(table, data, changes, store, grid=grid, folds=RUNS), store)
+    else:
+        first = searched(reference, config_of(table, data, changes, store, grid=grid), store)
+        rate = float(first.counts["chosen"][0].partition("=")[2])
+        made = searched(reference, config_of(table, data, changes, store, learning_rate=rate, seeds=RUNS), store)
+    with made.open("runs.parquet") as file:
+        import pyarrow.parquet as pq
+
+        runs = [row for row in pq.read_table(file).to_pylist() if row["chosen"]]
+    models = [store.load(f"model/{run['model']}") for run in runs]
+    return {
+        "label": label,
+        "data": name,
+        "settings": _digest(table, label, name),
+        "metric": data.metric,
+        "runs": [run[f"test/{data.metric}"] for run in runs],
+        "valid": [run["valid"] for run in runs],
+        "rates": [model.manifest["config"]["learning_rate"] for model in models],
+        "seconds": [model.manifest["seconds"] for model in models],
+        "steps": [model.counts["steps"] for model in models],
+    }
+
+
+def _digest(table: Table, label: str, name: str) -> str:
+    changes = {key: value.dumps() if isinstance(value, Plan) else value for key, value in table.rows[label].items()}
+    changes.pop("parser", None)  # a path
+    return digest([dict(table.settings), dict(table.data[name].settings), changes, list(table.rates), RUNS])[:16]
+
+
+# the table
+
+
+def as_markdown(table: Table, rows: Sequence[Row]) -> str:
+    """One line for each row and data set: mean and deviation, and a paired test against the first row of the table."""
+    lines = [
+        "| data | row | metric | runs | mean | difference | 95 % interval | p | corrected p | rates | seconds |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|---|--:|",
+    ]
+    for name, data in table.data.items():
+        own = {row["label"]: row for row in rows if row["data"] == name}
+        base = own.get(next(iter(table.rows)))
+        tests = {}
+        for label, row in own.items():
+            if base is not None and row is not base:
+                differences = [b - a for a, b in zip(base["runs"], row["runs"], strict=True)]
+                tests[label] = paired_t(differences, shared_folds=data.folds)
+        corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+        for label, row in own.items():
+            cells = [name, label, row["metric"], f"{len(row['runs'])} {'folds' if data.folds else 'seeds'}"]
+            cells.append(_mean(row["runs"], "{:.3f}"))
+            if test := tests.get(label):
+                cells += [
+                    f"{test.effect:+.3f}",
+                    f"{test.low:+.3f} to {test.high:+.3f}",
+                    f"{test.p:.3f}",
+                    f"{corrected[label]:.3f}",
+                ]
+            else:
+                cells += ["–"] * 4
+            rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["rates"]))
+            lines.append(f"| {' | '.join([*cells, rates, _mean(row['seconds'], '{:.0f}')])} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    found = Summary.of(values)
+    if found.mean is None:
+        return "–"
+    return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose label contains TEXT")
+    parser.add_argument("--data", default="", metavar="TEXT", help="only data sets whose name contains TEXT")
+    parser.add_argument("--store", type=Path, default=Path("artifacts"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    table, path = TABLES[arguments.table], arguments.out / f"finetuning-{arguments.table}.json"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    for name in table.data:
+        for label in table.rows:
+            if arguments.only not in label or arguments.data not in name:
+                continue
+            old = next((row for row in rows if (row["label"], row["data"]) == (label, name)), None)
+            if old is not None:
+                if old["settings"] != _digest(table, label, name):
+                    raise SystemExit(f"{path}: {label} on {name} was trained with other settings; remove its entry")
+                continue
+            row = figures_of(table, label, name, Store(arguments.store))
+            rows.append(row)
+            print(f"{name}, {label}: {_mean(row['runs'], '{:.3f}')} {row['metric']}", flush=True)
+            about = {"title": table.title, "torch": torch.__version__, "threads": torch.get_num_threads()}
+            about |= {"machine": platform.machine(), "rates": list(table.rates), "common": dict(table.settings)}
+            path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    text = as_markdown(table, rows)
+    path.with_suffix(".md").write_text(
+        f"# {table.title}\n\n`python -m benchmarks.finetuning {arguments.table}`\n\n{text}\n", encoding="utf-8"
+    )
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

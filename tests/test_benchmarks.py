@@ -19,6 +19,7 @@ PARSER = "models/spacy-en_ud_ewt_sm"
 TINY = {
     "convergence": "--text TEXT --seeds 1 --steps 2 --store STORE --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
+    "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
     "pretraining": "fair --only plain,·rate·0.001,·warm-up·0 --steps 2 --store STORE --out OUT",
@@ -36,13 +37,18 @@ def test_every_benchmark_has_a_tiny_setting() -> None:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A folder of texts, where `pretraining` looks for its novels."""
+    """A folder of texts, where `pretraining` looks for its novels, and questions for `finetuning`."""
     folder = tmp_path / "shared" / "data" / "lm-litbank-books" / "books"
     folder.mkdir(parents=True)
     words = ["the", "dog", "sees", "a", "cat", ",", "and", "then", "it", "sleeps"]
     for number in range(30):
         turned = [" ".join(words[k:] + words[:k]).capitalize() + " ." for k in range(number % 7, number % 7 + 5)]
         (folder / f"{number}.txt").write_text(f"Story {number}. " + " ".join(turned) * 2, encoding="utf-8")
+    questions = tmp_path / "shared" / "data" / "cls-trec"
+    questions.mkdir(parents=True)
+    for split in ("train", "test"):
+        asked = [f"{k % 2} {('who', 'where')[k % 2]} is {words[k % 10]} {k}\n" for k in range(40)]
+        (questions / f"TREC.{split}.all").write_text("".join(asked), encoding="utf-8")
     return folder
 
 

@@ -14,7 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, BinaryIO, Literal, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack
 
 from pydantic import Field, model_validator
 
@@ -29,11 +29,13 @@ from pipelines.text.corpus_files import SPLITS
 from pipelines.text.corpus_writer import CorpusWriter, split_of
 from pipelines.text.document_formats import FORMATS, Format, find_format
 from pipelines.text.examples import Layout, Record, read_parallel
+from pipelines.text.layouts import LAYOUTS
 from pipelines.text.readers import check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
 from pipelines.text.structured import Columns, Documents, Structured
+from pipelines.text.task_formats import FORMATS as TASK_FORMATS
 from pipelines.text.task_formats import format_for
 from pipelines.training.labels import is_fraction
 
@@ -53,35 +55,24 @@ _PAIR = "_pair"
 """Suffix of a split's name: the role of the input with the other side of parallel text."""
 
 
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal.__getitem__(
+        ("csv", "tsv", "jsonl", "parquet", "label-text", *LAYOUTS, *TASK_FORMATS, *FORMATS)
+    )
+
+
 class Config(stage.Config):
     """Where to find the parts of a task's examples."""
 
-    format: (
-        Literal[
-            "csv",
-            "tsv",
-            "jsonl",
-            "parquet",
-            "label-text",
-            "conll",
-            "dream",
-            "hellaswag",
-            "arc",
-            "scisummnet",
-            "scitldr",
-            "presumm",
-            "qmsum",
-            "choi",
-            "wiki-727k",
-            "wikisection",
-        ]
-        | None
-    ) = Field(
+    format: FormatName | None = Field(
         None,
         description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
-        "text on each line; conll: a word and its tag on each line.  Multiple choice: dream, hellaswag, arc.  With summaries: "
-        "scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a separator line between "
-        "sections), wiki-727k, wikisection",
+        "text on each line; json: one list of objects; conll: a word and its tag on each line.  Data sets of texts and pairs "
+        f"with their own columns: {', '.join(name for name in LAYOUTS if name != 'json')}.  Multiple choice: dream, hellaswag, "
+        "arc.  With summaries: scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a "
+        "separator line between sections), wiki-727k, wikisection",
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
@@ -263,7 +254,9 @@ def build(run: Run) -> None:
     documents = find_format(config.format, _columns(config), first)
     if documents is not None:
         return _build_documents(run, documents)
-    layout = Layout(**{field.name: getattr(config, field.name) for field in fields(Layout)})
+    layout = Layout(
+        **{field.name: getattr(config, field.name) for field in fields(Layout) if hasattr(config, field.name)}
+    )
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
@@ -399,7 +392,7 @@ def _document(record: Record, name: str, split: str, prefix: str, config: Config
         )
     own = record.id if record.id is not None else str(record.number)
     id_ = f"{prefix}/{own}" if prefix else own
-    return Document(id_, name, record.place, blocks, Example(split, pair, label))
+    return Document(id_, record.source or name, record.place, blocks, Example(split, pair, label))
 
 
 def _part(part: str | tuple[str, ...], record: Record, name: str, config: Config, notes: Notes) -> Block | None:

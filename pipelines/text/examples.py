@@ -34,6 +34,7 @@ class Layout:
     ragged: str
     choices_column: str | None = None
     question_column: str | None = None
+    source_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Record:
     """One example as written in a file; ``number`` is its line or row, from 1.
 
     Attributes:
+        source: what it comes from, where that is not the file.
         parts: of examples that are more than a text or a pair, their blocks: texts, or the sentences of a text.
     """
 
@@ -50,6 +52,7 @@ class Record:
     pair: str | None = None
     label: str | None = None
     id: str | None = None
+    source: str | None = None
     parts: tuple[str | tuple[str, ...], ...] = ()
 
 
@@ -173,17 +176,29 @@ def _wanted(layout: Layout) -> dict[str, str]:
         "pair": layout.pair_column,
         "label": layout.label_column or "label",
         "id": layout.id_column,
+        "source": layout.source_column,
     }
     return {role: name for role, name in wanted.items() if name is not None}
 
 
 def _json_lines(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+    def records() -> Iterator[tuple[int, str, Any]]:
+        for number, line in open_lines(path, name, layout.encoding, notes):
+            if line.strip(" \t\n\r"):
+                place = f"{name!r}, line {number}"
+                yield number, place, parse_json(line, place)
+
+    yield from json_records(records(), split, layout)
+
+
+def json_records(records: Iterable[tuple[int, str, Any]], split: str, layout: Layout) -> Iterator[Record]:
+    """The examples of JSON objects, each given with its number and its place in a file.
+
+    Raises:
+        InputError: a value is no object, or lacks a field.
+    """
     wanted = _wanted(layout)
-    for number, line in open_lines(path, name, layout.encoding, notes):
-        if not line.strip(" \t\n\r"):
-            continue
-        place = f"{name!r}, line {number}"
-        record = parse_json(line, place)
+    for number, place, record in records:
         if not isinstance(record, dict):
             raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
         values: dict[str, Any] = {}

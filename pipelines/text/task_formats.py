@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from guidance.errors import InputError
 from pipelines.text import choice_examples, tagged_examples
 from pipelines.text.examples import Layout, Record, read_examples
+from pipelines.text.layouts import LAYOUTS
 from pipelines.text.readers import format_of
 
 Reader = Callable[..., Iterator[Record]]
@@ -43,6 +44,8 @@ def format_for(layout: Layout, names: list[str]) -> Format:
     Raises:
         InputError: a setting belongs to another format.
     """
+    if (layout_of := LAYOUTS.get(layout.format or "")) is not None:
+        return Format("examples", layout_of.read)
     if (known := FORMATS.get(layout.format or "")) is not None:
         return known
     if layout.choices_column is not None:

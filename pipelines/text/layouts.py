@@ -1,0 +1,258 @@
+"""Files of well-known data sets: their format, their columns, and what is odd about them.
+
+A row of `LAYOUTS` is a name after ``--format``; a new data set of texts or pairs with labels is a new row.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.text.blocks import Notes
+from pipelines.text.examples import Layout, Record, json_records, read_examples
+from pipelines.text.readers import open_lines
+from pipelines.text.records import parse_json
+from pipelines.text.structured import whole_text
+
+Columns = Mapping[str, str]
+"""The column of each part of an example, by part: ``text``, ``pair``, ``label``, ``id``; also ``source``."""
+
+UNDECIDED = "-"
+"""The gold label of SNLI and MultiNLI where annotators did not agree."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The layout of one data set.
+
+    Attributes:
+        base: its format: ``tsv``, ``jsonl``, ``label-text``, or a reader of its own.
+        headers: columns by name; the first entry whose columns the header has is taken, its label may be missing.
+        numbers: columns by number, for a file without a header; empty if it always has one.
+        settings: other settings of the base format.
+        change: what becomes of a record; None drops it, ``dropped`` says why.
+    """
+
+    base: str | Callable[..., Iterator[Record]]
+    headers: Sequence[Columns] = ()
+    numbers: Columns = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    change: Callable[[Record], Record | None] | None = None
+    dropped: str = ""
+
+    def read(self, path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+        """The examples of one file; see `pipelines.text.examples.read_examples`."""
+        if callable(self.base):
+            found = self.base(path, name, split, layout, notes)
+        else:
+            found = read_examples(path, name, split, self._layout(path, name, layout), notes)
+        for record in found:
+            changed = self.change(record) if self.change else record
+            if changed is None:
+                notes.drop(self.dropped, record.place)
+            else:
+                yield changed
+
+    def _layout(self, path: Path, name: str, layout: Layout) -> Layout:
+        """The layout with the columns of this file."""
+        assert isinstance(self.base, str), "others have readers of their own"
+        if not self.headers:
+            return replace(layout, format=self.base, **self.settings)
+        first = next((line for _, line in open_lines(path, name, layout.encoding, Notes()) if line.strip()), "")
+        if self.base == "jsonl":
+            record = parse_json(first, repr(name)) if first else {}
+            known = set(record) if isinstance(record, dict) else set()
+        else:
+            known = set(first.rstrip("\r\n").split("\t"))
+        header = True
+        for columns in self.headers:
+            if known.issuperset(value for part, value in columns.items() if part != "label"):
+                break
+        else:
+            columns, header = self.numbers, False
+            if not self.numbers:
+                wanted = "; or ".join(", ".join(columns.values()) for columns in self.headers)
+                raise InputError(f"{name!r}: not --format {layout.format}, whose columns are {wanted}")
+        named: dict[str, Any] = {f"{part}_column": value for part, value in columns.items() if part != "source"}
+        given = {"quoting": False, "header": header, "source_column": columns.get("source")}
+        return replace(layout, **{**given, "format": self.base, **self.settings, **named})
+
+
+def _decided(record: Record) -> Record | None:
+    return None if record.label == UNDECIDED else record
+
+
+def _without_bytes(record: Record) -> Record:
+    """Texts that are Python's bytes literals, as text."""
+    return replace(record, text=_literal(record.text, record.place), pair=_literal(record.pair, record.place))
+
+
+def _literal(text: str | None, place: str) -> str | None:
+    if text is None or not re.match(r"""b['"]""", text):
+        return text
+    try:
+        value = ast.literal_eval(text)
+        return value.decode() if isinstance(value, bytes) else text
+    except (ValueError, SyntaxError, UnicodeDecodeError) as error:
+        raise InputError(f"{place}: neither text nor a bytes literal in UTF-8") from error
+
+
+def _coarse(record: Record) -> Record:
+    """TREC's ``COARSE:fine``, coarse."""
+    return replace(record, label=(record.label or "").partition(":")[0] or None)
+
+
+_ANLI = {"e": "entailment", "n": "neutral", "c": "contradiction"}
+
+
+def _spelled(record: Record) -> Record:
+    return replace(record, label=_ANLI.get(record.label or "", record.label))
+
+
+# readers
+
+
+def read_json(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+    """The examples of one JSON file: a list of objects, or an object of numbered objects, in the order of the numbers.
+
+    Raises:
+        InputError: it is something else.
+    """
+    found = parse_json(whole_text(path, name, layout.encoding, notes).strip(), repr(name))
+    yield from _objects(found, name, split, layout)
+
+
+def _objects(found: Any, name: str, split: str, layout: Layout) -> Iterator[Record]:
+    if isinstance(found, dict) and all(isinstance(key, str) and key.isdecimal() for key in found):
+        found = [found[key] for key in sorted(found, key=int)]
+    if not isinstance(found, list):
+        raise InputError(f"{name!r}: expected a JSON list of objects, or an object of numbered objects")
+    numbered = ((number, f"{name!r}, example {number}", record) for number, record in enumerate(found, 1))
+    yield from json_records(numbered, split, layout)
+
+
+def _adversarial_glue(task: str, text: str, pair: str = "") -> Known:
+    def read(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+        found = parse_json(whole_text(path, name, layout.encoding, notes).strip(), repr(name))
+        if not isinstance(found, dict) or task not in found:
+            raise InputError(f"{name!r}: has no task {task!r}, as AdvGLUE's dev.json does")
+        own = replace(layout, text_column=text, pair_column=pair or None, label_column="label", id_column="idx")
+        yield from _objects(found[task], name, split, own)
+
+    return Known(read)
+
+
+_NODE = re.compile(r"\(([0-4]) ([^()]+)\)|\(([0-4]) |\)")
+
+
+def _trees(*, fine: bool, phrases: bool) -> Known:
+    """The Stanford Sentiment Treebank: labels 0 to 4, or negative and positive without neutral ones.
+
+    Args:
+        phrases: the training split has every phrase, others have sentences.
+    """
+
+    def read(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+        for number, line in open_lines(path, name, layout.encoding, notes):
+            if not line.strip():
+                continue
+            place = f"{name!r}, line {number}"
+            nodes = _nodes(line.strip(), place)
+            for place_in_tree, (label, text) in enumerate(nodes if phrases and split == "train" else nodes[:1]):
+                own = None if phrases and split != "train" else f"{number}-{place_in_tree}"
+                if fine:
+                    yield Record(number, place, text, label=str(label), id=own if phrases else None)
+                elif label == 2:
+                    notes.drop("a neutral text", place)
+                else:
+                    yield Record(
+                        number, place, text, label=("negative", "positive")[label > 2], id=own if phrases else None
+                    )
+
+    return Known(read)
+
+
+def _nodes(line: str, place: str) -> list[tuple[int, str]]:
+    """The label and the words of each node of a bracketed tree, the root first.
+
+    Raises:
+        InputError: it is no such tree.
+    """
+    opened: list[tuple[int, int]] = []
+    words: list[str] = []
+    found: list[tuple[int, int, int]] = []
+    position = 0
+    while position < len(line):
+        match = _NODE.match(line, position)
+        if match is None or (not opened and position and match[0] != ")"):
+            raise InputError(f"{place}: not a tree of phrases with labels from 0 to 4")
+        if match[2] is not None:
+            found.append((int(match[1]), len(words), len(words) + 1))
+            words.append(match[2])
+        elif match[3] is not None:
+            opened.append((int(match[3]), len(words)))
+        else:
+            if not opened:
+                raise InputError(f"{place}: a bracket too many")
+            label, start = opened.pop()
+            found.append((label, start, len(words)))
+        position = match.end()
+        while position < len(line) and line[position] == " ":
+            position += 1
+    if opened or not found:
+        raise InputError(f"{place}: a bracket is missing")
+    plain = [word.replace("-LRB-", "(").replace("-RRB-", ")") for word in words]
+    return [(label, " ".join(plain[start:end])) for label, start, end in reversed(found)]
+
+
+# the table
+
+
+def _pairs(text: str, pair: str, label: str, id_: str = "index") -> Sequence[Columns]:
+    """Columns by name, with or without an id."""
+    columns = {"text": text, "pair": pair, "label": label}
+    return ({**columns, "id": id_}, columns)
+
+
+LAYOUTS: Mapping[str, Known] = {
+    "glue-cola": Known("tsv", ({"text": "sentence", "label": "label", "id": "index"},), {"text": "4", "label": "2"}),
+    "glue-sst2": Known(
+        "tsv", ({"text": "sentence", "label": "label", "id": "index"}, {"text": "sentence", "label": "label"})
+    ),
+    "glue-mrpc": Known("tsv", ({"text": "#1 String", "pair": "#2 String", "label": "Quality"},)),
+    "glue-stsb": Known(
+        "tsv",
+        _pairs("sentence1", "sentence2", "score"),
+        {"text": "6", "pair": "7", "label": "5"},
+        {"ragged": "keep"},
+    ),
+    "glue-qqp": Known("tsv", _pairs("question1", "question2", "is_duplicate", "id"), settings={"ragged": "drop"}),
+    "glue-mnli": Known("tsv", _pairs("sentence1", "sentence2", "gold_label"), change=_decided, dropped="no gold label"),
+    "glue-qnli": Known("tsv", _pairs("question", "sentence", "label")),
+    "glue-rte": Known("tsv", _pairs("sentence1", "sentence2", "label")),
+    "glue-wnli": Known("tsv", _pairs("sentence1", "sentence2", "label")),
+    "sick": Known("tsv", _pairs("sentence_A", "sentence_B", "entailment_judgment", "pair_ID")),
+    "sick-relatedness": Known("tsv", _pairs("sentence_A", "sentence_B", "relatedness_score", "pair_ID")),
+    "paws": Known("tsv", _pairs("sentence1", "sentence2", "label", "id"), change=_without_bytes),
+    "americasnli": Known("tsv", ({"text": "premise", "pair": "hypothesis", "label": "label", "source": "language"},)),
+    "anli": Known("jsonl", _pairs("context", "hypothesis", "label", "uid"), change=_spelled),
+    "advglue-sst2": _adversarial_glue("sst2", "sentence"),
+    "advglue-qqp": _adversarial_glue("qqp", "question1", "question2"),
+    "advglue-mnli": _adversarial_glue("mnli", "premise", "hypothesis"),
+    "advglue-qnli": _adversarial_glue("qnli", "question", "sentence"),
+    "advglue-rte": _adversarial_glue("rte", "sentence1", "sentence2"),
+    "masakhanews": Known("tsv", ({"text": "text", "label": "category"},), settings={"quoting": True}),
+    "trec": Known("label-text", settings={"encoding": "latin-1"}, change=_coarse),
+    "trec-fine": Known("label-text", settings={"encoding": "latin-1"}),
+    "sst": _trees(fine=False, phrases=False),
+    "sst-phrases": _trees(fine=False, phrases=True),
+    "sst-fine": _trees(fine=True, phrases=False),
+    "sst-fine-phrases": _trees(fine=True, phrases=True),
+    "json": Known(read_json),
+}
+"""By the name after ``--format``."""

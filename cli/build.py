@@ -53,7 +53,9 @@ def build_corpus(
         "guide build-dataset papers.jsonl --summary-column summary --test-fraction 0.2",
         "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared",
     ],
-    next_command="guide build-tokenizer {}",
+    next_command=lambda made, _: (
+        "guide finetune {}" if made.counts.get("labels") or made.counts.get("shape") else "guide build-tokenizer {}"
+    ),
 )
 def build_dataset(
     session: Session,

@@ -51,6 +51,7 @@ COMMANDS = (
     "compare",
     "evaluate",
     "live",
+    "predict",
     "convert",
     "patterns",
     "plan",

@@ -218,10 +218,20 @@ def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
             envvar=[f"GUIDE_{flag.upper().replace('-', '_')}" for flag in dict.fromkeys(names)],
             show_envvar=False,
             show_default=default is not None,
+            metavar="<name>" if _number_of_choices(annotation) > MOST_CHOICES else None,
         )
         default = inspect.Parameter.empty if default is PydanticUndefined else default
         parameters.append(_parameter(name, annotation, option, default))
     return parameters
+
+
+MOST_CHOICES = 12
+"""Values of a flag that its help lists before the description; what has more lists them in the description."""
+
+
+def _number_of_choices(annotation: Any) -> int:
+    found = [annotation, *typing.get_args(annotation)]
+    return max((len(typing.get_args(kind)) for kind in found if typing.get_origin(kind) is Literal), default=0)
 
 
 def flag_name(name: str, field: Any) -> str:

@@ -5,7 +5,7 @@ What is missing is made by the stages that a user would run by hand, as artifact
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from guidance.errors import InputError, PlanError
 from pipelines.progress import Progress, log
 from pipelines.stages import dependencies, idf, masks, sequences
 from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import features
 
@@ -71,10 +72,12 @@ def build_masks(
     progress: Progress | None,
     *,
     training: bool = True,
+    known_idf: str = "",
 ) -> list[str]:
     """The references of the masks that a plan needs for some sequences; empty if it needs none.
 
     Args:
+        known_idf: the idf that the model learned with (see `trained_idf`); by default that of the dataset is counted.
         source: names the plan in messages.
         parser: see `pipelines.stages.dependencies.Config`.
 
@@ -85,7 +88,9 @@ def build_masks(
     if not needed:
         return []
     settings: dict[str, Any] = {}
-    if "idf" in needed:
+    if "idf" in needed and known_idf:
+        settings["idf"] = known_idf
+    elif "idf" in needed:
         made = idf.run(dataset.reference, None, idf.Config(), store=store, progress=progress)
         assert made is not None, "only shards give None"
         _tell("idf", made)
@@ -100,10 +105,28 @@ def build_masks(
         assert made is not None, "only shards give None"
         _tell("trees", made)
         settings["deps"] = made.reference
-    joined = masks.run(data.reference, masks.Config(**settings), store=store, progress=progress)
+    joined = masks.run(
+        data.reference, masks.Config(**settings), store=store, other_idf=bool(known_idf), progress=progress
+    )
     assert joined is not None, "only shards give None"
     _tell("masks", joined)
     return [joined.reference]
+
+
+def trained_idf(model: str, store: Store) -> str:
+    """The path of the idf of words that a model learned with; empty if it learned with none, or if it is gone.
+
+    Args:
+        model: a reference, or a model folder.
+    """
+    with suppress(ArtifactMissing), ExitStack() as opened:
+        found = opened.enter_context(store.load(model, kind="model", verify=False))
+        for role in ("masks", "idf"):
+            if role not in found.manifest["inputs"]:
+                return ""
+            found = opened.enter_context(store.load_input(found, role, verify=False))
+        return str(found.path.absolute())
+    return ""
 
 
 def _tell(what: str, made: Any) -> None:

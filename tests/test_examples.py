@@ -59,6 +59,7 @@ def test_the_readme_of_the_examples_lists_and_runs_them_all() -> None:
     assert all(f"[{path.name}]({path.name})" in table for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_trains_saves_and_loads_the_same_model(
     command: str, tmp_path: Path, here: Callable[[str, Path], str]

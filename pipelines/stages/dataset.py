@@ -55,6 +55,9 @@ _PAIR = "_pair"
 """Suffix of a split's name: the role of the input with the other side of parallel text."""
 
 
+_GENERAL = ("json", "lines")
+"""Layouts that are not those of a data set."""
+
 if TYPE_CHECKING:
     FormatName = str
 else:
@@ -70,9 +73,10 @@ class Config(stage.Config):
         None,
         description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
         "text on each line; json: one list of objects; conll: a word and its tag on each line.  Data sets of texts and pairs "
-        f"with their own columns: {', '.join(name for name in LAYOUTS if name != 'json')}.  Multiple choice: dream, hellaswag, "
+        f"with their own columns: {', '.join(name for name in LAYOUTS if name not in _GENERAL)}.  Multiple choice: dream, hellaswag, "
         "arc.  With summaries: scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a "
-        "separator line between sections), wiki-727k, wikisection",
+        "separator line between sections), wiki-727k, wikisection.  Without labels: lines (a text on each line, after a tab its "
+        "second text), words (a sentence on each line, for taggers), documents (to summarise)",
     )
     encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
     text_column: str = Field(
@@ -316,6 +320,7 @@ def _build_documents(run: Run, layout: Format) -> None:
         notes,
         config.min_summary_words,
         config.drop_shared,
+        layout.has_gold,
     )
     if layout.shape == "segments":
         made.survey(read(Notes()))
@@ -335,6 +340,7 @@ def _build_documents(run: Run, layout: Format) -> None:
     run.out.counts |= {"dropped": dict(sorted(notes.dropped.items())), "shape": layout.shape}
     if layout.shape == "summaries":
         run.out.counts["summary_sentences"] = config.summary_sentences or layout.summary_sentences
+        run.out.counts |= {} if layout.has_gold else {"unlabelled": True}
     run.warn(*notes.lines())
     if made.tested:
         run.out.counts["sharing_test_documents"] = made.shared

@@ -116,7 +116,15 @@ def _sequences_of(
     if not config.masks:
         plan = find_plan(folder) or Plan()
         masks = task_inputs.build_masks(
-            made, dataset, plan, str(folder), config.parser, store, progress, training=False
+            made,
+            dataset,
+            plan,
+            str(folder),
+            config.parser,
+            store,
+            progress,
+            training=False,
+            known_idf=task_inputs.trained_idf(model, store),
         )
         config = config.model_copy(update={"masks": "".join(masks)})
     return made, config

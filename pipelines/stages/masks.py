@@ -58,8 +58,13 @@ class Config(executor.Config):
     stop_words: str = internal("Digest of the language's stop words.")
 
 
-def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+def run(
+    sequences: str, config: Config, *, store: Store, other_idf: bool = False, **options: Unpack[Options]
+) -> Result | None:
     """Join sequences with what is known about their words.  With ``--shard`` does only a share and returns None.
+
+    Args:
+        other_idf: ``idf`` may be of another corpus, which is right for a model that learned from that corpus.
 
     Raises:
         ArtifactMismatch: ``idf`` or ``deps`` belong to another corpus, or ``idf`` counts tokens.
@@ -73,7 +78,8 @@ def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Optio
         for role in ("idf", "deps"):
             if reference := getattr(config, role):
                 inputs[role] = stack.enter_context(store.load(reference, kind=role, verify=verify))
-                _check_corpus(inputs[role], inputs["corpus"], data)
+                if role == "deps" or not other_idf:
+                    _check_corpus(inputs[role], inputs["corpus"], data)
         if "idf" in inputs:
             _check_words(inputs["idf"])
         words = stop_words(inputs["deps"]) if "deps" in inputs else None

@@ -27,12 +27,14 @@ class Format:
         endings: of the names of its files in a folder, besides those with ``.gz`` behind; an empty one stands for names
             without a dot.
         summary_sentences: how many sentences of a document make a summary, where the format is that of one data set.
+        has_gold: whether every document has a summary, if that is its shape.
     """
 
     read: Reader
     shape: Literal["summaries", "segments"]
     endings: tuple[str, ...]
     summary_sentences: int = 3
+    has_gold: bool = True
 
     def takes(self, name: str) -> bool:
         """Whether a file in a folder is of this format, by its name."""
@@ -65,6 +67,7 @@ FORMATS: Mapping[str, Format] = {
     "scitldr": Format(summary_files.scitldr, "summaries", (".jsonl",), summary_sentences=1),
     "presumm": Format(summary_files.presumm, "summaries", (".json",)),
     "qmsum": Format(summary_files.qmsum, "summaries", (".jsonl",)),
+    "documents": Format(summary_files.unlabelled, "summaries", (".txt", ".jsonl", ".ndjson"), has_gold=False),
     "choi": Format(segment_files.choi, "segments", (".ref", ".txt")),
     "wiki-727k": Format(segment_files.wiki_727k, "segments", ("",)),
     "wikisection": Format(segment_files.wikisection, "segments", (".json",)),

@@ -210,6 +210,14 @@ def _nodes(line: str, place: str) -> list[tuple[int, str]]:
     return [(label, " ".join(plain[start:end])) for label, start, end in reversed(found)]
 
 
+def read_plain(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+    """A text on each line, and after a tab its second text; no labels."""
+    for number, line in open_lines(path, name, layout.encoding, notes):
+        text, tab, pair = line.rstrip("\r\n").partition("\t")
+        if line.strip():
+            yield Record(number, f"{name!r}, line {number}", text, pair=pair if tab else None)
+
+
 # the table
 
 
@@ -254,5 +262,6 @@ LAYOUTS: Mapping[str, Known] = {
     "sst-fine": _trees(fine=True, phrases=False),
     "sst-fine-phrases": _trees(fine=True, phrases=True),
     "json": Known(read_json),
+    "lines": Known(read_plain),
 }
 """By the name after ``--format``."""

@@ -93,11 +93,12 @@ def _spans(annotations: Any, size: int, place: str) -> list[tuple[int, int]]:
 
 
 def json_lines(paths: Sequence[Path], names: Sequence[str], columns: Columns, notes: Notes) -> Iterator[Structured]:
-    """JSON lines of any kind: the sections are a list of texts, or of lists of sentences."""
+    """JSON lines of any kind: the sections are a list of texts, or of lists of sentences; one text is one section."""
     assert columns.sections_column is not None
     for record, place, name, number in records(paths, names, columns, notes):
         sections = field_of(record, columns.sections_column, place, "--sections-column")
         what = repr(columns.sections_column)
+        sections = [sections] if isinstance(sections, str) else sections
         if not isinstance(sections, list):
             raise InputError(f"{place}: {what} must be a list of sections, found {type(sections).__name__}")
         parts: list[Part] = []

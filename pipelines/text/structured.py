@@ -123,6 +123,7 @@ class Documents:
         split_sentences: for parts that are not split.
         split_of: the split of a training document, given a key that depends on its text.
         min_words: documents whose summary has fewer words are dropped.
+        has_gold: whether documents without a summary are dropped.
         drop_shared: drop test documents that share a sentence with a training document.
         shared, tested: how many test documents share a sentence with training, and how many there are.
     """
@@ -133,6 +134,7 @@ class Documents:
     notes: Notes
     min_words: int = 0
     drop_shared: bool = False
+    has_gold: bool = True
     shared: int = 0
     tested: int = 0
     _known: Any = field(default_factory=lambda: array("q"))
@@ -161,7 +163,7 @@ class Documents:
             self.notes.drop("empty text", given.place)
             return None
         pair = None
-        if self.shape == "summaries":
+        if self.shape == "summaries" and self.has_gold:
             pair = self._summary(given, blocks)
             if pair is None:
                 return None

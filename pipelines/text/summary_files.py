@@ -9,7 +9,7 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
-from pipelines.text.readers import open_lines
+from pipelines.text.readers import format_of, open_lines
 from pipelines.text.records import MISSING, find_field, parse_json, record_id, short_list
 from pipelines.text.structured import Columns, Part, Structured, json_list, text_list, whole_text
 
@@ -109,14 +109,31 @@ def json_lines(paths: Sequence[Path], names: Sequence[str], columns: Columns, no
     for record, place, name, number in records(paths, names, columns, notes):
         text = field_of(record, columns.text_column, place, "--text-column")
         summary = field_of(record, columns.summary_column, place, "--summary-column")
-        parts: list[Part]
-        if isinstance(text, str):
-            parts = [part for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
-            text_list(text, repr(columns.text_column), place)
-        else:
-            parts = [text_list(text or [], repr(columns.text_column), place)]
+        parts = _paragraphs(text, columns, place)
         reference = text_list(summary if summary is not None else [], repr(columns.summary_column), place)
         yield Structured(own_id(record, columns, number, place), name, number, parts, [reference])
+
+
+def unlabelled(paths: Sequence[Path], names: Sequence[str], columns: Columns, notes: Notes) -> Iterator[Structured]:
+    """Documents without summaries: JSON lines with a text each, or else a file for each text.
+
+    A text is a string, whose paragraphs are parted by blank lines, or a list of sentences.
+    """
+    for path, name in zip(paths, names, strict=True):
+        if format_of(name, None) == "jsonl":
+            for record, place, _, number in records([path], [name], columns, notes):
+                parts = _paragraphs(field_of(record, columns.text_column, place, "--text-column"), columns, place)
+                yield Structured(own_id(record, columns, number, place), name, number, parts)
+        else:
+            yield Structured(None, name, 1, _paragraphs(whole_text(path, name, columns.encoding, notes), columns, name))
+
+
+def _paragraphs(text: Any, columns: Columns, place: str) -> list[Part]:
+    """A text as its paragraphs, or a list of sentences as one."""
+    sentences = text_list(text if text is not None else [], repr(columns.text_column), place)
+    if isinstance(text, str):
+        return [part for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
+    return [sentences]
 
 
 def own_id(record: dict[str, Any], columns: Columns, number: int, place: str) -> str:

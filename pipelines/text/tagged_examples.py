@@ -40,6 +40,13 @@ def read_conll(path: Path, name: str, split: str, layout: Layout, notes: Notes) 
     yield from _sentence(words, tags, begun, f"{name!r}, line {begun}", split, notes)
 
 
+def read_words(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+    """A sentence on each line, its words parted by white space; no tags."""
+    for number, line in open_lines(path, name, layout.encoding, notes):
+        if words := line.split():
+            yield Record(number, f"{name!r}, line {number}", None, parts=((" ".join(words),),))
+
+
 def _column(given: str | None, default: str | None, place: int, width: int, where: str, flag: str) -> int:
     """The number of a column from 0."""
     if given in (None, default):

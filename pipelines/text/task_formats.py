@@ -31,6 +31,7 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "conll": Format("tags", tagged_examples.read_conll),
+    "words": Format("tags", tagged_examples.read_words),
     "dream": Format("choices", choice_examples.read_dream, is_dialogue=True),
     "hellaswag": Format("choices", choice_examples.read_hellaswag),
     "arc": Format("choices", choice_examples.read_arc),

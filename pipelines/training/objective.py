@@ -6,7 +6,7 @@ What needs torch is in `pipelines.training.learners`, which a row imports inside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -73,6 +73,10 @@ def classifies(config: Any) -> bool:
 def predicts_a_value(config: Any) -> bool:
     """Whether a model for whole texts has one output, not one for each class."""
     return config.problem_type == "regression" or config.num_labels == 1
+
+
+Answers = Callable[[Any, Any, Any], Iterator[dict[str, Any]]]
+"""From settings and inputs as `pipelines.training.learners.task_scores.predict` reads them, a model and its handle."""
 
 
 def accept_every_plan(plan: Plan, config: Any, source: str) -> None:
@@ -142,10 +146,14 @@ class Task(Objective):
         fits: whether ``--task auto`` chooses it for a dataset of this shape, given the counts of the dataset.  The first row
             that fits is chosen.
         metrics: the metrics that a validation reports; all of them are better when they are higher.
+        answers: what ``guide predict`` says of each example of a split, in JSON's types.
+        output: the name of the model's output, if it has only one.
     """
 
     shape: str
     metrics: tuple[str, ...]
+    answers: Answers
+    output: str = ""
     fits: Callable[[Mapping[str, Any]], bool] = lambda counts: True
 
     command: ClassVar[str] = "finetune"

@@ -128,6 +128,7 @@ def test_a_line_is_answered_before_the_next_one_comes_and_ctrl_c_ends_it(work: S
     assert err.decode().splitlines()[-1] == "guide: interrupted" and b"Traceback" not in err
 
 
+@pytest.mark.every
 def test_a_reader_that_goes_away_ends_it_with_141(work: SimpleNamespace) -> None:
     process = spawn("fill", work.plain.reference, "--json", "--store", work.store.root)
     assert process.stdin and process.stdout and process.stderr

@@ -75,6 +75,7 @@ def test_if_killed_between_publishing_and_naming_the_next_run_only_adds_the_name
     assert (again.reused, again.name) == (True, "wiki@2")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("action", ["ENOSPC", "EIO", "EDQUOT"])
 @pytest.mark.parametrize("point", ["write", "fsync"])
 def test_a_failed_write_is_a_machine_error_and_leaves_nothing_behind(tmp_path, point, action):

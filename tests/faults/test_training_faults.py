@@ -166,6 +166,7 @@ def test_the_best_weights_before_a_checkpoint_outlive_better_ones_after_it(store
 # interrupted
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)], ids=lambda n: str(int(n))
 )
@@ -485,6 +486,7 @@ EXACT: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", ["", "preset:ag"])
 def test_losses_and_weights_do_not_depend_on_micro_batches_or_processes(
     tmp_path: Path, whole: Callable[..., Result], plan: str

@@ -88,6 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_two_processes_get_the_gradients_of_one(family: str, name: str, folder: Path) -> None:
     number = CASES.index((family, name))

@@ -242,6 +242,7 @@ def _checkpointed(family: str, name: str, reentrant: bool | None) -> tuple[Run, 
     return run(model, handle, inputs_of(family)), model, handle
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 @of_cases([case for case in CASES if case[0] != "albert"])
 def test_checkpointing_changes_neither_losses_nor_gradients(family: str, name: str) -> None:
@@ -281,6 +282,7 @@ def test_under_bfloat16_autocast_losses_are_float32_and_gradients_finite(family:
     assert found and all(gradient.isfinite().all() for gradient in found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @every_case
 def test_models_in_other_precisions_follow_every_plan(family: str, name: str, dtype: torch.dtype) -> None:
@@ -456,7 +458,7 @@ FROM_IDS: list[Any] = [
 """Patterns that need only token ids and do not look ahead."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @every_pair
 @pytest.mark.parametrize("mechanism", ["mask", "fix", "bias"])
 @pytest.mark.parametrize("pattern", FROM_IDS, ids=str)

@@ -259,7 +259,7 @@ FOR_CROSS: dict[str, list[Row]] = {
 """The same with patterns that do not depend on the query."""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @every_family
 @pytest.mark.parametrize("case", CASES)
 def test_guided_heads_compute_what_plain_loops_compute(family: str, case: str) -> None:
@@ -277,6 +277,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @every_family
 def test_the_loss_on_scores_follows_the_equations(family: str) -> None:
     check(family, LOSSES)
@@ -339,6 +340,7 @@ def mixed(family: str) -> list[Row]:
     return on(ENCODER, *MIXED[:-1]) + on(DECODER, *MIXED) + on(CROSS, *MIXED_FOR_CROSS)
 
 
+@pytest.mark.one_in(3)
 @every_family
 @pytest.mark.parametrize("target", [5, 3])
 def test_batches_without_padding_need_no_mask(family: str, target: int) -> None:
@@ -442,6 +444,7 @@ def guide_once(model: PreTrainedModel, rows: list[Row], inputs: dict[str, Tensor
 # fixed heads
 
 
+@pytest.mark.one_in(3)
 @every_family
 @pytest.mark.parametrize("mechanism", ["fix", "gaussian", "off"])
 def test_parameters_that_fixed_heads_leave_unused_are_frozen_until_removal(family: str, mechanism: str) -> None:

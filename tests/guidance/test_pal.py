@@ -165,6 +165,7 @@ def layer_of(family: str, extra: Written, placement: str) -> Callable[..., Calla
     return kinds.get(family, bert)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("guided", [False, True], ids=["plain", "patterns"])
 @every_placement
 @every_family

@@ -93,6 +93,7 @@ def test_sharded_weights_bring_the_plan_along(kind: str, tmp_path: Path) -> None
     load_model(tmp_path, AutoModelForMaskedLM)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["loss", "window", "gate"])
 def test_checkpoints_of_a_plain_trainer_are_guided_models_and_resume(kind: str, tmp_path: Path) -> None:
     def trainer(folder: str) -> tuple[Trainer, Handle]:
@@ -464,6 +465,7 @@ def decoded(model: Any, sources: Any, **options: Any) -> list[list[int]]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", [*SEQ2SEQ, *RELATED])
 @pytest.mark.parametrize("kind", CROSS)
 def test_guides_on_cross_attention_act_during_decoding_with_and_without_a_cache(kind: str, family: str) -> None:

@@ -74,6 +74,9 @@ class Choices(Head):
             found.append(Prediction(batch.numbers[row], batch.labels[row], chosen, scores))
         return found
 
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {"prediction": int(prediction.prediction), "scores": list(prediction.scores)}
+
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Accuracy."""
         known = [p.gold == p.prediction for p in predictions if p.gold is not None]

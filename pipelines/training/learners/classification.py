@@ -120,6 +120,10 @@ class Classes(Head):
             found["f1"] = f1_score(gold, predicted, labels=[self.labels[1]], average="macro", zero_division=0.0)
         return {name: float(value) for name, value in found.items()}
 
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        scores = dict(zip(self.labels, prediction.scores, strict=True))
+        return {"prediction": prediction.prediction, "scores": scores}
+
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Precision, recall and F1 of each class, the confusion matrix, and how well probabilities are calibrated."""
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
@@ -206,6 +210,9 @@ class Value(Head):
             Prediction(batch.numbers[row], batch.labels[row], repr(value), [value])
             for row, value in zip(batch.firsts, values, strict=True)
         ]
+
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {"prediction": prediction.scores[0]}
 
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Pearson's and Spearman's correlation, by scipy, and the mean squared error.  A correlation with a constant is 0."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
 
+from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.tasks.segments import window_size
 from guidance.tasks.summaries import normalised_gain, select
@@ -16,7 +18,7 @@ from pipelines.engine.stage import Run, require
 from pipelines.storage.files import open_parquet
 from pipelines.text.document_sequences import oracle, references, texts_of
 from pipelines.training.learners.binary import Boundaries, Sentences, documents_of
-from pipelines.training.learners.task_scores import predict, slices, sparsity, write_predictions
+from pipelines.training.learners.task_scores import documents, predict, slices, sparsity, write_predictions
 from pipelines.training.metrics_files import write_metrics
 from pipelines.training.objective import Task
 
@@ -30,6 +32,10 @@ def evaluate_summarization(run: Run, model: Any, handle: Handle, task: Task) -> 
     that the model sees.
     """
     head, data, corpus = Sentences(), run.inputs["sequences"], run.inputs["corpus"]
+    if corpus.counts.get("unlabelled"):
+        raise InputError(
+            f"{corpus.reference} has no summaries to compare with", hint="`guide predict` summarises files"
+        )
     predictions, tokens = predict(run, model, handle, task, head)
     size = int(data.counts["summary_sentences"])
     numbers = _sentences(run)[: len(predictions)]
@@ -88,6 +94,46 @@ def evaluate_summarization(run: Run, model: Any, handle: Handle, task: Task) -> 
     )
 
 
+def summaries(run: Any, model: Any, handle: Handle, task: Task) -> Iterator[dict[str, Any]]:
+    """For each document of a split its summary, with trigram blocking, in the order of the document; and the scores.
+
+    ``sentences`` are the numbers of the sentences of the summary, and ``scores`` theirs.
+    """
+    predictions, _ = predict(run, model, handle, task, Sentences())
+    size = int(run.inputs["sequences"].counts["summary_sentences"])
+    ids, _ = documents(run.inputs["corpus"])
+    numbers = {p.number: seen for p, seen in zip(predictions, _sentences(run), strict=False)}
+    by_number = {prediction.number: prediction for prediction in predictions}
+    for text in texts_of(run.inputs["corpus"]):
+        if (found := by_number.get(text.number)) is None:
+            continue
+        seen = numbers[text.number]
+        chosen = sorted(select(found.scores, [text.sentences[number] for number in seen], size, True))
+        yield {
+            "id": ids[text.number],
+            "summary": [text.sentences[seen[n]] for n in chosen],
+            "sentences": [seen[n] for n in chosen],
+            "scores": [found.scores[n] for n in chosen],
+        }
+
+
+def sections(run: Any, model: Any, handle: Handle, task: Task) -> Iterator[dict[str, Any]]:
+    """For each document of a split its sections, as lists of sentences, and for each sentence but the last the score of a
+    boundary behind it."""
+    predictions, _ = predict(run, model, handle, task, Boundaries())
+    ids, _ = documents(run.inputs["corpus"])
+    behind: dict[int, list[float]] = {}
+    for prediction in predictions:
+        behind.setdefault(prediction.number, []).append(prediction.scores[0])
+    for text in texts_of(run.inputs["corpus"]):
+        scores = behind.get(text.number, [])
+        if len(scores) < len(text.sentences) - 1:
+            continue  # beyond --limit
+        starts = [0, *(number for number, score in enumerate(scores, 1) if score > 0.5), len(text.sentences)]
+        found = [text.sentences[start:end] for start, end in itertools.pairwise(starts)]
+        yield {"id": ids[text.number], "sections": found, "scores": scores}
+
+
 def rouge(summaries: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
     """The mean F1 over documents of ROUGE-1, ROUGE-2 and ROUGE-L with sentences, stemmed, from 0 to 1.
 
@@ -139,7 +185,7 @@ def evaluate_segmentation(run: Run, model: Any, handle: Handle, task: Task) -> N
     )
 
 
-def _sentences(run: Run) -> list[list[int]]:
+def _sentences(run: Any) -> list[list[int]]:
     """The column ``sentences`` of the sequences that are evaluated."""
     with run.inputs["sequences"].open(f"{run.config.split}.parquet") as raw:
         found: list[list[int]] = open_parquet(raw).read(columns=["sentences"])["sentences"].to_pylist()

@@ -158,6 +158,10 @@ class Head(ABC):
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """The metrics over all examples that have a label; the names are those of the task's row."""
 
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        """What ``guide predict`` says of an example, in JSON's types."""
+        return {"prediction": prediction.prediction, "scores": list(prediction.scores)}
+
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """What an evaluation says besides the metrics, as JSON; empty for most tasks."""
         return {}

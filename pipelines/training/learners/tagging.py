@@ -111,6 +111,9 @@ class Tags(Head):
             found.append(Prediction(batch.numbers[row], label, " ".join(tags), scores))
         return found
 
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {"tags": prediction.prediction.split(), "scores": list(prediction.scores)}
+
     def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Precision, recall and F1 of entities as conlleval counts them, F1 of the tags of single tokens without ``O``, and
         accuracy; of tags that name no entities, such as parts of speech, only the last two."""

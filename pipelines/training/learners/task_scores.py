@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
+from pipelines.text.document_sequences import texts_of
 from pipelines.training.batches import Examples
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
@@ -47,6 +48,17 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
 
 
+def answers(run: Any, model: Any, handle: Handle, task: Task, head: type[Any]) -> Iterator[dict[str, Any]]:
+    """What a model says of each example of a split, with its id; of tagged words also the words."""
+    of_model: Head = head.of_model(model.config)
+    predictions, _ = predict(run, model, handle, task, of_model)
+    ids, _ = documents(run.inputs["corpus"])
+    words = [" ".join(text.sentences) for text in texts_of(run.inputs["corpus"])] if task.shape == "tags" else []
+    for prediction in predictions:
+        own = {"words": words[prediction.number].split()} if words else {}
+        yield {"id": ids[prediction.number], **own, **of_model.answer(prediction)}
+
+
 def write_predictions(
     run: Run, predictions: Sequence[Prediction], tokens: Sequence[int], more: Sequence[tuple[pa.Field, list[Any]]] = ()
 ) -> list[str]:
@@ -55,7 +67,7 @@ def write_predictions(
     Args:
         more: further columns, each with its field.
     """
-    ids, sources = _documents(run.inputs["corpus"])
+    ids, sources = documents(run.inputs["corpus"])
     its_sources = [sources[p.number] for p in predictions]
     columns = {
         "id": [ids[p.number] for p in predictions],
@@ -99,8 +111,13 @@ def _thirds(sizes: Sequence[int]) -> list[str]:
     return [names[(size > low) + (size > high)] for size in sizes]
 
 
-def predict(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> tuple[list[Prediction], list[int]]:
-    """What a model says of the examples of the split, in their order, and how many tokens each of them has."""
+def predict(run: Any, model: Any, handle: Handle, task: Task, head: Head) -> tuple[list[Prediction], list[int]]:
+    """What a model says of the examples of the split, in their order, and how many tokens each of them has.
+
+    Args:
+        run: its ``config`` has ``split``, ``batch_size`` and ``limit``; its ``inputs`` the sequences, and masks if the plan
+            needs some; and its ``progress`` draws.
+    """
     config, data = run.config, run.inputs["sequences"]
     tokenizer = read_tokenizer(data, masked=False)
     needed = features(handle.plan, training=False)
@@ -180,7 +197,7 @@ def prediction_schema() -> Any:
     return pa.schema(fields)
 
 
-def _documents(corpus: Artifact) -> tuple[list[str], list[str]]:
+def documents(corpus: Artifact) -> tuple[list[str], list[str]]:
     """The id and the source of each document."""
     with corpus.open(DOCUMENTS) as raw:
         table = open_parquet(raw).read(columns=["id", "source"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
@@ -28,6 +29,13 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate(run, folder, model, handle, TASK, Choices)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.choice import Choices
+    from pipelines.training.learners.task_scores import answers
+
+    return answers(run, model, handle, TASK, Choices)
+
+
 TASK = Task(
     name="choice",
     learns="which choice is right",
@@ -42,4 +50,6 @@ TASK = Task(
     columns=("text",),
     shape="choices",
     metrics=("accuracy",),
+    answers=_answers,
+    output="right",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -46,6 +46,13 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate(run, folder, model, handle, TASK, Classes)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.classification import Classes
+    from pipelines.training.learners.task_scores import answers
+
+    return answers(run, model, handle, TASK, Classes)
+
+
 TASK = Task(
     name="classification",
     learns="a label for each text or pair",
@@ -66,4 +73,5 @@ TASK = Task(
     shape="examples",
     fits=_fits,
     metrics=("accuracy", "f1_macro", "f1", "matthews"),
+    answers=_answers,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.labels import are_numbers
@@ -30,6 +31,13 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate(run, folder, model, handle, TASK, Value)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.classification import Value
+    from pipelines.training.learners.task_scores import answers
+
+    return answers(run, model, handle, TASK, Value)
+
+
 TASK = Task(
     name="regression",
     learns="a number for each text or pair",
@@ -45,4 +53,6 @@ TASK = Task(
     shape="examples",
     fits=are_numbers,
     metrics=("pearson", "spearman"),
+    answers=_answers,
+    output="value",
 )

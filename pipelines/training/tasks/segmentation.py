@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.objective import Card, Evaluation, Task, has_head
@@ -32,6 +32,12 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate_segmentation(run, model, handle, TASK)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.document_scores import sections
+
+    return sections(run, model, handle, TASK)
+
+
 TASK = Task(
     name="segmentation",
     learns="where the sections of a document end",
@@ -47,4 +53,6 @@ TASK = Task(
     shape="segments",
     fits=_fits,
     metrics=("f1", "precision", "recall"),
+    answers=_answers,
+    output="section_ends",
 )

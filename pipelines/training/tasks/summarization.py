@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.objective import Card, Evaluation, Task, has_head
@@ -32,6 +32,12 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate_summarization(run, model, handle, TASK)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.document_scores import summaries
+
+    return summaries(run, model, handle, TASK)
+
+
 TASK = Task(
     name="summarization",
     learns="the sentences that make a summary",
@@ -47,4 +53,6 @@ TASK = Task(
     shape="summaries",
     fits=_fits,
     metrics=("oracle_f1",),
+    answers=_answers,
+    output="in_summary",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipelines.training.objective import Card, Evaluation, Task, has_head
@@ -28,6 +29,13 @@ def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
     evaluate(run, folder, model, handle, TASK, Tags)
 
 
+def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+    from pipelines.training.learners.tagging import Tags
+    from pipelines.training.learners.task_scores import answers
+
+    return answers(run, model, handle, TASK, Tags)
+
+
 TASK = Task(
     name="tagging",
     learns="a tag for each word",
@@ -42,4 +50,5 @@ TASK = Task(
     columns=("text", "word"),
     shape="tags",
     metrics=("f1", "precision", "recall", "token_f1", "accuracy"),
+    answers=_answers,
 )

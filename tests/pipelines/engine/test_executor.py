@@ -341,7 +341,7 @@ def test_a_killed_worker_costs_its_shard_not_the_run(where: str, text: Artifact,
     assert store.unfinished() == []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.every
 @pytest.mark.parametrize("where", ["dask", "local"])
 def test_workers_that_keep_dying_end_the_run(where: str, text: Artifact, store: Store) -> None:
     with pytest.raises(MachineError, match="died") as caught:
@@ -349,6 +349,7 @@ def test_workers_that_keep_dying_end_the_run(where: str, text: Artifact, store: 
     assert "--shard-size" in str(caught.value.hint)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["local", "dask"])
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_in_a_shard_reaches_the_caller_unchanged(
@@ -362,7 +363,7 @@ def test_an_error_in_a_shard_reaches_the_caller_unchanged(
     assert partial_files(store) == []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.every
 @pytest.mark.parametrize("settings", [["jobs=2"], ["executor=dask", "jobs=2"]], ids=str)
 def test_workers_print_and_log_nothing(settings: list[str], text: Artifact, store: Store) -> None:
     with socket.socket() as other:

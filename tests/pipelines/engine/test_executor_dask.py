@@ -87,6 +87,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
+@pytest.mark.every
 def test_workers_may_join_after_the_run_has_begun_and_need_not_share_its_folder(
     cluster: Cluster, text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_scheduler_that_goes_away_ends_the_run_and_finished_shards_are_kept(
     check_continues(text, store, traces, kept)
 
 
+@pytest.mark.every
 def test_a_scheduler_that_does_not_answer_is_named(
     text: Artifact, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

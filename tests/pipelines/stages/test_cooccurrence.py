@@ -127,6 +127,7 @@ def test_compiled_code_is_cached_only_in_a_private_folder(tmp_path: Path, monkey
     assert pair_counting.cache_folder() is None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cache", ["cache", "in the way"])
 def test_counting_writes_nothing_beside_the_sources(cache: str, tmp_path: Path) -> None:
     (tmp_path / "in the way").write_text("no folder")

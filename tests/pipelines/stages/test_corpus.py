@@ -376,6 +376,7 @@ def test_building_again_reuses_and_forcing_gives_the_same_content(store: Store, 
     assert contents == {first.artifact.content}
 
 
+@pytest.mark.every
 def test_the_built_in_python_documentation_is_a_corpus(store: Store) -> None:
     artifact = build(store, "builtin:python-docs")
     assert artifact.counts["words"] > 250_000

@@ -375,6 +375,7 @@ def test_what_the_standard_forbids_is_refused_with_its_line(line: bytes, tmp_pat
     assert message and "line 2" in message and message.isprintable()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv", "tsv", "parquet", "conllu", "txt.gz"])
 def test_every_reader_reads_or_refuses_every_file(suffix: str, tmp_path: Path) -> None:
     store, path = Store(tmp_path / "store"), tmp_path / f"a.{suffix}"

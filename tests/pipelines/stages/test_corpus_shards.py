@@ -67,6 +67,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("documents", ["file", "paragraph", "line"])
 def test_the_bytes_do_not_depend_on_the_shards(documents: str, folder: Path, store: Store) -> None:
     whole = build(store, folder, documents=documents)

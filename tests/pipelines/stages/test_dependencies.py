@@ -381,6 +381,7 @@ def test_two_processes_write_the_same_bytes_as_one(small: str, store: Store) -> 
     check_rows(text, one)
 
 
+@pytest.mark.every
 def test_shares_of_a_job_array_give_the_same_table(small: str, store: Store) -> None:
     text = make_corpus(store, {"a.txt": many_lines(2500)}, sentences="line")
     expected = parse(store, text, small).content
@@ -664,6 +665,7 @@ def trees_of(artifact: Artifact) -> list[Tree]:
     return [Tree(*(row[name] for name in names)) for row in rows_of(artifact)]
 
 
+@pytest.mark.every
 def test_a_trained_parser_reaches_its_measured_scores(store: Store) -> None:
     model = shared("models/spacy-en_ud_ewt_sm")
     place = shared("data/ud-english-ewt") / "en_ewt-ud-dev.conllu.gz"

@@ -140,6 +140,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_does_not_depend_on_micro_batches_or_interruptions(
     case: str, world: tuple[Store, Artifact, Artifact], plan: str, tmp_path: Path

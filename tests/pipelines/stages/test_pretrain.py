@@ -194,6 +194,7 @@ def test_guidance_changes_the_attention_of_guided_heads(store: Store) -> None:
     assert last < 0.95 * first
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize("architecture", ["roberta", "modernbert"])
 def test_every_precision_trains(store: Store, precision: str, architecture: str) -> None:

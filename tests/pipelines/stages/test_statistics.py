@@ -56,6 +56,7 @@ def made(result: Any) -> Artifact:
     return artifact
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("folder", TEXTS)
 def test_every_statistic_runs_on_real_data(folder: str, tmp_path: Path) -> None:
     name, settings = TEXTS[folder]
@@ -115,6 +116,7 @@ def warm_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.every
 @pytest.mark.usefixtures("warm_pool")
 def test_statistics_do_not_depend_on_the_executor(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -149,6 +149,7 @@ HAND: dict[str, tuple[str, list[tuple[str | None, ...]]]] = {
         '{"10": {"text": "ten", "label": 1}, "9": {"text": "nine", "label": 0}}',
         [("nine", None, "0"), ("ten", None, "1")],
     ),
+    "lines": ("one text\n\nA\tB\n", [("one text", None, None), ("A", "B", None)]),
     "trec-fine": ("DESC:manner How ?\n", [("How ?", None, "DESC:manner")]),
     "trec": ("DESC:manner How ?\n", [("How ?", None, "DESC")]),
     "sst-phrases": (

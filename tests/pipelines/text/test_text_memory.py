@@ -72,6 +72,7 @@ def test_a_long_line_goes_through_all_stages(tmp_path: Path) -> None:
     assert answer["counts"]["splits"]["valid"]["blocks"] > 0
 
 
+@pytest.mark.every
 def test_a_word_of_a_million_letters(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"a" * 1_000_000 + b" b. c\n")

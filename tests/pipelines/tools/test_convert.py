@@ -48,6 +48,7 @@ def pickled(folder: Path, model: PreTrainedModel, files: int = 1) -> Path:
     return folder
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "files"), [("bert", 1), ("roberta", 3)])
 def test_a_converted_model_computes_the_same(family: str, files: int, tmp_path: Path) -> None:
     model = tiny_model(family)

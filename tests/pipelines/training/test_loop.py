@@ -354,6 +354,7 @@ def test_a_compiled_model_learns_the_same_as_a_plain_one(plan: str, store: Store
     assert 2 <= graphs["stats"]["unique_graphs"] <= 8 and not graphs["graph_break"]
 
 
+@pytest.mark.every
 def test_two_processes_compile_too(store: Store, tmp_path: Path, graphs: Any) -> None:
     data = trainings.sequences(store)
     plain = trainings.train(store, data, **EXACT).artifact

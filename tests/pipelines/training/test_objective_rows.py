@@ -124,6 +124,7 @@ def test_settings_of_another_objective_are_refused(extended: Guide, arguments: l
     assert done.returncode == 2 and message in done.stderr and done.stdout == ""
 
 
+@pytest.mark.every
 def test_a_new_objective_trains_and_publishes_a_model_with_its_own_card(extended: Guide, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     data = trainings.sequences(store)

@@ -137,11 +137,13 @@ def whole(request: pytest.FixtureRequest, world: World) -> tuple[str, Path]:
     return request.param, model(into)
 
 
+@pytest.mark.one_in(3)
 def test_four_micro_batches_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     train(world, whole[0], tmp_path / "four", micro_batches=4)
     assert_close(model(tmp_path / "four"), whole[1])
 
 
+@pytest.mark.one_in(3)
 def test_two_processes_learn_the_same_as_one(world: World, whole: tuple[str, Path], tmp_path: Path) -> None:
     def work(rank: int) -> None:
         for parts in (1, 4):
@@ -152,6 +154,7 @@ def test_two_processes_learn_the_same_as_one(world: World, whole: tuple[str, Pat
         assert_close(model(tmp_path / str(parts)), whole[1])
 
 
+@pytest.mark.one_in(3)
 def test_a_run_that_is_killed_twice_ends_with_the_same_bits(
     world: World, whole: tuple[str, Path], tmp_path: Path
 ) -> None:

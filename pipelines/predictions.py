@@ -1,0 +1,214 @@
+"""Trained models at work on files: what they say of every example.
+
+The files become a dataset and sequences in a temporary store, so that a model reads them exactly as ``guide evaluate`` would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Literal
+
+from pydantic import Field, create_model
+
+from guidance.errors import InputError
+from pipelines import task_inputs
+from pipelines.engine import stage
+from pipelines.engine.stage import knob
+from pipelines.progress import Progress, log
+from pipelines.stages import dataset, evaluate
+from pipelines.storage.files import machine_errors
+from pipelines.storage.store import Store
+from pipelines.text.document_formats import FORMATS as DOCUMENT_FORMATS
+from pipelines.text.readers import format_of, known_extension
+from pipelines.text.sources import STDIN
+from pipelines.text.task_formats import FORMATS as TASK_FORMATS
+from pipelines.training.learner import folder_of
+from pipelines.training.objective import Task, classifies, has_head, predicts_a_value
+from pipelines.training.plan_inputs import check_needs, model_input, read_tables
+from pipelines.training.tasks import TASKS
+
+_OF_FILES = (
+    *("encoding", "text_column", "pair_column", "id_column", "choices_column", "question_column", "separator"),
+    *("summary_sentences", "header", "quoting", "ragged", "sentences"),
+)
+"""Settings of ``build-dataset`` that files without labels have too."""
+
+_OF_MODELS = ("weights", "limit", "sequence_length", "parser", "scores", "batch_size", "device")
+"""Settings of ``evaluate`` that have nothing to do with what is right."""
+
+
+def _fields(config: type[stage.Config], names: Sequence[str]) -> dict[str, Any]:
+    return {name: (config.model_fields[name].annotation, config.model_fields[name]) for name in names}
+
+
+_task: Any = Literal.__getitem__(("auto", *TASKS))
+
+Config: Any = create_model(
+    "Config",
+    __base__=stage.Config,
+    __doc__="How to read files, and how to compute.",
+    format=(
+        dataset.FormatName | None,
+        Field(None, description="format of the files, as in build-dataset; by default decided by their extension"),
+    ),
+    **_fields(dataset.Config, _OF_FILES),
+    **_fields(evaluate.SharedConfig, _OF_MODELS),
+    task=(
+        _task,
+        knob("auto", "What the model was trained for; by default its configuration tells."),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What `pipelines.training.learners.task_scores.predict` reads of a run."""
+
+    config: Any
+    inputs: Mapping[str, Any]
+    progress: Progress
+
+
+def predict(
+    model: str,
+    files: Sequence[str],
+    config: Any,
+    *,
+    store: Store,
+    stdin: BinaryIO | None = None,
+    progress: Progress | None = None,
+) -> Iterator[dict[str, Any]]:
+    """What a fine-tuned model says of each example of some files, in their order.
+
+    Args:
+        model: a reference, or a model folder.
+        files: files, folders, patterns or ``-``.  Text files have an example on each line; for summarisation and
+            segmentation a file is a document.
+
+    Returns:
+        For each example its ``id`` and what the model says, in JSON's types; see the ``answers`` of the row of its task.
+
+    Raises:
+        InputError: the model has no head for a task, or a file cannot be read.
+        PlanError: the plan of the model needs a parser, and none is given.
+    """
+    from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
+    from guidance.plan import Plan
+    from pipelines.training.opening import open_trained
+
+    given = model_input(model, store)
+    folder = folder_of(given)
+    try:
+        task = task_of(read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE)), folder, config.task)
+    except OSError as error:
+        raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+    length = task_inputs.longest(model, config.sequence_length, store)
+    idf = task_inputs.trained_idf(model, store)
+    weights = folder
+    if config.weights == "best":
+        weights = folder / "best"
+        if not weights.is_dir():
+            raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
+    plan = find_plan(weights) or Plan()
+    with contextlib.ExitStack() as stack:
+        with machine_errors("the folder for temporary files"):
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guide-predict-")))
+        own = Store(scratch / "artifacts")
+        sources = [_spool(stdin, task, scratch) if file == STDIN else file for file in files]
+        with _warnings_only():
+            made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
+            tokens = stack.enter_context(task_inputs.build_sequences(made, str(folder), length, own, progress))
+            inputs: dict[str, Any] = {"model": given, "corpus": made, "sequences": tokens}
+            for masks in task_inputs.build_masks(
+                tokens, made, plan, str(folder), config.parser, own, progress, training=False, known_idf=idf
+            ):
+                inputs["masks"] = stack.enter_context(own.load(masks))
+        if config.scores:
+            inputs["scores"] = stage.Files.of([Path(config.scores)], [Path(config.scores).name])
+        check_needs(plan, str(folder), inputs, training=False)
+        assert task.evaluation is not None
+        opened, handle = open_trained(weights, read_tables(inputs), config.device, task.evaluation.auto_class)
+        settings = SimpleNamespace(split="test", limit=config.limit, batch_size=config.batch_size)
+        yield from task.answers(_Job(settings, inputs, progress or Progress()), opened, handle)
+
+
+@contextlib.contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Without the messages of stages about artifacts that nobody will see."""
+    level = log.level
+    log.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def task_of(config: Any, folder: Path, chosen: str = "auto") -> Task:
+    """The task that a model was trained for.
+
+    Raises:
+        InputError: it was trained for none.
+    """
+    if chosen != "auto":
+        return TASKS[chosen]
+    names = [str(name) for name in (config.id2label or {}).values()]
+    if classifies(config) or has_head(config, "ForTokenClassification"):
+        named = next((task for task in TASKS.values() if task.output and names == [task.output]), None)
+        if named is not None:
+            return named
+        if has_head(config, "ForTokenClassification"):
+            return TASKS["tagging"]
+        if has_head(config, "ForMultipleChoice"):
+            return TASKS["choice"]
+        return TASKS["regression" if predicts_a_value(config) else "classification"]
+    raise InputError(
+        f"{folder}: a {config.model_type} model without a head for a task",
+        hint="guide finetune DATASET --init MODEL; `guide fill` and `guide translate` put other models to work",
+    )
+
+
+def _spool(stdin: BinaryIO | None, task: Task, folder: Path) -> str:
+    """A file with what stdin holds; its name says whether these are JSON lines."""
+    data = stdin.read() if stdin is not None else b""
+    is_json = data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    path = folder / ("stdin.jsonl" if is_json else "stdin.txt")
+    with machine_errors(str(path)):
+        path.write_bytes(data)
+    return str(path)
+
+
+_OF_TEXT = {"examples": "lines", "tags": "words", "summaries": "documents", "segments": "choi"}
+"""For each shape, the format of text files."""
+
+
+def _dataset(task: Task, sources: Sequence[str], config: Any, store: Store, progress: Progress | None) -> str:
+    """The reference of a dataset of these files, all of it in the split ``test``."""
+    first = next((source for source in sources if known_extension(source)), sources[0])
+    kind = config.format or (format_of(first, None) if known_extension(first) else "text")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in _OF_FILES}
+    if kind == "text":
+        if task.shape not in _OF_TEXT:
+            raise InputError(f"{first!r}: {task.name} reads JSON lines with a list of choices", hint="--format jsonl")
+        settings["format"] = _OF_TEXT[task.shape]
+    elif config.format is not None:
+        known: Any = TASK_FORMATS.get(kind) or DOCUMENT_FORMATS.get(kind)
+        shape = known.shape if known else None
+        if shape not in (None, task.shape):
+            raise InputError(f"--format {kind} is for {shape}, and the model learned {task.name}")
+        settings["format"] = kind
+    if kind == "jsonl":
+        if task.shape == "tags":
+            raise InputError(f"{first!r}: a tagger reads text with a sentence on each line", hint="--format words")
+        if task.shape == "choices" and config.choices_column is None:
+            settings["choices_column"] = "choices"
+        elif task.shape == "summaries":
+            settings["format"] = "documents"
+        elif task.shape == "segments":
+            settings["sections_column"] = config.text_column
+    return dataset.run({"test": sources}, dataset.Config(**settings), store=store, progress=progress).reference

@@ -1,0 +1,202 @@
+"""``guide predict``: every task from files without labels, in a pipe, and with wrong inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import BertConfig, BertForMaskedLM
+
+from guidance.errors import InputError
+from guidance.plan import Guide, Plan
+from pipelines.predictions import Config, predict, task_of
+from pipelines.stages import dataset, tokenizer
+from pipelines.storage.store import Store
+from tests.finetunings import build, measure, reviews, train
+from tests.trainings import one_thread  # noqa: F401
+
+Row = dict[str, Any]
+
+
+def said(store: Store, model: str, files: list[str], stdin: str = "", **settings: Any) -> list[Row]:
+    """What `predict` yields."""
+    return list(predict(model, files, Config(**settings), store=store, stdin=io.BytesIO(stdin.encode())))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A store with a classifier whose heads read idf."""
+    folder = tmp_path_factory.mktemp("predict")
+    store = Store(folder / "artifacts")
+    data = build(store, folder, {"train": reviews(24), "test": reviews(7)})
+    plan = folder / "rare.toml"
+    plan.write_text(Plan((Guide("rare", "mask", heads=(0,)),)).dumps())
+    model = train(store, data, plan=str(plan)).reference
+    return SimpleNamespace(folder=folder, store=store, data=data, model=model)
+
+
+def test_predictions_are_those_of_the_evaluation(work: SimpleNamespace) -> None:
+    file = work.folder / "new.csv"
+    file.write_text("text\n" + "".join(f"{row['text']}\n" for row in reviews(7)))
+    before = set(work.store.root.rglob("*"))
+    found = said(work.store, work.model, [str(file)])
+    assert set(work.store.root.rglob("*")) == before, "nothing is left in the store"
+    _, wanted = measure(work.store, work.model, work.data)
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in wanted]
+    assert [list(row["scores"].values()) for row in found] == [pytest.approx(row["scores"]) for row in wanted]
+    assert list(found[0]["scores"]) == ["bad", "good"]
+    assert [row["id"] for row in found] == [str(number) for number in range(2, 9)]
+    alone = build(work.store, work.folder, {"test": reviews(7)})
+    _, again = measure(work.store, work.model, alone)
+    assert [row["scores"] for row in again] == [row["scores"] for row in wanted], "the idf is that of the training text"
+
+
+def test_lines_and_json_lines_of_a_pipe_are_read(work: SimpleNamespace) -> None:
+    lines = said(work.store, work.model, ["-"], "a fine film\n\nso dull\n")
+    assert [row["id"] for row in lines] == ["1", "3"]
+    objects = said(work.store, work.model, ["-"], '{"text": "a fine film"}\n{"text": "so dull"}\n')
+    assert [row["scores"] for row in objects] == [row["scores"] for row in lines]
+
+
+def test_limit_and_best_weights(work: SimpleNamespace) -> None:
+    assert len(said(work.store, work.model, ["-"], "a\nb\nc\n", limit=2)) == 2
+    with pytest.raises(InputError, match="no best model"):
+        said(work.store, work.model, ["-"], "a\n", weights="best")
+
+
+def make(work: SimpleNamespace, name: str, text: str, lines: list[str] | None = None, **settings: Any) -> str:
+    """A model of one epoch on the dataset that this file makes."""
+    file = work.folder / name
+    file.write_text(text)
+    data = dataset.run({"train": [str(file)]}, dataset.Config(valid_fraction=0.0, **settings), store=work.store)
+    with work.store.load(data.reference) as made:
+        return train(work.store, made, epochs=1, max_length=64).reference
+
+
+def test_taggers_tag_words_parted_by_spaces(work: SimpleNamespace) -> None:
+    model = make(work, "ner.conll", "Anna B-PER\nsees O\nRome B-LOC\n\nsees O\nit O\n", format="conll")
+    (first, second) = said(work.store, model, ["-"], "Anna  sees\nit\n")
+    assert first["words"] == ["Anna", "sees"] and second["words"] == ["it"]
+    assert len(first["tags"]) == 2 and set(first["tags"]) <= {"O", "B-PER", "B-LOC"}
+    assert len(first["scores"]) == 2
+    with pytest.raises(InputError, match="a tagger reads text"):
+        said(work.store, model, ["-"], '{"text": "a"}\n')
+
+
+def test_values_are_numbers(work: SimpleNamespace) -> None:
+    rows = "".join(f"the film {i}\t{i / 2}\n" for i in range(8))
+    model = make(work, "values.tsv", "text\tlabel\n" + rows)
+    (row,) = said(work.store, model, ["-"], "the film\n")
+    assert set(row) == {"id", "prediction"} and isinstance(row["prediction"], float)
+
+
+def test_pairs_of_lines_are_parted_by_a_tab(work: SimpleNamespace) -> None:
+    rows = "".join(f"a {i}\tb {i}\t{'yn'[i % 2]}\n" for i in range(8))
+    model = make(work, "pairs.tsv", "text\tpair\tlabel\n" + rows, pair_column="pair")
+    one, other = said(work.store, model, ["-"], "a 1\tb 1\na 1\n")
+    assert one["scores"] != other["scores"]
+
+
+def test_questions_have_their_choices_in_json(work: SimpleNamespace) -> None:
+    objects = [{"text": f"is it {i}?", "choices": ["yes", "no", "so"], "label": i % 3} for i in range(6)]
+    model = make(work, "q.jsonl", "".join(json.dumps(o) + "\n" for o in objects), choices_column="choices")
+    (row,) = said(work.store, model, ["-"], '{"text": "is it?", "choices": ["yes", "no"]}\n')
+    assert row["prediction"] in (0, 1) and len(row["scores"]) == 2
+    with pytest.raises(InputError, match="a list of choices"):
+        said(work.store, model, ["-"], "is it?\n")
+
+
+def test_documents_are_summarised_and_divided(work: SimpleNamespace) -> None:
+    text = " ".join(f"Film number {i} is one of the long ones." for i in range(6))
+    objects = [{"text": text, "summary": f"number {i} is one"} for i in range(4)]
+    model = make(work, "s.jsonl", "".join(json.dumps(o) + "\n" for o in objects), summary_column="summary")
+    (row,) = said(work.store, model, ["-"], json.dumps({"text": text}) + "\n")
+    assert len(row["summary"]) == len(row["sentences"]) == len(row["scores"]) <= 3
+    assert row["sentences"] == sorted(row["sentences"])
+    assert all(sentence in text for sentence in row["summary"])
+    (plain,) = said(work.store, model, ["-"], text)
+    assert plain["summary"] == row["summary"]
+
+    model = make(work, "t.txt", "a b\nc d\n==========\ne f\ng h\n", format="choi")
+    (row,) = said(work.store, model, ["-"], "a b\nc d\ne f\n")
+    assert [s for section in row["sections"] for s in section] == ["a b", "c d", "e f"]
+    assert len(row["scores"]) == 2
+    assert [score > 0.5 for score in row["scores"]].count(True) == len(row["sections"]) - 1
+    (own,) = said(work.store, model, ["-"], '{"text": "The dog runs. The cat sleeps. The end comes."}\n')
+    assert sum(map(len, own["sections"])) == 3
+
+
+def test_documents_without_summaries_are_not_evaluated(work: SimpleNamespace) -> None:
+    model = make(
+        work,
+        "again.jsonl",
+        "".join(json.dumps({"text": "This one here is long enough. " * 4, "summary": "one"}) + "\n" for _ in range(2)),
+        summary_column="summary",
+    )
+    file = work.folder / "plain.txt"
+    file.write_text("One is here.")
+    data = dataset.run({"test": [str(file)]}, dataset.Config(format="documents"), store=work.store).artifact
+    with pytest.raises(InputError, match="no summaries to compare with"):
+        measure(work.store, model, data)
+
+
+def test_other_models_and_formats_are_refused(work: SimpleNamespace, tmp_path: Path) -> None:
+    words = tokenizer.run(work.data.reference, tokenizer.Config(kind="word", min_frequency=1), store=work.store)
+    BertForMaskedLM(
+        BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ).save_pretrained(tmp_path)
+    assert words.reference
+    with pytest.raises(InputError, match="without a head for a task"):
+        said(work.store, str(tmp_path), ["-"], "a\n")
+    with pytest.raises(InputError, match="--format conll is for tags, and the model learned classification"):
+        said(work.store, work.model, ["-"], "a\n", format="conll")
+    with pytest.raises(InputError, match="no records"):
+        said(work.store, work.model, ["-"], "\n")
+
+
+def test_the_task_is_read_from_the_configuration() -> None:
+    def named(architecture: str, *labels: str) -> str:
+        config = BertConfig(architectures=[architecture], id2label=dict(enumerate(labels)))
+        return task_of(config, Path("model")).name
+
+    assert named("BertForSequenceClassification", "a", "b") == "classification"
+    assert named("BertForSequenceClassification", "value") == "regression"
+    assert named("BertForSequenceClassification", "LABEL_0") == "regression"
+    assert named("BertForSequenceClassification", "right") == "choice"
+    assert named("BertForMultipleChoice", "LABEL_0", "LABEL_1") == "choice"
+    assert named("BertForSequenceClassification", "section_ends") == "segmentation"
+    assert named("BertForTokenClassification", "in_summary") == "summarization"
+    assert named("BertForTokenClassification", "O", "B-X") == "tagging"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "tsv"])
+def test_files_are_written(work: SimpleNamespace, guide: Any, tmp_path: Path, ending: str) -> None:
+    given, out = tmp_path / "given.txt", tmp_path / f"out.{ending}"
+    given.write_text("a fine film\nso dull\n")
+    arguments = ["predict", work.model, str(given), "--store", str(work.store.root)]
+    lines = [json.loads(line) for line in guide(*arguments).out.splitlines()]
+    assert [line["id"] for line in lines] == ["1", "2"]
+    found = guide(*arguments, "--out", str(out))
+    assert found.out == "" and f"wrote {out}" in found.err
+    if ending == "parquet":
+        assert pq.read_table(out).to_pylist() == lines
+    elif ending == "tsv":
+        assert out.read_text() == "index\tprediction\n" + "".join(f"{r['id']}\t{r['prediction']}\n" for r in lines)
+    else:
+        assert [json.loads(line) for line in out.read_text().splitlines()] == lines
+
+
+def test_wrong_outputs_are_refused_before_the_work(work: SimpleNamespace, guide: Any, tmp_path: Path) -> None:
+    found = guide("predict", work.model, "--out", str(tmp_path / "x.csv"), "--store", str(work.store.root))
+    assert found.code == 2 and "must end in .jsonl or .parquet" in found.err
+    given = tmp_path / "given.txt"
+    given.write_text("a\n")
+    found = guide(
+        "predict", work.model, str(given), "--out", str(tmp_path / "x.conll"), "--store", str(work.store.root)
+    )
+    assert found.code == 2 and "is for taggers" in found.err

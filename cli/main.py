@@ -52,6 +52,7 @@ COMMANDS = (
     "evaluate",
     "live",
     "predict",
+    "glue",
     "convert",
     "patterns",
     "plan",

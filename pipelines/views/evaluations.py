@@ -1,7 +1,8 @@
 """Compares what models say of the same examples: is the difference of their metrics more than chance?
 
 Accuracies are compared by McNemar's exact test.  Other metrics of single examples are functions of sums over examples, so the
-examples are drawn anew (paired bootstrap) without computing the metric from scratch.  BLEU and chrF of translations are
+examples are drawn anew (paired bootstrap) without computing the metric from scratch.  One model on two sets of examples
+has a drop, whose examples are drawn independently.  BLEU and chrF of translations are
 compared by approximate randomisation, by sacrebleu.  The p-values of all comparisons are corrected together by Holm's method.
 """
 
@@ -18,7 +19,7 @@ from guidance.errors import InputError
 from guidance.tasks.entities import OUTSIDE, entities
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.views.significance import Difference, holm, mcnemar, paired_bootstrap
+from pipelines.views.significance import Difference, holm, mcnemar, paired_bootstrap, unpaired_bootstrap
 
 ROUNDS = 10_000
 """Draws of the bootstrap."""
@@ -64,6 +65,9 @@ class Tested:
 def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
     """Each metric of the first evaluation beside that of every other one.
 
+    Two models are compared on the same examples; a model is compared with itself on any examples, such as those of a clean
+    and of an adversarial test set.
+
     Raises:
         ArtifactMismatch: they are of different tasks or examples.
         InputError: predictions of this task cannot be compared example by example.
@@ -76,8 +80,12 @@ def compare_evaluations(evaluations: Sequence[Artifact], labels: Sequence[str]) 
             raise ArtifactMismatch(
                 f"{labels[0]} measures {first.counts['task']}, {label} measures {other.counts['task']}"
             )
-        _check_same(tables[0], table, labels[0], label)
-        for metric, one, two, difference in _differences(first.counts["task"], tables[0], table):
+        if _is_same_model(first, other) and not _are_same(tables[0], table):
+            differences = _drops(first.counts["task"], tables[0], table)
+        else:
+            _check_same(tables[0], table, labels[0], label)
+            differences = _differences(first.counts["task"], tables[0], table)
+        for metric, one, two, difference in differences:
             found.append(Tested(labels[0], label, metric, one, two, difference))
     corrected = holm([tested.difference.p for tested in found])
     return [replace(tested, corrected=p) for tested, p in zip(found, corrected, strict=True)]
@@ -87,6 +95,45 @@ def _predictions(evaluation: Artifact) -> dict[str, list[Any]]:
     with evaluation.open("predictions.parquet") as file:
         columns: dict[str, list[Any]] = pq.read_table(file).to_pydict()
     return columns
+
+
+def _is_same_model(*evaluations: Artifact) -> bool:
+    made = [evaluation.manifest for evaluation in evaluations]
+    models = {(one["inputs"].get("model", {}).get("content"), one["config"].get("weights")) for one in made}
+    return len(models) == 1 and None not in {model for model, _ in models}
+
+
+def _are_same(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> bool:
+    return all(one.get(column) == other.get(column) for column in ("id", "gold", "reference"))
+
+
+def _drops(
+    task: str, one: dict[str, list[Any]], other: dict[str, list[Any]]
+) -> list[tuple[str, float, float, Difference]]:
+    """For each metric of a task on two sets of examples: its name, both values, and a test of their difference."""
+    sides = []
+    for table in (one, other):
+        known = [place for place, gold in enumerate(table.get("gold") or ()) if gold is not None]
+        gold, predicted = ([str(table[name][place]) for place in known] for name in ("gold", "prediction"))
+        sides.append((gold, predicted))
+    if not all(gold for gold, _ in sides):
+        raise InputError(f"evaluations of {task} on other examples have no labels that could be compared")
+    labels = [label for gold, predicted in sides for label in (*gold, *predicted)]
+    figures = [_accuracy(task, gold, predicted) | _figures(task, gold, predicted, labels) for gold, predicted in sides]
+    found = []
+    for name in figures[0]:
+        (a, n), (b, m) = ((figure[name], len(gold)) for figure, (gold, _) in zip(figures, sides, strict=True))
+        values = a(np.arange(n)), b(np.arange(m))
+        found.append((name, *values, unpaired_bootstrap((a, n), (b, m), rounds=ROUNDS)))
+    return found
+
+
+def _accuracy(task: str, gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Figure]:
+    """The accuracy of tasks that are right or wrong."""
+    if task not in ("classification", "choice"):
+        return {}
+    right = np.array([(1.0, g == p) for g, p in zip(gold, predicted, strict=True)])
+    return {"accuracy": Figure(right, lambda sums: float(sums[1] / sums[0]))}
 
 
 def _check_same(one: dict[str, list[Any]], other: dict[str, list[Any]], *labels: str) -> None:

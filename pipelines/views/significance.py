@@ -93,6 +93,33 @@ def paired_bootstrap(
     return Difference("paired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), n)
 
 
+def unpaired_bootstrap(
+    first: tuple[Statistic, int],
+    second: tuple[Statistic, int],
+    *,
+    rounds: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Difference:
+    """The same for figures on different examples, which are drawn independently of each other.
+
+    Args:
+        first, second: a figure on chosen examples, and how many examples there are.
+
+    Raises:
+        InputError: one of them has no examples.
+    """
+    (one, n), (other, m) = first, second
+    if min(n, m) < 1:
+        raise InputError("there are no examples to compare")
+    effect = other(np.arange(m)) - one(np.arange(n))
+    draw = np.random.default_rng(seed)
+    found = np.array([other(draw.integers(0, m, m)) - one(draw.integers(0, n, n)) for _ in range(rounds)])
+    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    as_far = int((np.abs(found - found.mean()) >= abs(effect)).sum())
+    return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), m)
+
+
 def approximate_randomization(
     score: Callable[[np.ndarray], float], n: int, *, rounds: int = 10_000, seed: int = 0
 ) -> Difference:

@@ -24,11 +24,12 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluations, "ROUNDS", 500)
 
 
-def evaluation(folder: Path, task: str, columns: dict[str, list[Any]]) -> Artifact:
+def evaluation(folder: Path, task: str, columns: dict[str, list[Any]], model: str = "") -> Artifact:
     store = Store(folder / "artifacts")
-    recipe = digest([task, columns])
+    recipe = digest([task, columns, model])
     table = pa.table(columns)
-    manifest = {"stage": "evaluate", "stage_version": 1, "config": {}, "inputs": {}}
+    inputs = {"model": {"kind": "model", "recipe": model, "content": model}} if model else {}
+    manifest = {"stage": "evaluate", "stage_version": 1, "config": {"weights": "last"}, "inputs": inputs}
     with store.build("evaluation", recipe, manifest) as out:
         with out.parquet("predictions.parquet", table.schema) as writer:
             writer.write_table(table)
@@ -104,3 +105,27 @@ def test_evaluations_of_other_examples_or_tasks_are_refused(tmp_path: Path) -> N
     made = [evaluation(tmp_path, task, table) for task in ("classification", "choice")]
     with pytest.raises(InputError, match="one measures classification, two measures choice"):
         compare_evaluations(made, ["one", "two"])
+
+
+def test_one_model_drops_from_clean_to_adversarial_examples(tmp_path: Path) -> None:
+    clean = labelled(["a"] * 90 + ["b"] * 10, ["a"] * 100)
+    hard = labelled(["a"] * 20 + ["b"] * 20, ["a"] * 20 + ["a"] * 20)
+    made = [evaluation(tmp_path, "classification", table, "model") for table in (clean, hard)]
+    drop = compare_evaluations(made, ["clean", "hard"])[0]
+    assert (drop.metric, drop.first, drop.second) == ("accuracy", 0.9, 0.5)
+    assert drop.difference.effect == pytest.approx(-0.4) and drop.difference.p < 0.01
+    spread = (0.9 * 0.1 / 100 + 0.5 * 0.5 / 40) ** 0.5
+    assert drop.difference.low == pytest.approx(-0.4 - 1.96 * spread, abs=0.04)
+    assert drop.difference.high == pytest.approx(-0.4 + 1.96 * spread, abs=0.04)
+    other = evaluation(tmp_path, "classification", hard, "another")
+    with pytest.raises(InputError, match="are of other examples"):
+        compare_evaluations([made[0], other], ["clean", "hard"])
+    unlabelled = evaluation(tmp_path, "classification", labelled(["a"], [None]), "model")
+    with pytest.raises(InputError, match="no labels that could be compared"):
+        compare_evaluations([made[0], unlabelled], ["clean", "none"])
+    numbers = [
+        evaluation(tmp_path, "regression", labelled(["1.0", "2.0", "3.5"], ["1.0", "2.0", last]), "model")
+        for last in ("3.0", "4.0")
+    ]
+    found = {tested.metric: tested for tested in compare_evaluations(numbers, ["clean", "hard"])}
+    assert found["mse"].first == pytest.approx(0.25 / 3) == found["mse"].second

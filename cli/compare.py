@@ -66,7 +66,8 @@ def compare_runs(
 
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
     approximate randomisation, other metrics by a paired bootstrap with a 95 % interval.  Searches over the same seeds or
-    folds are compared by a paired t-test, which is corrected for folds.  The last column has p-values corrected for the
+    folds are compared by a paired t-test, which is corrected for folds; those along pre-training also by when they have the
+    last score of the baseline.  The last column has p-values corrected for the
     number of comparisons (Holm).
     """
     from pipelines.storage.files import write_file
@@ -110,15 +111,17 @@ def _kind(session: Session, reference: str) -> str:
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
     """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations
-    from pipelines.views.searches import compare_searches
+    from pipelines.views.searches import compare_searches, equal_scores
 
     if len(references) < 2:
         raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
     with contextlib.ExitStack() as opened:
         results = [opened.enter_context(session.store.load(each, kind=kind)) for each in references]
         found = (compare_searches if kind == "search" else compare_evaluations)(results, references)
+        reached = equal_scores(results, references) if kind == "search" else []
     if session.json:
-        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in found]})
+        along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
+        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in found], **along})
     titles = (
         "metric",
         "baseline",
@@ -149,3 +152,22 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         for tested in found
     ]
     say_table(titles, rows, whole=("baseline", "other"))
+    if reached:
+        say()
+        say_table(
+            ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of"),
+            [
+                (
+                    each.metric,
+                    each.baseline,
+                    each.other,
+                    f"{each.score:.4f}",
+                    "never" if each.steps is None else f"{each.steps:,.0f}",
+                    f"{each.all_steps:,}",
+                    "never" if each.seconds is None else f"{each.seconds:,.0f}",
+                    f"{each.all_seconds:,.0f}",
+                )
+                for each in reached
+            ],
+            whole=("baseline", "other"),
+        )

@@ -4,6 +4,9 @@ Reads a dataset.  Every run is a model of its own, made by `pipelines.stages.fin
 the runs that are missing, and ``--shard i/n`` divides them among jobs.  In each fold the setting with the best mean
 validation over its seeds is chosen, and only its models are evaluated on the test split.
 
+With ``--along`` every run starts from each snapshot of a pre-trained model in turn, and at every moment the best setting is
+tested.
+
 Writes search@1: ``runs.parquet`` (one row for each run) and ``search.json`` (the chosen settings, and the mean and standard
 deviation of the test metrics over the runs with these settings).
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 RUNS = "runs.parquet"
 MOST_RUNS = 10_000
 
-_NOT_VARIED = ("seed", "grid", "seeds", "folds", "fold_seed", "weights", "shard", "task", "select")
+_NOT_VARIED = ("seed", "grid", "seeds", "folds", "fold_seed", "weights", "shard", "task", "select", "along")
 
 
 class Config(finetune.Config):
@@ -52,6 +56,11 @@ class Config(finetune.Config):
     seeds: int = Field(1, ge=1, description="Runs of each combination, with seeds from --seed on.")
     folds: int = Field(0, ge=0, description="Folds of a cross-validation; 0 takes the splits of the dataset.")
     fold_seed: int = Field(0, ge=0, lt=2**63, description="Seed of the assignment to folds.")
+    along: str = Field(
+        "",
+        description="A pre-trained model: each of its snapshots and its last weights are fine-tuned and tested, which shows how "
+        "the score grows along pre-training (`guide pretrain --snapshots`).",
+    )
     weights: Literal["best", "last"] = Field(
         "best", description="Which weights count: those of each run's best validation, or of its last step."
     )
@@ -71,7 +80,24 @@ class Config(finetune.Config):
     def _check_search(self) -> Self:
         if self.folds == 1:
             raise ValueError("--folds: one fold leaves nothing to train on")
+        if self.along and self.init:
+            raise ValueError("--along and --init exclude each other: each run starts from a moment of --along")
         return self
+
+
+@dataclass(frozen=True)
+class Start:
+    """A moment of pre-training.
+
+    Attributes:
+        step: after how many steps.
+        seconds: of training until then.
+        init: the model folder, or the reference of the model.
+    """
+
+    step: int
+    seconds: float
+    init: str
 
 
 @dataclass
@@ -81,6 +107,7 @@ class Member:
     Attributes:
         fold: which fold is tested; 0 without folds.
         setting: the values of the settings that vary.
+        start: the moment of pre-training that the run starts from, if there are several.
         data: reference of the dataset.
         config: all settings of the run.
     """
@@ -89,6 +116,7 @@ class Member:
     setting: Mapping[str, Any]
     data: str
     config: finetune.Config
+    start: Start | None = None
     model: Artifact | None = None
     valid: float | None = None
     evaluation: Artifact | None = None
@@ -96,7 +124,8 @@ class Member:
 
     def __str__(self) -> str:
         parts = [f"{name.replace('_', '-')} {value}" for name, value in self.setting.items()]
-        return ", ".join([*parts, f"seed {self.config.seed}"])
+        begun = [f"from step {self.start.step}"] if self.start else []
+        return ", ".join([*begun, *parts, f"seed {self.config.seed}"])
 
 
 def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
@@ -125,7 +154,15 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
                 hint="guide build-dataset --valid-fraction 0.1",
             )
         parts = _parts(dataset, config, store, options)
-        members = _members(config, task, settings, parts)
+        inputs: dict[str, Any] = {"dataset": dataset}
+        starts: Sequence[Start | None] = [None]
+        if config.along:
+            inputs["pretrained"] = opened.enter_context(store.load(config.along, kind="model"))
+            starts = _starts(inputs["pretrained"])
+            config = config.model_copy(
+                update={"max_length": task_inputs.longest(config.along, config.max_length, store)}
+            )
+        members = _members(config, task, settings, parts, starts)
         first, step = map(int, (config.shard or "1/1").split("/"))
         mine = members[first - 1 :: step]
         for number, member in enumerate(mine, 1):
@@ -140,7 +177,6 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
         chosen = _chosen(members, config)
         for member in chosen:
             _test(member, config, store, opened, progress)
-        inputs: dict[str, Any] = {"dataset": dataset}
         inputs |= dict(zip(roles("model", len(members)), (m.model for m in members), strict=True))
         tested = [member.evaluation for member in chosen if member.evaluation is not None]
         inputs |= dict(zip(roles("evaluation", len(tested)), tested, strict=True))
@@ -189,14 +225,50 @@ def _parts(dataset: Artifact, config: Config, store: Store, options: Options) ->
     ]
 
 
-def _members(config: Config, task: Task, settings: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> list[Member]:
-    """All runs: fold by fold, setting by setting, seed by seed."""
-    if len(parts) * len(settings) * config.seeds > MOST_RUNS:
-        raise InputError(f"{len(parts) * len(settings) * config.seeds:,} runs; at most {MOST_RUNS:,} are possible")
+def _starts(pretrained: Artifact) -> list[Start]:
+    """The snapshots of a pre-trained model and its last weights, by step.
+
+    Raises:
+        InputError: it has no snapshots.
+    """
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    with pretrained.open("metrics.parquet") as file:
+        elapsed = np.concatenate([[0.0], np.cumsum(pq.read_table(file, columns=["seconds"])["seconds"].to_numpy())])
+    last = int(pretrained.counts["steps"])
+    found = {last: pretrained.reference}
+    for name in pretrained.files:
+        if match := re.fullmatch(r"snapshots/step-(\d+)/config\.json", name):
+            found.setdefault(int(match[1]), str(pretrained.path.absolute() / name.rpartition("/")[0]))
+    if len(found) == 1:
+        raise InputError(
+            f"{pretrained.reference} has no snapshots to start from",
+            hint="guide pretrain … --snapshots 500 --snapshots 1000",
+        )
+    return [Start(step, float(elapsed[step]), found[step]) for step in sorted(found)]
+
+
+def _members(
+    config: Config,
+    task: Task,
+    settings: Sequence[Mapping[str, Any]],
+    parts: Sequence[str],
+    starts: Sequence[Start | None],
+) -> list[Member]:
+    """All runs: fold by fold, moment by moment of pre-training, setting by setting, seed by seed."""
+    number_of_runs = len(parts) * len(starts) * len(settings) * config.seeds
+    if number_of_runs > MOST_RUNS:
+        raise InputError(f"{number_of_runs:,} runs; at most {MOST_RUNS:,} are possible")
     given = {name: getattr(config, name) for name in config.model_fields_set if name in finetune.Config.model_fields}
+    if config.along:
+        given["max_length"] = config.max_length
     members = []
-    for (fold, data), setting, number in itertools.product(enumerate(parts), settings, range(config.seeds)):
+    for (fold, data), start, setting, number in itertools.product(
+        enumerate(parts), starts, settings, range(config.seeds)
+    ):
         values = {**given, **setting, "task": task.name, "seed": config.seed + number}
+        values |= {"init": start.init} if start else {}
         for one, other in (("steps", "epochs"), ("epochs", "steps")):
             if one in setting and other not in setting:
                 values.pop(other, None)
@@ -207,7 +279,7 @@ def _members(config: Config, task: Task, settings: Sequence[Mapping[str, Any]], 
             name = str(problem["loc"][0]).replace("_", "-") if problem["loc"] else "a combination"
             raise InputError(f"--grid: {name}: {problem['msg']}, not {problem['input']!r}") from error
         read = {name: getattr(own, name) for name in setting}
-        members.append(Member(fold, read, data, own))
+        members.append(Member(fold, read, data, own, start))
     return members
 
 
@@ -223,10 +295,10 @@ def _validation(model: Artifact, task: str, config: Config) -> float | None:
 
 
 def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
-    """The runs of the setting that is best in each fold; of equal ones the first."""
+    """The runs of the setting that is best in each fold and at each moment; of equal ones the first."""
     found: list[Member] = []
     sign = -1.0 if config.select == "loss" else 1.0
-    for _, runs in itertools.groupby(members, key=lambda member: member.fold):
+    for _, runs in itertools.groupby(members, key=lambda member: (member.fold, member.start)):
         own = list(runs)
         groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
         found += max(groups, key=lambda group: sign * statistics.fmean(member.valid or 0.0 for member in group))
@@ -253,6 +325,8 @@ def run_schema(metrics: Sequence[str] = ()) -> Any:
     return pa.schema(
         [
             column("fold", pa.int32(), "running number"),
+            pa.field("step", pa.int64(), metadata={"unit": "steps of pre-training before; null without --along"}),
+            pa.field("seconds", pa.float64(), metadata={"unit": "of pre-training before; null without --along"}),
             column("seed", pa.int64(), "seed of the run"),
             column("setting", pa.string(), "settings that vary, NAME=VALUE with spaces between"),
             column("model", pa.string(), "id of the run's model"),
@@ -281,6 +355,8 @@ def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (
     rows = [
         {
             "fold": member.fold,
+            "step": member.start.step if member.start else None,
+            "seconds": member.start.seconds if member.start else None,
             "seed": member.config.seed,
             "setting": " ".join(f"{name}={value}" for name, value in member.setting.items()),
             "model": member.model.id if member.model else "",
@@ -293,6 +369,14 @@ def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (
     ]
     with run.out.parquet(RUNS, schema) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema))
+    steps = sorted({row["step"] for row in rows if row["step"] is not None})
+    along = {
+        str(step): {
+            name: _mean_and_sd([m.metrics.get(name) for m in chosen if m.start and m.start.step == step])
+            for name in names
+        }
+        for step in steps
+    }
     summary = {
         "task": task,
         "select": run.config.select,
@@ -300,6 +384,7 @@ def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (
         "chosen": [row["setting"] for row in rows if row["chosen"]],
         "metrics": {name: _mean_and_sd([m.metrics.get(name) for m in chosen]) for name in names},
         "settings": _by_setting(rows),
+        **({"along": along} if along else {}),
     }
     run.out.write_json("search.json", {"schema": 1, **summary})
     run.out.counts |= summary

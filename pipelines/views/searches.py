@@ -8,9 +8,11 @@ p-values of all comparisons are corrected together by Holm's method.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
@@ -23,6 +25,85 @@ Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""
 
 
+@dataclass(frozen=True)
+class Reached:
+    """When a search along pre-training has the last score of another one.
+
+    Attributes:
+        metric: its name; ``score``: the last one of the baseline, the mean over seeds and folds.
+        steps, seconds: of pre-training until the other search has it, between two moments by linear interpolation; None if
+            it never does.
+        all_steps, all_seconds: of the whole pre-training of the baseline.
+    """
+
+    baseline: str
+    other: str
+    metric: str
+    score: float
+    steps: float | None
+    seconds: float | None
+    all_steps: int
+    all_seconds: float
+
+
+def equal_scores(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Reached]:
+    """For each metric, after how many steps and seconds other searches have the last score of the first (paper C, figure 3).
+
+    Empty for searches that are not along pre-training.
+    """
+    first, *others = (_along(search) for search in searches)
+    found = []
+    for other, label in zip(others, labels[1:], strict=True):
+        if not first or not other:
+            continue
+        end = max(first)
+        for metric, score in first[end][1].items():
+            if all(metric in scores for _, scores in other.values()):
+                steps = np.array(sorted(other), float)
+                seconds = np.array([other[int(step)][0] for step in steps])
+                values = np.array([other[int(step)][1][metric] for step in steps])
+                place = _crossing(
+                    values if metric not in _LOWER else -values, score if metric not in _LOWER else -score
+                )
+                places = np.arange(len(steps))
+                when = None if place is None else float(np.interp(place, places, steps))
+                after = None if place is None else float(np.interp(place, places, seconds))
+                found.append(Reached(labels[0], label, metric, score, when, after, end, first[end][0]))
+    return found
+
+
+_LOWER = ("mse", "pk", "window_diff")
+"""Metrics that are better when they are lower."""
+
+
+def _crossing(values: np.ndarray, wanted: float) -> float | None:
+    """The first place, between two values by linear interpolation, that is at least ``wanted``; None if there is none."""
+    reached = np.flatnonzero(values >= wanted - 1e-12)
+    if not len(reached):
+        return None
+    place = int(reached[0])
+    if place == 0 or values[place] == values[place - 1]:
+        return float(place)
+    return place - 1 + float(np.clip((wanted - values[place - 1]) / (values[place] - values[place - 1]), 0, 1))
+
+
+def _along(search: Artifact) -> dict[int, tuple[float, dict[str, float]]]:
+    """For each moment of pre-training its seconds and the mean of each test metric; empty without ``--along``."""
+    found = {}
+    for step in {row["step"] for row in _rows(search)} - {None}:
+        own = [row for row in _rows(search) if row["step"] == step and row["chosen"]]
+        names = [name for name in own[0] if name.startswith("test/") and all(row[name] is not None for row in own)]
+        means = {name.removeprefix("test/"): statistics.fmean(row[name] for row in own) for name in names}
+        found[int(step)] = own[0]["seconds"], means
+    return found
+
+
+def _rows(search: Artifact) -> list[dict[str, Any]]:
+    with search.open("runs.parquet") as file:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    return [{"step": None, **row} for row in rows]
+
+
 def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
     """Each test metric of the first search beside that of every other one.
 
@@ -31,48 +112,56 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
         InputError: nothing was tested.
     """
     first, *others = searches
-    baseline = _tested_runs(first, labels[0])
     found: list[Tested] = []
     for other, label in zip(others, labels[1:], strict=True):
         for what in ("task", "dataset"):
             one, two = (_fact(search, what) for search in (first, other))
             if one != two:
                 raise ArtifactMismatch(f"{labels[0]} and {label} have not the same {what}: {one[:16]} and {two[:16]}")
-        runs = _tested_runs(other, label)
-        if runs.keys() != baseline.keys():
+        moments, others_moments = (_tested_runs(search, name) for search, name in ((first, labels[0]), (other, label)))
+        common = [moment for moment in moments if moment in others_moments]
+        if not common:
             raise ArtifactMismatch(
-                f"{labels[0]} and {label} have other seeds or folds",
-                hint="the same --seed, --seeds, --folds, --fold-seed",
+                f"{labels[0]} and {label} start from no common step of pre-training",
+                hint="the same --snapshots of `guide pretrain`",
             )
-        shared_folds = len({fold for fold, _ in runs}) > 1
-        for metric in _metrics(baseline, runs):
-            before, after = (_by_fold_or_seed(side, metric, shared_folds) for side in (baseline, runs))
-            differences = [b - a for a, b in zip(before, after, strict=True)]
-            difference = paired_t(differences, shared_folds=shared_folds)
-            means = statistics.fmean(before), statistics.fmean(after)
-            unit = "folds" if shared_folds else "seeds"
-            found.append(Tested(labels[0], label, metric, *means, difference, unit=unit))
+        for moment in common:
+            baseline, runs = moments[moment], others_moments[moment]
+            if runs.keys() != baseline.keys():
+                raise ArtifactMismatch(
+                    f"{labels[0]} and {label} have other seeds or folds",
+                    hint="the same --seed, --seeds, --folds, --fold-seed",
+                )
+            found += _tests(labels[0], label, baseline, runs, "" if moment is None else f", step {moment:,}")
     corrected = holm([tested.difference.p for tested in found])
     return [replace(tested, corrected=p) for tested, p in zip(found, corrected, strict=True)]
+
+
+def _tests(first: str, other: str, baseline: Runs, runs: Runs, moment: str) -> Iterator[Tested]:
+    """A test of each metric that all runs have."""
+    shared_folds = len({fold for fold, _ in runs}) > 1
+    for metric in _metrics(baseline, runs):
+        before, after = (_by_fold_or_seed(side, metric, shared_folds) for side in (baseline, runs))
+        differences = [b - a for a, b in zip(before, after, strict=True)]
+        difference = paired_t(differences, shared_folds=shared_folds)
+        means = statistics.fmean(before), statistics.fmean(after)
+        yield Tested(first, other, metric + moment, *means, difference, unit="folds" if shared_folds else "seeds")
 
 
 def _fact(search: Artifact, what: str) -> str:
     return str(search.counts["task"] if what == "task" else search.manifest["inputs"]["dataset"]["content"])
 
 
-def _tested_runs(search: Artifact, label: str) -> Runs:
-    with search.open("runs.parquet") as file:
-        rows = pq.read_table(file).to_pylist()
-    found = {
-        (row["fold"], row["seed"]): {
-            name.removeprefix("test/"): value for name, value in row.items() if name.startswith("test/")
-        }
-        for row in rows
-        if row["chosen"] and row["evaluation"]
-    }
+def _tested_runs(search: Artifact, label: str) -> dict[int | None, Runs]:
+    """The runs that were tested, by the step of pre-training that they start from."""
+    found: dict[int | None, dict[tuple[int, int], Mapping[str, float | None]]] = {}
+    for row in _rows(search):
+        if row["chosen"] and row["evaluation"]:
+            metrics = {name.removeprefix("test/"): value for name, value in row.items() if name.startswith("test/")}
+            found.setdefault(row["step"], {})[row["fold"], row["seed"]] = metrics
     if not found:
         raise InputError(f"{label}: nothing was tested, because its dataset has no test split")
-    return found
+    return dict(found)
 
 
 def _metrics(one: Runs, other: Runs) -> list[str]:

@@ -6,15 +6,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from guidance.errors import InputError
-from pipelines.stages import finetune, folds, search, tokenizer
+from pipelines.stages import finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.manifest import ArtifactMismatch
+from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
-from pipelines.views.searches import compare_searches
+from pipelines.views.searches import compare_searches, equal_scores
 from pipelines.views.significance import paired_t
 from tests import finetunings
 from tests.trainings import one_thread  # noqa: F401
@@ -148,3 +149,66 @@ def test_settings_cannot_be_compared_without_validation(tmp_path: Path, store: S
     made, found = searched(store, data, seeds=2)
     assert [row["valid"] for row in found] == [None, None]
     assert made.counts["metrics"] == {}
+
+
+def test_runs_start_from_each_snapshot_of_a_pre_training(store: Store, data: Artifact, guide: Any) -> None:
+    words = tokenizer.run(data.reference, tokenizer.Config(kind="word", min_frequency=1), store=store)
+    packed = sequences.run(data.reference, words.reference, sequences.Config(max_length=16), store=store)
+    shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "ffn": 32, "steps": 6, "batch_size": 4}
+    made = [
+        pretrain.run(packed.reference, pretrain.Config(**shape, snapshots=[0, 3], seed=seed), store=store)
+        for seed in (0, 1)
+    ]
+    found = []
+    for model in made:
+        assert model is not None
+        config = search.Config(**finetunings.TINY | {"epochs": 1, "seeds": 2}, along=model.reference)
+        for name in ("layers", "hidden", "heads", "ffn"):
+            config = config.model_copy(update={name: search.Config.model_fields[name].default})
+        result = search.run(data.reference, config, store=store)
+        assert result is not None
+        found.append(result.artifact)
+        rows = pq.read_table(result.artifact.path / "runs.parquet").to_pylist()
+        assert [(row["step"], row["seed"]) for row in rows] == [(step, seed) for step in (0, 3, 6) for seed in (0, 1)]
+        assert all(row["chosen"] and row["evaluation"] for row in rows)
+        seconds = pq.read_table(model.artifact.path / "metrics.parquet")["seconds"].to_pylist()
+        assert [row["seconds"] for row in rows[::2]] == pytest.approx([0, sum(seconds[:3]), sum(seconds)])
+        assert len({row["model"] for row in rows}) == 6
+        means = result.artifact.counts["along"]
+        assert means["3"]["accuracy"]["mean"] == statistics.fmean(row["test/accuracy"] for row in rows[2:4])
+    tested = compare_searches(found, ["one", "two"])
+    assert [each.metric for each in tested if each.metric.startswith("accuracy")] == [
+        f"accuracy, step {step}" for step in (0, 3, 6)
+    ]
+    shown = guide("compare", *(each.reference for each in found), "--store", store.root)
+    assert "steps to it" in shown.out, shown.err
+    plain = pretrain.run(packed.reference, pretrain.Config(**shape), store=store)
+    assert plain is not None
+    with pytest.raises(InputError, match="no snapshots to start from"):
+        search.run(data.reference, search.Config(along=plain.reference), store=store)
+    with pytest.raises(ValueError, match="--along and --init exclude each other"):
+        search.Config(along="a", init="b")
+
+
+def test_equal_scores_are_read_between_two_moments(store: Store) -> None:
+    def along(name: str, points: list[tuple[int, float, float]]) -> Artifact:
+        rows = [
+            {"fold": 0, "step": step, "seconds": seconds, "seed": 0, "setting": "", "model": "", "valid": 0.0}
+            | {"chosen": True, "evaluation": "e", "test/accuracy": value, "test/mse": 1 - value}
+            for step, seconds, value in points
+        ]
+        schema = search.run_schema(["accuracy", "mse"])
+        with store.build("search", digest([name, points]), {"stage": "search", "inputs": {}}) as out:
+            with out.parquet("runs.parquet", schema) as writer:
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+        return Artifact(store.folder("search", digest([name, points])))
+
+    plain = along("plain", [(0, 0, 0.5), (100, 10, 0.6), (200, 20, 0.7)])
+    faster = along("faster", [(0, 0, 0.5), (100, 30, 0.8), (200, 60, 0.75)])
+    worse = along("worse", [(0, 0, 0.5), (200, 20, 0.6)])
+    found = equal_scores([plain, faster, worse], ["plain", "faster", "worse"])
+    reached = {(each.other, each.metric): (each.steps, each.seconds) for each in found}
+    assert reached["faster", "accuracy"] == pytest.approx((200 / 3, 20))
+    assert reached["faster", "mse"] == pytest.approx((200 / 3, 20))
+    assert reached["worse", "accuracy"] == (None, None)
+    assert (found[0].score, found[0].all_steps, found[0].all_seconds) == (0.7, 200, 20)

@@ -17,6 +17,7 @@ SCRIPTS = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init_
 PARSER = "models/spacy-en_ud_ewt_sm"
 
 TINY = {
+    "attack_cost": "TEXT --lengths 16 --tokens 32 --rounds 1 --out OUT",
     "convergence": "--text TEXT --seeds 1 --steps 2 --store STORE --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",

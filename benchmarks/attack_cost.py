@@ -1,0 +1,177 @@
+"""Time and memory of a fine-tuning step under each adversary, over plain training (paper D, figure 4).
+
+    python -m benchmarks.attack_cost [TEXTS] [--lengths 128,256,512] [--rounds 5] [--device cpu] [--out docs/results]
+
+A classifier of 4 layers x 256 with 8 heads, on examples that fill the whole length; a batch has 2,048 tokens.  In every round all methods
+take their turn in a random order, each with `guide finetune` for eight steps, of which the first two do not count.  Times are
+medians over rounds of the median step; ratios are medians of the ratios within a round.  Memory is the highest resident size during the
+training above that before it (CPU), or the peak of what is allocated (CUDA); the median over rounds.
+
+    plain       no adversary
+    ASA         preset:asa, all heads attacked by a learned mask in a second pass
+    Bernoulli   random masks of a tenth of the pairs in a second pass
+    FreeLB-3    three passes with perturbed word embeddings
+    SMART       one perturbation of the word embeddings, and a divergence
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import random
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from guidance.plan import Guide, Plan
+from pipelines.stages import dataset, finetune
+from pipelines.storage.store import Store
+
+SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+STEPS, SKIPPED = 8, 2
+SHAPE: dict[str, Any] = {"architecture": "bert", "layers": 4, "hidden": 256, "heads": 8, "ffn": 1024}
+BERNOULLI = Plan((Guide(mechanism="random_mask", options={"kind": "bernoulli", "proportion": 0.1}),))
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "ASA": {"plan": "preset:asa"},
+    "Bernoulli": {"plan": "bernoulli.toml"},
+    "FreeLB-3": {"adversarial": "freelb"},
+    "SMART": {"adversarial": "smart"},
+}
+
+
+def examples(texts: Path, folder: Path, length: int, tokens: int) -> str:
+    """A file of examples with at least as many words as tokens are wanted, and labels that mean nothing."""
+    words = " ".join(path.read_text(encoding="utf-8") for path in sorted(texts.glob("*.txt"))[:4]).split()
+    number = STEPS * tokens // length
+    words *= 1 + number * length // len(words)
+    path = folder / f"{length}.jsonl"
+    rows = [
+        {"text": " ".join(words[n * length : (n + 1) * length]), "label": "yes" if n % 2 else "no"}
+        for n in range(number)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+class Peak:
+    """The highest memory in use since it was made, in bytes above what was in use then."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident size
+        self._before = self._now("VmRSS")
+
+    def _now(self, key: str) -> int:
+        if self._cuda:
+            return torch.cuda.memory_allocated() if key == "VmRSS" else torch.cuda.max_memory_allocated()
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith(key)))
+
+    def above(self) -> int:
+        return self._now("VmHWM") - self._before
+
+
+def measure(data: str, length: int, tokens: int, method: str, seed: int, device: str, store: Store) -> dict[str, float]:
+    """Seconds of a step, and bytes."""
+    given = {**SHAPE, **METHODS[method], "max_length": length, "batch_size": tokens // length, "seed": seed}
+    if given.get("plan") == "bernoulli.toml":
+        given["plan"] = str(store.root / "bernoulli.toml")
+    peak = Peak(device)
+    made = finetune.run(data, finetune.Config(**given, steps=STEPS, device=device, save_every=STEPS), store=store)
+    assert made is not None
+    with made.artifact.open("metrics.parquet") as file:
+        seconds = pq.read_table(file, columns=["seconds"])["seconds"].to_pylist()[SKIPPED:]
+    return {"seconds": statistics.median(seconds), "bytes": peak.above()}
+
+
+def rows_of(found: Mapping[str, Sequence[Mapping[str, float]]], length: int) -> list[dict[str, Any]]:
+    """The figures of each method at one length."""
+    rows = []
+    for method, rounds in found.items():
+        ratios = {
+            key: statistics.median(one[key] / plain[key] for one, plain in zip(rounds, found["plain"], strict=True))
+            for key in ("seconds", "bytes")
+        }
+        rows.append(
+            {
+                "length": length,
+                "method": method,
+                "seconds": statistics.median(one["seconds"] for one in rounds),
+                "over_plain": ratios["seconds"],
+                "mebibytes": statistics.median(one["bytes"] for one in rounds) / 2**20,
+                "memory_over_plain": ratios["bytes"],
+            }
+        )
+    return rows
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| length | method | seconds per step | over plain | MiB | over plain |",
+        "|--:|---|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['length']} | {row['method']} | {row['seconds']:.3f} | {row['over_plain']:.2f} | {row['mebibytes']:.0f} "
+            f"| {row['memory_over_plain']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="?", type=Path, default=SHARED / "data/lm-litbank-books/books")
+    parser.add_argument("--lengths", default="128,256,512")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=2048, help="in a batch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    logging.getLogger("guide").setLevel(logging.ERROR)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(Path(scratch) / "artifacts")
+        store.root.mkdir()
+        (store.root / "bernoulli.toml").write_text(BERNOULLI.dumps(), encoding="utf-8")
+        for length in map(int, arguments.lengths.split(",")):
+            file = examples(arguments.texts, Path(scratch), length, arguments.tokens)
+            data = dataset.run({"train": [file]}, dataset.Config(valid_fraction=0.0), store=store).reference
+            measure(data, length, arguments.tokens, "plain", arguments.rounds, arguments.device, store)  # warms up
+            found: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+            for number in range(arguments.rounds):
+                for method in random.Random(number).sample(sorted(METHODS), len(METHODS)):
+                    found[method].append(
+                        measure(data, length, arguments.tokens, method, number, arguments.device, store)
+                    )
+            rows += rows_of(found, length)
+            print(as_markdown(rows[-len(METHODS) :]), flush=True)
+    about: dict[str, Any] = {
+        "rounds": arguments.rounds,
+        "shape": SHAPE,
+        "tokens": arguments.tokens,
+        "torch": torch.__version__,
+    }
+    about |= {"device": arguments.device, "machine": platform.machine(), "threads": torch.get_num_threads()}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "attack_cost.json"
+    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    title = "# Time and memory of a fine-tuning step under adversaries (paper D, figure 4)"
+    command = f"`python -m benchmarks.attack_cost --rounds {arguments.rounds} --device {arguments.device}`"
+    text = f"{title}\n\n{command}, {torch.get_num_threads()} thread, 4 layers x 256, {arguments.tokens:,} tokens in a batch.\n\n"
+    path.with_suffix(".md").write_text(text + as_markdown(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

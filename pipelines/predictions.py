@@ -111,10 +111,10 @@ def predict(
     length = task_inputs.longest(model, config.sequence_length, store)
     idf = task_inputs.trained_idf(model, store)
     weights = folder
-    if config.weights == "best":
-        weights = folder / "best"
+    if config.weights != "last":
+        weights = folder / config.weights
         if not weights.is_dir():
-            raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
+            raise evaluate.no_weights(folder, config.weights)
     plan = find_plan(weights) or Plan()
     with contextlib.ExitStack() as stack:
         with machine_errors("the folder for temporary files"):

@@ -33,8 +33,11 @@ class SharedConfig(stage.Config):
     """Settings of every evaluation."""
 
     split: Literal["train", "valid", "test"] = Field("test", description="Which split of the sequences.")
-    weights: Literal["last", "best"] = Field(
-        "last", description="The weights of the last step, or those of the lowest validation loss."
+    weights: str = Field(
+        "last",
+        pattern=r"^(last|best(-[2-9]|-[1-9][0-9])?)$",
+        description="The weights of the last step, or those of the best validation; best-2 takes the second best one of "
+        "`guide finetune --keep-best`.",
     )
     limit: int = Field(0, ge=0, description="At most so many examples; 0 for all.")
     sequence_length: int = knob(
@@ -169,14 +172,23 @@ def build(run: Run) -> None:
 
     given = run.inputs["model"]
     folder = folder_of(given)
-    if run.config.weights == "best":
-        if not (isinstance(given, Artifact) and f"best/{CONFIG_FILE}" in given.files):
-            raise InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
-        folder = folder / "best"
+    if (weights := run.config.weights) != "last":
+        if not (isinstance(given, Artifact) and f"{weights}/{CONFIG_FILE}" in given.files):
+            raise no_weights(folder, weights)
+        folder = folder / weights
     evaluation = evaluation_of(folder, run.inputs["sequences"])
     check_needs(find_plan(folder) or Plan(), str(folder), run.inputs, training=False)
     model, handle = open_trained(folder, read_tables(run.inputs), run.config.device, evaluation.auto_class)
     evaluation.run(run, folder, model, handle)
+
+
+def no_weights(folder: Path, weights: str) -> InputError:
+    """The error for a model without the best weights that were asked for."""
+    if weights == "best":
+        return InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
+    return InputError(
+        f"{folder}: has no {weights} weights", hint="guide finetune --keep-best keeps more than the best ones"
+    )
 
 
 def evaluation_of(folder: Path, data: Artifact) -> Evaluation:

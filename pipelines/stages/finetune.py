@@ -59,6 +59,9 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     patience: int = Field(
         0, ge=0, description="End after so many validations in a row without a better one; 0 trains to the last step."
     )
+    keep_best: int = Field(
+        1, ge=1, le=100, description="Keep the weights of so many of the best validations: best/, best-2/, and so on."
+    )
     max_length: int = knob(
         0, "Longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
     )

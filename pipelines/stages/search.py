@@ -33,6 +33,7 @@ from pipelines.stages import evaluate, finetune, folds
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
+from pipelines.training.checkpoints import best_name
 from pipelines.training.plan_inputs import roles
 from pipelines.training.tasks import task_for
 
@@ -306,16 +307,24 @@ def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
 
 
 def _test(member: Member, config: Config, store: Store, opened: ExitStack, progress: Any) -> None:
-    """Evaluate a run on the test split, if there is one."""
+    """Evaluate a run on the test split, if there is one; of several kept weights the metrics are averaged (METHODS E.5)."""
     assert member.model is not None, "it has been trained"
     with store.load(member.data, kind="corpus", verify=False) as dataset:
         if "test" not in dataset.counts["splits"]:
             return
     weights = config.weights if member.valid is not None else "last"
-    settings = evaluate.Config(weights=weights, parser=config.parser, device=config.device)
-    made = evaluate.run(member.model.reference, member.data, settings, store=store, progress=progress)
-    member.evaluation = opened.enter_context(store.load(made.reference, kind="evaluation"))
-    member.metrics = member.evaluation.counts["metrics"]
+    kept = len(member.model.counts.get("best_steps", ())) if weights == "best" else 1
+    found = []
+    for number in range(1, max(1, kept) + 1):
+        name = best_name(number) if weights == "best" else weights
+        settings = evaluate.Config(weights=name, parser=config.parser, device=config.device)
+        made = evaluate.run(member.model.reference, member.data, settings, store=store, progress=progress)
+        found.append(opened.enter_context(store.load(made.reference, kind="evaluation")))
+    member.evaluation = found[0]
+    member.metrics = {
+        name: _mean_and_sd([one.counts["metrics"].get(name) for one in found])["mean"]
+        for name in found[0].counts["metrics"]
+    }
 
 
 def run_schema(metrics: Sequence[str] = ()) -> Any:

@@ -18,6 +18,11 @@ NAMES = ("checkpoint", "best", "snapshot")
 """What a run saves: everything it needs to go on, its best weights, and the weights that the user asked for."""
 
 
+def best_name(number: int) -> str:
+    """The folder with the weights of the n-th best validation: ``best``, ``best-2``, ``best-3``, …"""
+    return "best" if number == 1 else f"best-{number}"
+
+
 class Checkpoints:
     """The checkpoints of one run, ordered by the step in their names; the caller holds the lock of the run."""
 

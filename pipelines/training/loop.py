@@ -49,6 +49,7 @@ class Settings(Hyperparameters):
         select: the metric of a scorer that decides which validation is best, the higher the better; "" for the first
             validation loss.
         patience: end after so many validations in a row without a better one; 0 never does.
+        keep_best: of how many of the best validations the weights are kept.
     """
 
     micro_batches: int
@@ -63,6 +64,7 @@ class Settings(Hyperparameters):
     report_to: tuple[str, ...] = ()
     select: str = ""
     patience: int = 0
+    keep_best: int = 1
 
 
 Scorer = Callable[[nn.Module], Mapping[str, float]]
@@ -76,15 +78,14 @@ class Outcome:
     Attributes:
         last: the metrics of the last step.
         log: the file with the metrics of every step, one JSON object a line; only the leading process writes it.
-        best_step, best_value: the step of the best validation, and its loss, or its metric if one selects.
+        best: the step of each kept validation, and its loss, or its metric if one selects; the best one first.
         tallies: what the learner counted in all processes since the first step.
         facts: see `_Loop._circumstances`.
     """
 
     last: dict[str, float]
     log: Path
-    best_step: int | None
-    best_value: float | None
+    best: Sequence[tuple[int, float]] = ()
     tallies: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -156,7 +157,7 @@ class _Loop:
             compile_model(self.bare)
         self.optimizer = Optimizer(self.bare, settings)
         self.step, self.last = 0, dict[str, float]()
-        self.best: tuple[int, float] | None = None
+        self.best: list[tuple[int, float]] = []  # step and value of the kept validations, the best one first
         self.protected: list[int] = []  # the best steps that the kept checkpoints refer to
 
     # the run
@@ -202,18 +203,23 @@ class _Loop:
         with cluster.only_leader() as leads:
             if leads:
                 self.metrics.restore(self.step, self.metrics.written)
-        best_step, best_value = self.best or (None, None)
         tallies = cluster.sum(self.learner.tallies())
-        return Outcome(self.last, self.metrics.path, best_step, best_value, tallies, self._circumstances())
+        return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances())
 
     def _report(self, row: Mapping[str, float]) -> None:
         if self.cluster.leads:
-            parts = filter(None, (training_losses(row), validation_losses(row, self.best, self.settings.select)))
+            parts = filter(
+                None,
+                (
+                    training_losses(row),
+                    validation_losses(row, self.best[0] if self.best else None, self.settings.select),
+                ),
+            )
             log.info("step %s of %s: %s", f"{self.step:,}", f"{self.settings.steps:,}", "; ".join(parts))
 
     def _out_of_patience(self) -> bool:
         """Whether the last validations were all no better than the best one."""
-        since = self.step - (self.best[0] if self.best else self.step)
+        since = self.step - (self.best[0][0] if self.best else self.step)
         if not self.settings.patience or since < self.settings.patience * self.settings.evaluate_every:
             return False
         if self.cluster.leads:
@@ -349,12 +355,20 @@ class _Loop:
             raise NumericalError(f"step {self.step}: a validation loss is not finite: {shown}")
         select = self.settings.select
         value = scores.get(select) if select else next(iter(losses.values()), None)
-        if value is not None and (self.best is None or (value > self.best[1] if select else value < self.best[1])):
-            self.best = (self.step, value)
-            self._write("best", self._weights)
-            if self.cluster.leads:
-                self.checkpoints.retain("best", {self.step, *self.protected})
+        if value is not None:
+            self._keep_best(float(value))
         return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
+
+    def _keep_best(self, value: float) -> None:
+        """Keep the weights of this step if its validation is among the best; of equal ones the first is better."""
+        sign = -1 if self.settings.select else 1
+        ranked = sorted([*self.best, (self.step, value)], key=lambda one: sign * one[1])[: self.settings.keep_best]
+        if ranked == self.best:
+            return
+        self.best = ranked
+        self._write("best", self._weights)
+        if self.cluster.leads:
+            self.checkpoints.retain("best", {*(step for step, _ in self.best), *self.protected})
 
     # saving and resuming
 
@@ -374,13 +388,14 @@ class _Loop:
         tallies = self.cluster.sum(self.learner.tallies())
         with self.cluster.only_leader():
             self.metrics.sync()
-        state = State(self.step, self.best, tallies, self._circumstances(), self.metrics.written)
+        state = State(self.step, tuple(self.best), tallies, self._circumstances(), self.metrics.written)
         self._write(
             "checkpoint",
             lambda builder: write_state(builder, state, self.bare, self.optimizer),
             keep=KEEP_CHECKPOINTS,
         )
-        self.protected = [*self.protected, *([self.best[0]] if self.best else [])][-KEEP_CHECKPOINTS:]
+        kept = KEEP_CHECKPOINTS * self.settings.keep_best
+        self.protected = [*self.protected, *(step for step, _ in self.best)][-kept:]
 
     def _resume(self) -> None:
         artifact = self.checkpoints.newest("checkpoint")
@@ -402,7 +417,7 @@ class _Loop:
             ArtifactDamaged: it is no checkpoint of this run.
         """
         state = read_state(artifact, self.bare, self.optimizer)
-        self.step, self.best = state.step, state.best
+        self.step, self.best = state.step, list(state.best)
         if not self.cluster.leads:
             return None
         self.learner.restore(state.tallies)

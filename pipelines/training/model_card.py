@@ -30,7 +30,7 @@ def card(run: Run, plan: Plan, outcome: Outcome, folders: Sequence[ModelFolder])
     losses = "\n".join(f"| {k} | {v:.4f} |" for k, v in outcome.last.items() if k.startswith(("loss/", "valid/")))
     batch = f"at most {config.batch_tokens} tokens" if config.batch_tokens else f"{config.batch_size} sequences"
     best = (
-        f" `best/` holds the weights of the lowest validation loss (step {outcome.best_step})."
+        f" `best/` holds the weights of the lowest validation loss (step {outcome.best[0][0]})."
         if "best/config.json" in out.files
         else ""
     )

@@ -14,7 +14,7 @@ import safetensors.torch
 from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Builder
-from pipelines.training.checkpoints import WEIGHTS, Checkpoints
+from pipelines.training.checkpoints import WEIGHTS, Checkpoints, best_name
 from pipelines.training.learner import ModelFolder
 from pipelines.training.loop import Outcome
 from pipelines.training.metrics_log import METRICS_LOG
@@ -40,8 +40,7 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
             out.write(folder.path + name, content)
     checkpoints = Checkpoints(run.partial)
     wanted = {f"snapshots/step-{step}/": step for step in checkpoints.steps("snapshot")}
-    if outcome.best_step is not None:
-        wanted["best/"] = outcome.best_step
+    wanted |= {f"{best_name(number)}/": step for number, (step, _) in enumerate(outcome.best, 1)}
     for place, step in wanted.items():
         artifact = checkpoints.with_weights(step)
         if artifact is None:
@@ -56,13 +55,15 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
                     out.write(place + folder.path + name, content)
     _write_metrics(out, outcome.log)
     last, select = outcome.last, getattr(run.config, "select", "loss")
+    best_value = outcome.best[0][1] if outcome.best else None
     out.counts |= {
         "steps": int(last["step"]),
         "parameters": parameters,
         "final": {key: last[key] for key in last if key.startswith(("loss/", "valid/", "eval/"))},
-        "best_step": outcome.best_step,
-        "best_valid_loss": outcome.best_value if select == "loss" else None,
-        **({} if select == "loss" else {"best": {"metric": select, "value": outcome.best_value}}),
+        "best_step": outcome.best[0][0] if outcome.best else None,
+        "best_valid_loss": best_value if select == "loss" else None,
+        **({} if select == "loss" else {"best": {"metric": select, "value": best_value}}),
+        **({"best_steps": [step for step, _ in outcome.best]} if len(outcome.best) > 1 else {}),
         "matches": {label: int(found) for label, found in outcome.tallies.items()},
         "processes": outcome.facts["world"],
         "device": outcome.facts["device"],

@@ -24,14 +24,14 @@ class State:
 
     Attributes:
         step: how many updates were made.
-        best: the step with the lowest validation loss, and that loss.
+        best: the steps of the best validations, and their losses or metrics, the best one first.
         tallies: see `pipelines.training.learner.Learner.tallies`, of all processes.
         circumstances: what the exact bits depend on besides the configuration.
         log: the log of metrics up to this step; None if the checkpoint does not record it.
     """
 
     step: int
-    best: tuple[int, float] | None
+    best: tuple[tuple[int, float], ...]
     tallies: Mapping[str, float]
     circumstances: Mapping[str, Any]
     log: Beginning | None
@@ -48,7 +48,8 @@ def write_state(builder: Builder, state: State, model: nn.Module, optimizer: Opt
     builder.write("optimizer.safetensors", safetensors.torch.save(optimizer.moments()))
     about = {
         "step": state.step,
-        "best": state.best,
+        "best": state.best[0] if state.best else None,
+        "next_best": state.best[1:],
         "optimized": len(optimizer),
         "tallies": dict(state.tallies),
         "circumstances": state.circumstances,
@@ -70,7 +71,9 @@ def read_state(artifact: Artifact, model: nn.Module, optimizer: Optimizer) -> St
         if len(moments) != len(MOMENTS) * about["optimized"]:
             raise KeyError("moments")
         optimizer.restore(moments, about["step"])
-        best = tuple(about["best"]) if about["best"] else None
+        best = tuple(
+            (int(step), float(value)) for step, value in filter(None, (about["best"], *about.get("next_best", ())))
+        )
         written = Beginning(**about["log"]) if about.get("log") else None
         return State(int(about["step"]), best, dict(about["tallies"]), dict(about["circumstances"]), written)
     except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:

@@ -247,6 +247,40 @@ def test_training_ends_early_when_validations_get_no_better(store: Store, data: 
     assert "best/model.safetensors" in run.files
 
 
+def test_the_weights_of_several_best_validations_are_kept_measured_and_resumed(
+    store: Store, data: Artifact, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "steps": 12,
+        "evaluate_every": 2,
+        "save_every": 2,
+        "keep_best": 3,
+        "learning_rate": 3e-2,
+    }
+    settings["tokenizer"] = tokenizers.run(data.reference, tokenizers.Config(), store=store).reference
+    run = train(store, data, **settings).artifact
+    losses = {row["step"]: row["valid/classification"] for row in rows_of(run) if "valid/classification" in row}
+    ranked = sorted(losses, key=lambda step: losses[step])[:3]
+    assert run.counts["best_steps"] == ranked and run.counts["best_step"] == ranked[0]
+    assert {name.partition("/")[0] for name in run.files if name.startswith("best")} == {"best", "best-2", "best-3"}
+    for number, step in enumerate(ranked, 1):
+        weights = "best" if number == 1 else f"best-{number}"
+        _, predictions = measure(store, run.reference, data, split="valid", weights=weights)
+        right = [row["scores"][int(row["gold"] == "good")] for row in predictions]
+        assert -np.log(right).mean() == pytest.approx(losses[step], rel=1e-4)
+    with pytest.raises(InputError, match="has no best-4 weights"):
+        measure(store, run.reference, data, weights="best-4")
+
+    other = Store(tmp_path / "artifacts")
+    settings["tokenizer"] = str(store.find(settings["tokenizer"]))
+    copy = build(other, tmp_path, {"train": reviews(), "valid": reviews(8, 100), "test": reviews(12, 200)})
+    for step in (5, 9):
+        with pytest.raises(Interrupted):
+            train(other, copy, progress=At(step, send(signal.SIGTERM)), **settings)
+    resumed = train(other, copy, **settings).artifact
+    assert trainings.files_of(resumed) == trainings.files_of(run)
+
+
 def test_an_epoch_and_a_share_of_warm_up_are_in_steps(store: Store, data: Artifact) -> None:
     run = train(store, data, epochs=4, warmup_fraction=0.25).artifact
     rows = rows_of(run)

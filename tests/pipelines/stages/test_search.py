@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.errors import InputError
-from pipelines.stages import finetune, folds, pretrain, search, sequences, tokenizer
+from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
@@ -149,6 +149,17 @@ def test_settings_cannot_be_compared_without_validation(tmp_path: Path, store: S
     made, found = searched(store, data, seeds=2)
     assert [row["valid"] for row in found] == [None, None]
     assert made.counts["metrics"] == {}
+
+
+def test_the_metrics_of_several_best_weights_are_averaged(store: Store, data: Artifact) -> None:
+    made, (row,) = searched(store, data, keep_best=2, evaluate_every=2, epochs=2)
+    single = [
+        evaluate.run(f"model/{row['model']}", data.reference, evaluate.Config(weights=weights), store=store).artifact
+        for weights in ("best", "best-2")
+    ]
+    means = [one.counts["metrics"]["accuracy"] for one in single]
+    assert row["test/accuracy"] == pytest.approx(statistics.fmean(means))
+    assert made.counts["metrics"]["accuracy"]["mean"] == row["test/accuracy"]
 
 
 def test_runs_start_from_each_snapshot_of_a_pre_training(store: Store, data: Artifact, guide: Any) -> None:

@@ -19,7 +19,7 @@ def written(plan: Plan, *paths: str, best_step: int | None = None, **settings: A
     files = ["best/config.json"] if best_step else []
     out = SimpleNamespace(provenance=[], counts={"steps": 3, "parameters": 1234}, files=files)
     run: Any = SimpleNamespace(config=Config(**{"batch_size": 4, **settings}), out=out, inputs={})
-    outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best_step=best_step)
+    outcome: Any = SimpleNamespace(last={"step": 3, "loss/mlm": 2.5}, best=[(best_step, 2.0)] if best_step else [])
     model = SimpleNamespace(config=SimpleNamespace(model_type="bert"))
     return card(run, plan, outcome, [ModelFolder(path, path, model, plan) for path in ("", *paths)])
 

@@ -200,7 +200,7 @@ TABLES = {
             ),
         },
         (3e-4, 1e-3),
-        {"epochs": 3, "batch_size": 32, "max_length": 64},
+        {"epochs": 2, "batch_size": 32, "max_length": 64, "bucket": True},
         learned=True,
     ),
     "patterns": Table(

@@ -68,6 +68,13 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     tokenizer: str = knob(
         "", "Tokenizer for a new model; by default that of --init, or else one that is trained on the dataset."
     )
+    random_init: bool = Field(
+        False, description="Take over only the shape and the tokenizer of --init: all weights are new."
+    )
+    extend_positions: bool = Field(
+        False,
+        description="Give a model of --init with too few positions for --max-length more of them, copies of its last one.",
+    )
     vectors: str = knob(
         "",
         "A file of word vectors (GloVe or word2vec as text, also .gz) for the embeddings of a new model; sets --hidden.",
@@ -89,6 +96,9 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         for name in ("vectors", "embeddings_from"):
             if self.init and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} is for a new model, and --init has its own embeddings")
+        for name in ("random_init", "extend_positions"):
+            if getattr(self, name) and not self.init:
+                raise ValueError(f"--{name.replace('_', '-')} is about the model of --init, and there is none")
         if self.vectors and self.embeddings_from:
             raise ValueError("--vectors and --embeddings-from exclude each other")
         if self.task != "auto":

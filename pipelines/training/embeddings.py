@@ -13,7 +13,7 @@ import torch
 from guidance.checkpoint import load_model
 from guidance.errors import InputError
 from pipelines.progress import log
-from pipelines.training.models import check_same_tokenizer
+from pipelines.training.models import check_same_tokenizer, longest_input
 
 
 def vector_width(path: Path) -> int:
@@ -67,6 +67,41 @@ def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
         if padding is not None:
             weight[padding] = 0
     log.info("%s: vectors of %s of %s words", path.name, f"{len(found):,}", f"{len(vocabulary):,}")
+
+
+def extend_positions(model: Any, length: int) -> None:
+    """Make room for sequences of ``length`` tokens: further positions begin as copies of the last one.
+
+    Raises:
+        InputError: the model has no table of positions that could grow.
+
+    Source: the published code of Li et al. 2022, for 800 tokens (METHODS E.5).
+    """
+    most = longest_input(model.config)
+    if most is None or most >= length:
+        return
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if model.config.model_type not in _WITH_POSITIONS or not isinstance(table, torch.nn.Embedding):
+        raise InputError(
+            f"a {model.config.model_type} model has {most} positions, which cannot be extended",
+            hint=f"--max-length {most}",
+        )
+    old = table.weight.data
+    weight = torch.cat([old, old[-1:].expand(length - most, -1)])
+    embeddings = model.base_model.embeddings
+    embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(
+        weight, freeze=False, padding_idx=table.padding_idx
+    )
+    model.config.max_position_embeddings = len(weight)
+    places = torch.arange(len(weight), device=weight.device)[None]
+    for name, values in (("position_ids", places), ("token_type_ids", torch.zeros_like(places))):
+        if name in dict(embeddings.named_buffers()):
+            persistent = name not in embeddings._non_persistent_buffers_set
+            embeddings.register_buffer(name, values, persistent=persistent)
+
+
+_WITH_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
+"""Families whose positions are rows of one table."""
 
 
 def copy_embeddings(model: Any, folder: Path, tokenizer: Any) -> None:

@@ -146,8 +146,15 @@ def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -
     torch.manual_seed(config.seed)  # for a new model, and for heads and adversaries that are added to an old one
     if init is not None:
         folder = folder_of(init)
-        model = load_model(folder, auto_class, plan, **fields)
-        check_finite(folder)
+        if getattr(config, "random_init", False):
+            model = auto_class.from_config(transformers.AutoConfig.from_pretrained(folder, **fields))
+        else:
+            model = load_model(folder, auto_class, plan, **fields)
+            check_finite(folder)
+        if getattr(config, "extend_positions", False):
+            from pipelines.training.embeddings import extend_positions
+
+            extend_positions(model, given.max_length)
         check_model(model, folder, tokenizer)
         if isinstance(init, Artifact) and not init.in_place():
             raise InputError(f"{folder} was rebuilt while it was being read", hint="run again")

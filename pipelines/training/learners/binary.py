@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from guidance.errors import InputError
 from guidance.tasks.segments import pk, window_diff
+from pipelines.training.batches import Examples
 from pipelines.training.learner import Given
 from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, at_least_float32
 from pipelines.training.objective import Task
@@ -146,6 +147,13 @@ class Boundaries(_Binary):
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         return two_logits(logits[:, 0])
+
+    def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
+        """All boundaries, and the share of the other places that ``negatives`` says."""
+        if config.negatives == 1:
+            return None
+        drawn = np.random.default_rng(config.seed).random(len(rows)) < config.negatives
+        return np.flatnonzero(drawn | (rows.labels == "1"))
 
     def targets(self, batch: Batch) -> Tensor:
         return torch.tensor([int(label or "0") for label in batch.labels])

@@ -78,28 +78,32 @@ class Batch:
 class Grouped:
     """The examples of a split, each of one row or of several rows that follow each other."""
 
-    def __init__(self, rows: Examples, *, together: bool) -> None:
+    def __init__(self, rows: Examples, *, together: bool, kept: np.ndarray | None = None) -> None:
         """
         Args:
             together: whether the rows with the same number are one example.
+            kept: which examples to take, by number; all if None.
         """
         self.rows = rows
         new = np.ones(len(rows), bool)
         if together and len(rows):
             new[1:] = np.diff(rows.numbers) != 0
-        self.bounds = np.append(np.flatnonzero(new), len(rows))
+        bounds = np.append(np.flatnonzero(new), len(rows))
+        chosen = np.arange(len(bounds) - 1) if kept is None else kept
+        self.starts, self.ends = bounds[:-1][chosen], bounds[1:][chosen]
 
     def __len__(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.starts)
 
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each example."""
-        return np.diff(self.rows.bounds[self.bounds])
+        found: np.ndarray = self.rows.bounds[self.ends] - self.rows.bounds[self.starts]
+        return found
 
     def batch(self, examples: Sequence[tuple[int, int]]) -> Batch:
         """The examples with these (epoch, number) pairs."""
-        spans = [(int(self.bounds[i]), int(self.bounds[i + 1])) for _, i in examples]
+        spans = [(int(self.starts[i]), int(self.ends[i])) for _, i in examples]
         chosen = [row for start, end in spans for row in range(start, end)]
         return Batch(
             [self.rows[row] for row in chosen],
@@ -142,6 +146,10 @@ class Head(ABC):
     def count(self, batch: Batch) -> float:
         """What `loss` is divided by."""
 
+    def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
+        """Which training examples to use, by number; None for all."""
+        return None
+
     def judged(self, batch: Batch) -> float:
         """How many outputs there are, which is what the divergence under an attack is divided by."""
         return float(len(batch.ids))
@@ -177,7 +185,10 @@ class ExampleLearner(GuidedLearner):
         super().__init__(model, guided, given)
         self.task, self.head, self.seed = task.name, head, given.config.seed
         splits = {"train": given.train, "valid": given.valid}
-        self.splits = {name: Grouped(rows, together=head.together) for name, rows in splits.items()}
+        kept = {"train": head.kept(given.train, given.config)}
+        self.splits = {
+            name: Grouped(rows, together=head.together, kept=kept.get(name)) for name, rows in splits.items()
+        }
         limit = given.config.valid_sequences
         self.num_valid = min(len(self.splits["valid"]), limit or len(self.splits["valid"]))
         self.lengths = self.splits["train"].lengths

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
+from pipelines.engine.stage import Config
 from pipelines.training.objective import Card, Evaluation, Task, has_head
 from pipelines.training.plan_checks import check_task_guides
 
 if TYPE_CHECKING:
     from pipelines.training.learner import Given, Learner
+
+
+class Settings(Config):
+    """Settings of segmentation."""
+
+    negatives: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the places without a boundary that training uses, drawn by --seed; validation has all.",
+    )
 
 
 def _fits(counts: Mapping[str, Any]) -> bool:
@@ -49,6 +63,7 @@ TASK = Task(
     needs_mask_token=False,
     examples=("guide finetune wiki --init my-model --max-length 258 --learning-rate 1e-5 --batch-size 64 --select f1",),
     evaluation=Evaluation("segmentation", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
+    settings=(Settings,),
     columns=("text", "segment"),
     shape="segments",
     fits=_fits,

@@ -52,3 +52,9 @@ def test_updates_are_those_of_adamw(decay: float) -> None:
 def test_rates_rise_to_the_peak_and_fall_as_they_should(schedule: str, rates: list[float]) -> None:
     settings = given(steps=5, schedule=schedule, warmup_steps=2)
     assert [settings.rate(step) for step in range(5)] == pytest.approx(rates)
+
+
+def test_the_schedule_of_the_paper_on_patterns_is_inverse_sqrt() -> None:
+    settings = given(steps=50_000, schedule="inverse-sqrt", learning_rate=2e-5, warmup_steps=10_000)
+    for step in (0, 1, 9_998, 9_999, 10_000, 49_999):
+        assert settings.rate(step) == pytest.approx(2e-3 * min((step + 1) ** -0.5, (step + 1) * 10_000**-1.5))

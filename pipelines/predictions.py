@@ -29,9 +29,9 @@ from pipelines.text.readers import format_of, known_extension
 from pipelines.text.sources import STDIN
 from pipelines.text.task_formats import FORMATS as TASK_FORMATS
 from pipelines.training.learner import folder_of
-from pipelines.training.objective import Task, classifies, has_head, predicts_a_value
+from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
-from pipelines.training.tasks import TASKS
+from pipelines.training.tasks import TASKS, task_of
 
 _OF_FILES = (
     *("encoding", "text_column", "pair_column", "id_column", "choices_column", "question_column", "separator"),
@@ -105,9 +105,17 @@ def predict(
     given = model_input(model, store)
     folder = folder_of(given)
     try:
-        task = task_of(read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE)), folder, config.task)
+        described = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
+    task = TASKS[config.task] if config.task != "auto" else task_of(described)
+    if task is None:
+        raise InputError(
+            f"{folder}: a {described.model_type} model without a head for a task",
+            hint="guide finetune DATASET --init MODEL; `guide fill` and `guide translate` put other models to work",
+        )
+    plan = find_plan(folder) or Plan()
+    task_inputs.check_parser(plan, str(folder), config.parser, training=False)
     length = task_inputs.longest(model, config.sequence_length, store)
     idf = task_inputs.trained_idf(model, store)
     weights = folder
@@ -115,7 +123,6 @@ def predict(
         weights = folder / config.weights
         if not weights.is_dir():
             raise evaluate.no_weights(folder, config.weights)
-    plan = find_plan(weights) or Plan()
     with contextlib.ExitStack() as stack:
         with machine_errors("the folder for temporary files"):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="guide-predict-")))
@@ -147,30 +154,6 @@ def _warnings_only() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def task_of(config: Any, folder: Path, chosen: str = "auto") -> Task:
-    """The task that a model was trained for.
-
-    Raises:
-        InputError: it was trained for none.
-    """
-    if chosen != "auto":
-        return TASKS[chosen]
-    names = [str(name) for name in (config.id2label or {}).values()]
-    if classifies(config) or has_head(config, "ForTokenClassification"):
-        named = next((task for task in TASKS.values() if task.output and names == [task.output]), None)
-        if named is not None:
-            return named
-        if has_head(config, "ForTokenClassification"):
-            return TASKS["tagging"]
-        if has_head(config, "ForMultipleChoice"):
-            return TASKS["choice"]
-        return TASKS["regression" if predicts_a_value(config) else "classification"]
-    raise InputError(
-        f"{folder}: a {config.model_type} model without a head for a task",
-        hint="guide finetune DATASET --init MODEL; `guide fill` and `guide translate` put other models to work",
-    )
 
 
 def _spool(stdin: BinaryIO | None, task: Task, folder: Path) -> str:

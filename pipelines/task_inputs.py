@@ -62,6 +62,20 @@ def build_sequences(
     return store.load(made.reference, kind="sequences")
 
 
+def check_parser(plan: Plan, source: str, parser: str, *, training: bool = True) -> None:
+    """Raises PlanError when a plan reads syntax, and there is no parser.
+
+    Args:
+        source: names the plan in the message.
+    """
+    syntax = [need for need in features(plan, training=training) if need in SYNTAX]
+    if syntax and not parser:
+        raise PlanError(
+            f"{source}: it needs the features {', '.join(syntax)}, which a parser finds",
+            hint="--parser spacy:en_core_web_sm, or stanza:LANG",
+        )
+
+
 def build_masks(
     data: Artifact,
     dataset: Artifact,
@@ -87,6 +101,7 @@ def build_masks(
     needed = [need for need in features(plan, training=training) if need != "segment"]
     if not needed:
         return []
+    check_parser(plan, source, parser, training=training)
     settings: dict[str, Any] = {}
     if "idf" in needed and known_idf:
         settings["idf"] = known_idf
@@ -95,12 +110,7 @@ def build_masks(
         assert made is not None, "only shards give None"
         _tell("idf", made)
         settings["idf"] = made.reference
-    if syntax := [need for need in needed if need in SYNTAX]:
-        if not parser:
-            raise PlanError(
-                f"{source}: it needs the features {', '.join(syntax)}, which a parser finds",
-                hint="--parser spacy:en_core_web_sm, or stanza:LANG",
-            )
+    if any(need in SYNTAX for need in needed):
         made = dependencies.run(dataset.reference, dependencies.Config(parser=parser), store=store, progress=progress)
         assert made is not None, "only shards give None"
         _tell("trees", made)

@@ -25,6 +25,7 @@ from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
+from pipelines.training.tasks import task_of
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -113,11 +114,13 @@ def _sequences_of(
     from guidance.checkpoint import find_plan
     from guidance.plan import Plan
 
+    plan = find_plan(folder) or Plan()
+    if not config.masks:
+        task_inputs.check_parser(plan, str(folder), config.parser, training=False)
     length = task_inputs.longest(model, config.sequence_length, store)
     progress = options.get("progress")
     made = task_inputs.build_sequences(dataset, str(folder), length, store, progress)
     if not config.masks:
-        plan = find_plan(folder) or Plan()
         masks = task_inputs.build_masks(
             made,
             dataset,
@@ -204,6 +207,12 @@ def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
     found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
+    if found is None and (learned := task_of(config)) is not None and "shape" in data.counts:
+        raise InputError(
+            f"{folder}: a model for {learned.name}, which learns from {learned.shape}, and {data.reference} has "
+            f"{data.counts['shape']}",
+            hint="evaluate it on a dataset of its own task",
+        )
     if found is None:
         raise InputError(
             f"{folder}: a {config.model_type} model; `guide evaluate` only measures "

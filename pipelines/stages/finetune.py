@@ -163,6 +163,8 @@ def run(
             raise PlanError(
                 f"{config.plan}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
             )
+        if not config.masks:
+            task_inputs.check_parser(plan, config.plan, config.parser)
         if sequences is None:
             tokenizer = _tokenizer(config, dataset, store, progress)
             length = (

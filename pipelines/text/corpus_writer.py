@@ -75,7 +75,7 @@ class CorpusWriter:
         self._draft.finish()
         self.close()
         path = self._out.path / _DRAFT
-        counts = write_corpus([path], self._out, self._notes, valid=valid, test=test)
+        counts = write_corpus([path], self._out, self._notes, valid=valid, test=test, of_examples=True)
         path.unlink()
         return counts
 
@@ -89,10 +89,12 @@ def write_corpus(
     test: float,
     progress: Progress | None = None,
     sources: str = "",
+    of_examples: bool = False,
 ) -> dict[str, Any]:
     """Write the tables of a corpus from its drafts, given in the order of the text; returns the counts.
 
     Args:
+        of_examples: whether documents are the examples of a task, whose splits are counted in examples.
         valid, test: the fractions for validation and testing, from 0 to 1.  Documents that have a split already keep it.
         sources: where the text comes from, for messages.
 
@@ -118,7 +120,13 @@ def write_corpus(
                     numbering.finished = []
             documents.write_table(_document_table(numbering.finished))
     counts = numbering.counts()
-    _check_sizes(counts, {"valid": valid, "test": test}, notes, by_document=survey.few is None)
+    if of_examples:
+        unit, reason = "examples", "those with the same text stay together, and there are few"
+    elif survey.few is None:
+        unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
+    else:
+        unit, reason = "sentences", f"there are only {counts['sentences']:,} sentences"
+    _check_sizes(counts, {"valid": valid, "test": test}, notes, unit, reason)
     return counts
 
 
@@ -300,21 +308,17 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
     return size, splits
 
 
-def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes, *, by_document: bool) -> None:
-    """Say how large each split is, and warn where that is far from what was asked for."""
-    total = max(1, counts["sentences"])
-    found = {split: count["sentences"] for split, count in counts["splits"].items()}
-    log.info("%s", ", ".join(f"{split} {count:,} sentences ({count / total:.1%})" for split, count in found.items()))
+def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes, unit: str, reason: str) -> None:
+    """Say how large each split is, and warn, with the reason, where that is far from what was asked for."""
+    key = "documents" if unit == "examples" else unit
+    total = max(1, counts[key])
+    found = {split: count[key] for split, count in counts["splits"].items()}
+    log.info("%s", ", ".join(f"{split} {count:,} {unit} ({count / total:.1%})" for split, count in found.items()))
     for split, fraction in wanted.items():
         count = found.get(split, 0)
         if fraction and not 0.5 * fraction <= count / total <= 1.5 * fraction:
-            reason = (
-                "a document is never divided; --documents paragraph or line makes smaller ones"
-                if by_document
-                else f"there are only {counts['sentences']:,} sentences"
-            )
             asked = f"{100 * fraction:.3g} % was asked for"
-            notes.warn(f"{split} has {count:,} sentences of {total:,}, {count / total:.1%}; {asked}", reason)
+            notes.warn(f"{split} has {count:,} {unit} of {total:,}, {count / total:.1%}; {asked}", reason)
 
 
 # numbering and writing

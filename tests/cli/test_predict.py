@@ -14,9 +14,10 @@ from transformers import BertConfig, BertForMaskedLM
 
 from guidance.errors import InputError
 from guidance.plan import Guide, Plan
-from pipelines.predictions import Config, predict, task_of
+from pipelines.predictions import Config, predict
 from pipelines.stages import dataset, tokenizer
 from pipelines.storage.store import Store
+from pipelines.training.tasks import task_of
 from tests.finetunings import build, measure, reviews, train
 from tests.trainings import one_thread  # noqa: F401
 
@@ -86,6 +87,12 @@ def test_taggers_tag_words_parted_by_spaces(work: SimpleNamespace) -> None:
     assert len(first["scores"]) == 2
     with pytest.raises(InputError, match="a tagger reads text"):
         said(work.store, model, ["-"], '{"text": "a"}\n')
+
+
+def test_a_model_of_another_task_is_named(work: SimpleNamespace) -> None:
+    model = make(work, "other.conll", "Ann B-PER\nruns O\n\nit O\n", format="conll")
+    with pytest.raises(InputError, match="a model for tagging, which learns from tags, and sequences/"):
+        measure(work.store, model, work.data)
 
 
 def test_values_are_numbers(work: SimpleNamespace) -> None:
@@ -162,7 +169,8 @@ def test_other_models_and_formats_are_refused(work: SimpleNamespace, tmp_path: P
 def test_the_task_is_read_from_the_configuration() -> None:
     def named(architecture: str, *labels: str) -> str:
         config = BertConfig(architectures=[architecture], id2label=dict(enumerate(labels)))
-        return task_of(config, Path("model")).name
+        task = task_of(config)
+        return task.name if task else ""
 
     assert named("BertForSequenceClassification", "a", "b") == "classification"
     assert named("BertForSequenceClassification", "value") == "regression"
@@ -170,6 +178,7 @@ def test_the_task_is_read_from_the_configuration() -> None:
     assert named("BertForSequenceClassification", "right") == "choice"
     assert named("BertForMultipleChoice", "LABEL_0", "LABEL_1") == "choice"
     assert named("BertForSequenceClassification", "section_ends") == "segmentation"
+    assert named("BertForMaskedLM", "LABEL_0", "LABEL_1") == ""
     assert named("BertForTokenClassification", "in_summary") == "summarization"
     assert named("BertForTokenClassification", "O", "B-X") == "tagging"
 

@@ -13,7 +13,7 @@ from pydantic import create_model
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.training.objective import Task
+from pipelines.training.objective import Task, classifies, has_head, predicts_a_value
 from pipelines.training.rows import families, fields, find_rows, one_of, owners
 
 TASKS: Mapping[str, Task] = find_rows(__name__, Path(__file__).parent, "TASK")
@@ -37,6 +37,20 @@ TaskConfig: Any = create_model(
     **fields(group for row in TASKS.values() for group in row.settings),
 )
 """The choice of a task and the settings of all tasks, as one flat configuration."""
+
+
+def task_of(config: Any) -> Task | None:
+    """The task that a model with this configuration was trained for; None if it has no head for a task."""
+    names = [str(name) for name in (config.id2label or {}).values()]
+    tags = has_head(config, "ForTokenClassification")
+    if not tags and not classifies(config):
+        return None
+    named = next((task for task in TASKS.values() if task.output and names == [task.output]), None)
+    if named is not None:
+        return named
+    if has_head(config, "ForMultipleChoice"):
+        return TASKS["choice"]
+    return TASKS["tagging" if tags else "regression" if predicts_a_value(config) else "classification"]
 
 
 def task_for(name: str, counts: Mapping[str, Any], reference: str) -> Task:

@@ -72,19 +72,21 @@ class Table:
 # data and models
 
 
-def files(store: Store, train: str, test: str = "", lines: int = 0, **settings: Any) -> str:
+def files(store: Store, train: str | Sequence[str], test: str = "", lines: int = 0, **settings: Any) -> str:
     """A dataset of files below the shared data.
 
     Args:
+        train: a file or folder, or several.
         lines: take the first lines of the training file only.
     """
-    source = SHARED / "data" / train
+    sources = [SHARED / "data" / one for one in ([train] if isinstance(train, str) else train)]
     if lines:
+        (source,) = sources
         part = store.root / "slices" / f"{source.name}-{lines}"
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(b"\n".join(source.read_bytes().split(b"\n")[:lines]) + b"\n")
-        source = part
-    given = {"train": [str(source)]} | ({"test": [str(SHARED / "data" / test)]} if test else {})
+        sources = [part]
+    given = {"train": [str(source) for source in sources]} | ({"test": [str(SHARED / "data" / test)]} if test else {})
     return dataset.run(given, dataset.Config(**{"valid_fraction": 0.1} | settings), store=store).reference
 
 
@@ -148,6 +150,8 @@ WORDS: dict[str, Any] = {
     "patience": 3,
     "warmup_fraction": 0,
 }
+PRETRAINED: dict[str, Any] = {"init": "starter"} | dict.fromkeys(("architecture", "layers", "hidden", "heads", "ffn"))
+"""In a table of new models: start from `starter`."""
 SENTENCES = {"format": "label-text", "encoding": "latin-1"}
 
 TABLES = {
@@ -164,7 +168,12 @@ TABLES = {
                 lambda s: files(s, "cls-trec/TREC.train.all", "cls-trec/TREC.test.all", **SENTENCES), "accuracy"
             ),
             "CR": Data(lambda s: files(s, "cls-cr/custrev.all", **SENTENCES), "accuracy", folds=True),
-            "SUBJ": Data(lambda s: files(s, "cls-subj/subj.all", **SENTENCES), "accuracy", folds=True),
+            "SUBJ": Data(
+                lambda s: files(s, "cls-subj/subj.all", **SENTENCES),
+                "accuracy",
+                folds=True,
+                settings={"epochs": 5, "patience": 0},
+            ),
         },
         (1e-3, 3e-3),
         WORDS,
@@ -204,17 +213,19 @@ TABLES = {
         learned=True,
     ),
     "patterns": Table(
-        "Patterns in the heads of new models of 4 layers (paper E, tables 2 and 3)",
+        "Patterns in the heads of new models of 4 layers, and in heads added to a pre-trained one (paper E, tables 2 and 3)",
         {
             "plain": {},
             "patterns in 4 of 8 heads": {"plan": patterns(1, 1, 1, 1)},
             "patterns in all 8 heads": {"plan": patterns(2, 2, 2, 2)},
+            "pre-trained, plain": PRETRAINED,
+            "pre-trained, PAL with patterns": PRETRAINED | {"plan": "preset:pal-patterns"},
         },
         {
             "Choi and Wiki-300": Data(
-                lambda s: files(s, "seg-choi", "seg-wiki300", format="choi"),
+                lambda s: files(s, ("seg-choi", "seg-wiki300"), format="choi", test_fraction=0.2, drop_shared=True),
                 "f1",
-                settings={"max_length": 130, "batch_size": 32, "epochs": 1},
+                settings={"max_length": 130, "batch_size": 32, "epochs": 1, "negatives": 0.2, "bucket": True},
             ),
             "ScisummNet": Data(
                 lambda s: files(s, "sum-scisummnet", format="scisummnet", test_fraction=0.2),
@@ -236,7 +247,7 @@ Row = Mapping[str, Any]
 def config_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store, **more: Any) -> search.Config:
     """The settings of a search."""
     given = {**table.settings, **data.settings, **changes, **more}
-    if table.learned and "init" not in given:
+    if table.learned and "init" not in given or given.get("init") == "starter":
         given["init"] = starter(store)
     if isinstance(given.get("plan"), Plan):
         given["plan"] = plan_file(given["plan"], store)

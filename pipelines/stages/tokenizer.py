@@ -119,7 +119,9 @@ def build(run: Run) -> None:
         if len(letters) > 1:
             break
     if not letters:
-        raise InputError(f"{corpus.reference} has no training text", hint="split off less of it for validation and testing")
+        raise InputError(
+            f"{corpus.reference} has no training text", hint="split off less of it for validation and testing"
+        )
     if len(letters) < 2:
         raise InputError(f"{corpus.reference} has only one distinct character: too little to train a tokenizer on")
     tokenizer = train(texts(), config)

@@ -247,7 +247,7 @@ Row = Mapping[str, Any]
 def config_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store, **more: Any) -> search.Config:
     """The settings of a search."""
     given = {**table.settings, **data.settings, **changes, **more}
-    if table.learned and "init" not in given or given.get("init") == "starter":
+    if (table.learned and "init" not in given) or given.get("init") == "starter":
         given["init"] = starter(store)
     if isinstance(given.get("plan"), Plan):
         given["plan"] = plan_file(given["plan"], store)

@@ -49,6 +49,7 @@ class BatchGuidance:
         found: per (guide, site), the loss of each example, (B,); filled by the forward pass.
         attacks: per (guide, site), what the attack did; filled by the forward pass.
         recorded: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
+        watcher: if set, gets each site's entry of ``recorded`` as soon as it is complete, and nothing is kept.
     """
 
     guided: GuidedModel
@@ -60,6 +61,7 @@ class BatchGuidance:
     found: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     recorded: dict[Site, Tensor] | None = None
+    watcher: Callable[[Site, Tensor], object] | None = None
     _cache: dict[Any, Any] = field(default_factory=dict)
     _booleans: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _additive: list[tuple[Tensor, Tensor]] = field(default_factory=list)

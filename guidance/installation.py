@@ -7,7 +7,7 @@ canary that all of it is reached.  `Handle.guide` makes the guidance of one batc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,14 +99,30 @@ class Handle(GuidedModel):
         Args:
             more: further arguments of `guide`, and of the model: ``token_type_ids``, the inputs of a decoder.
         """
+        found: dict[Site, Tensor] = {}
+        self.watch(found.__setitem__, input_ids, attention_mask, **more)
+        return found
+
+    def watch(
+        self,
+        watcher: Callable[[Site, Tensor], object],
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        **more: Any,
+    ) -> None:
+        """Show a function where the heads look, one site after the other, so that only the maps of one are in memory.
+
+        Args:
+            watcher: called with each site and its probabilities, (B, H, Q, K), as in evaluation.
+            more: further arguments of `guide`, and of the model: ``token_type_ids``, the inputs of a decoder.
+        """
         step = more.pop("step", 0)
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, **more}
         guidance = self.guide_batch(batch, step=step, measuring=False)
-        guidance.recorded = {}
+        guidance.recorded, guidance.watcher = {}, watcher
         inputs = {name: value for name, value in batch.items() if not is_feature(name)}
         with evaluating(self.model), torch.no_grad():
             self.model(**inputs, guidance=guidance)
-        return guidance.recorded
 
     def guide_batch(
         self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True, complete: bool = True

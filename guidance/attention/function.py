@@ -96,7 +96,12 @@ def guided_attention(
         kwargs=kwargs,
     )
     output = _output(call)
-    return output, None if guidance.recorded is None else guidance.recorded[site]
+    if guidance.recorded is None:
+        return output, None
+    if guidance.watcher is not None:
+        guidance.watcher(site, guidance.recorded.pop(site))
+        return output, None
+    return output, guidance.recorded[site]
 
 
 def _output(call: AttentionCall) -> Tensor:

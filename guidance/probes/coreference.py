@@ -1,0 +1,325 @@
+"""Attention as coreference: does a mention look most at one of its antecedents?  And rules that heads are compared with.
+
+Source: Clark et al. 2019, section 4.3; paper A, table 8 (METHODS P.3).  Their code was never released; what they leave open
+is an option here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["pronominal", "proper", "nominal"]
+KINDS: tuple[Kind, ...] = ("pronominal", "proper", "nominal")
+
+Candidates = Literal["words", "preceding_words", "preceding_mentions"]
+Target = Literal["head", "span"]
+Unit = Literal["mention", "pair"]
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A mention in a text of words.
+
+    Attributes:
+        start, end: its first word, and the word after its last one.
+        head: the number of its head word.
+        entity: what it refers to; mentions with the same entity corefer.
+    """
+
+    start: int
+    end: int
+    head: int
+    entity: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question to a head: where does ``word``, the head word of ``mention``, look most?
+
+    Attributes:
+        targets: the words that are right; ``others``: those that are wrong.
+    """
+
+    mention: Mention
+    word: int
+    targets: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+def queries(
+    mentions: Sequence[Mention],
+    ordinary: Sequence[bool],
+    *,
+    candidates: Candidates = "words",
+    target: Target = "head",
+    unit: Unit = "mention",
+) -> list[Query]:
+    """The questions of a text, in the order of their words: one for each mention that has an antecedent in it.
+
+    A mention precedes another if its head word does.
+
+    Args:
+        ordinary: of each word of the text, whether it may be chosen; special tokens may not.
+        candidates: which words a head may choose from, besides the targets: all, those before the mention, or the head words
+            of the mentions before it.  The head word of the mention itself is never one.
+        target: what is right: the ``head`` word of an antecedent, or any word of its ``span``.
+        unit: ``mention``: any antecedent is right; ``pair``: one question for each mention and antecedent.
+    """
+    ordered = sorted(mentions, key=lambda mention: (mention.head, mention.start, mention.end))
+    found = []
+    for mention in ordered:
+        before = [other for other in ordered if other.head < mention.head]
+        antecedents = [other for other in before if other.entity == mention.entity]
+        if not antecedents:
+            continue
+        if candidates == "preceding_mentions":
+            allowed = {other.head for other in before}
+        else:
+            last = mention.head if candidates == "preceding_words" else len(ordinary)
+            allowed = {word for word in range(last) if ordinary[word]}
+        for group in [antecedents] if unit == "mention" else [[one] for one in antecedents]:
+            targets = {other.head for other in group}
+            if target == "span":
+                targets = {word for other in group for word in range(other.start, other.end)}
+            targets -= {mention.head}
+            wrong = allowed - targets - {mention.head}
+            found.append(Query(mention, mention.head, tuple(sorted(targets)), tuple(sorted(wrong))))
+    return found
+
+
+def answers(attention_HWW: Tensor, asked: Sequence[Query]) -> Tensor:
+    """Whether each head chooses a target, bool (H, N).  A target that is as high as a wrong word is not chosen.
+
+    Args:
+        attention_HWW: between all words of the text, special tokens included.
+    """
+    found = torch.zeros(len(attention_HWW), len(asked), dtype=torch.bool)
+    for number, query in enumerate(asked):
+        row_HW = attention_HWW[:, query.word]
+        right_H = row_HW[:, list(query.targets)].amax(-1)
+        wrong_H = row_HW[:, list(query.others)].amax(-1) if query.others else right_H.new_full(right_H.shape, -1.0)
+        found[:, number] = (right_H > wrong_H).cpu()
+    return found
+
+
+# rules
+
+PRONOUNS: Mapping[str, tuple[str, str, int]] = {
+    **dict.fromkeys(("i", "me", "my", "mine", "myself"), ("one", "", 1)),
+    **dict.fromkeys(("we", "us", "our", "ours", "ourselves"), ("many", "", 1)),
+    **dict.fromkeys(("you", "your", "yours", "yourself", "yourselves", "thou", "thee", "thy", "thine"), ("", "", 2)),
+    **dict.fromkeys(("he", "him", "his", "himself"), ("one", "he", 3)),
+    **dict.fromkeys(("she", "her", "hers", "herself"), ("one", "she", 3)),
+    **dict.fromkeys(("it", "its", "itself", "this", "that"), ("one", "it", 3)),
+    **dict.fromkeys(("they", "them", "their", "theirs", "themselves", "these", "those"), ("many", "", 3)),
+    **dict.fromkeys(("who", "whom", "whose", "which"), ("", "", 3)),
+    "one": ("one", "", 3),
+}
+"""English pronouns: number, gender and person; "" where it is open."""
+
+_HE = frozenset(
+    [
+        "mr",
+        "sir",
+        "lord",
+        "king",
+        "prince",
+        "duke",
+        "count",
+        "man",
+        "men",
+        "boy",
+        "boys",
+        "father",
+        "brother",
+        "son",
+        "husband",
+        "uncle",
+        "nephew",
+        "gentleman",
+        "grandfather",
+    ]
+)
+_SHE = frozenset(
+    [
+        "mrs",
+        "miss",
+        "ms",
+        "madam",
+        "lady",
+        "queen",
+        "princess",
+        "woman",
+        "women",
+        "girl",
+        "girls",
+        "mother",
+        "sister",
+        "daughter",
+        "wife",
+        "aunt",
+        "niece",
+        "grandmother",
+    ]
+)
+_MANY = frozenset(["people", "men", "women", "children", "ladies", "gentlemen", "police", "mice", "feet", "teeth"])
+
+
+def head_word(words: Sequence[str], start: int, end: int) -> int:
+    """The head word of a mention by a rule for English: the last word before a preposition, a relative pronoun or a comma.
+
+    Possessive endings and closing punctuation are passed over.
+    """
+    last = end
+    for place in range(start + 1, end):
+        if words[place].lower() in _AFTER_HEAD:
+            last = place
+            break
+    while last - 1 > start and (words[last - 1] in ("'s", "’s", "'") or not words[last - 1][-1:].isalnum()):
+        last -= 1
+    return last - 1
+
+
+_AFTER_HEAD = frozenset(
+    [
+        "of",
+        "in",
+        "on",
+        "at",
+        "for",
+        "from",
+        "with",
+        "to",
+        "by",
+        "about",
+        "as",
+        "over",
+        "under",
+        "between",
+        "who",
+        "whom",
+        "whose",
+        "which",
+        "that",
+        "where",
+        ",",
+        "(",
+        ";",
+        ":",
+        "--",
+    ]
+)
+
+
+def kind_of(words: Sequence[str], mention_start: int, head: int, end: int) -> Kind:
+    """Whether a mention is a pronoun, a name, or anything else, by its words in English.
+
+    A name is a mention whose head word is capitalised, and does not merely begin a sentence.
+    """
+    if end - mention_start == 1 and words[head].lower() in PRONOUNS:
+        return "pronominal"
+    begins = head == 0 or words[head - 1] in (".", "!", "?", "”", '"', "``")
+    capital = words[head][:1].isupper()
+    return "proper" if capital and not begins else "nominal"
+
+
+def agree(words: Sequence[str], one: Mention, other: Mention) -> bool:
+    """Whether two mentions may have the same number, gender and person; what is not known agrees with anything."""
+    return all(not a or not b or a == b for a, b in zip(_facts(words, one), _facts(words, other), strict=True))
+
+
+def _facts(words: Sequence[str], mention: Mention) -> tuple[str, str, int]:
+    head = words[mention.head].lower()
+    if mention.kind == "pronominal":
+        return PRONOUNS.get(head, ("", "", 3))
+    its = {words[place].lower().rstrip(".") for place in range(mention.start, mention.head + 1)}
+    gender = "he" if its & _HE else "she" if its & _SHE else ""
+    if mention.kind == "proper":
+        return "one", gender, 3
+    many = head in _MANY or "and" in its or (head.endswith("s") and not head.endswith(("ss", "us", "is")))
+    return "many" if many else "one", gender, 3
+
+
+Rule = Callable[[Sequence[str], Mention, Mention], bool]
+
+
+def _same_head(words: Sequence[str], one: Mention, other: Mention) -> bool:
+    return words[one.head].lower() == words[other.head].lower()
+
+
+def _same_text(words: Sequence[str], one: Mention, other: Mention) -> bool:
+    texts = [[word.lower() for word in words[mention.start : mention.end]] for mention in (one, other)]
+    return texts[0] == texts[1]
+
+
+def _any(words: Sequence[str], one: Mention, other: Mention) -> bool:
+    return True
+
+
+BASELINES: Mapping[str, tuple[Rule, ...]] = {
+    "nearest": (_any,),
+    "head match": (_same_head,),
+    "rules": (_same_text, _same_head, agree, _any),
+}
+"""Systems of rules: the nearest preceding mention that fits the first rule that any fits."""
+
+
+def baseline(
+    words: Sequence[str], mentions: Sequence[Mention], asked: Sequence[Query], rules: Sequence[Rule]
+) -> list[bool]:
+    """Whether a system of rules answers each question right; a mention without a candidate that fits is wrong."""
+    found = []
+    for query in asked:
+        before = [other for other in mentions if other.head < query.word]
+        before.sort(key=lambda other: (other.head, other.start), reverse=True)
+        chosen = next((other for rule in rules for other in before if rule(words, query.mention, other)), None)
+        found.append(chosen is not None and chosen.entity == query.mention.entity)
+    return found
+
+
+# over documents
+
+
+@dataclass
+class Tally:
+    """How often the heads of a site, or a rule, are right: over all questions and by kind, for two halves of the documents.
+
+    Attributes:
+        right: (2, H) for each kind; total: (2,) for each kind.
+    """
+
+    right: dict[Kind, Tensor] = field(default_factory=dict)
+    total: dict[Kind, Tensor] = field(default_factory=dict)
+
+    def add(self, right_HN: Tensor, asked: Sequence[Query], half: int) -> None:
+        """Add the answers to the questions of a document, which is in the first (0) or second (1) half."""
+        for kind in KINDS:
+            chosen = [number for number, query in enumerate(asked) if query.mention.kind == kind]
+            if not chosen:
+                continue
+            if kind not in self.right:
+                self.right[kind] = torch.zeros(2, len(right_HN), dtype=torch.int64)
+                self.total[kind] = torch.zeros(2, dtype=torch.int64)
+            self.right[kind][half] += right_HN[:, chosen].sum(-1)
+            self.total[kind][half] += len(chosen)
+
+    def accuracy(self, *kinds: Kind, half: int | None = None) -> Tensor:
+        """The share of questions that each head answers right, (H,); NaN without questions.
+
+        Args:
+            kinds: of mentions; all by default.
+            half: of the documents; both by default.
+        """
+        chosen = [kind for kind in kinds or KINDS if kind in self.right]
+        if not chosen:
+            return torch.full((1,), torch.nan)
+        halves = slice(None) if half is None else slice(half, half + 1)
+        right = sum(self.right[kind][halves].sum(0) for kind in chosen)
+        total = sum(self.total[kind][halves].sum() for kind in chosen)
+        return torch.as_tensor(right).double() / torch.as_tensor(total)

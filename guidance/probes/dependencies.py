@@ -1,0 +1,101 @@
+"""Attention as a dependency parser: does the word that a head looks at most have the right relation?
+
+Source: Clark et al. 2019, section 4.2, and their code (METHODS P.2), whose quirks are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+UNSCORED = ("punct", "root")
+"""Relations that are no question of where to look."""
+
+ROOT = -1
+"""The head of a word that depends on none."""
+
+DIRECTIONS = ("head", "dependent")
+"""From a word to its head, or from a head to its word: the attention of the head's row is read at the word."""
+
+
+def most_attended(attention_HWW: Tensor) -> Tensor:
+    """For each word the other word with the highest attention, (H, W); -1 where two are equally high.
+
+    Args:
+        attention_HWW: between the words of a sentence, without special tokens.
+    """
+    size = attention_HWW.shape[-1]
+    if size < 2:
+        return torch.full(attention_HWW.shape[:2], -1, device=attention_HWW.device)
+    own = torch.eye(size, dtype=torch.bool, device=attention_HWW.device)
+    others_HWW = attention_HWW.masked_fill(own, -torch.inf)
+    if size == 2:
+        return others_HWW.argmax(-1)
+    (best, second), places = (found.unbind(-1) for found in others_HWW.topk(2, dim=-1))
+    return places[0].masked_fill(best == second, -1)
+
+
+@dataclass
+class Parser:
+    """How often heads find the head of a word, or a word from its head, by relation.
+
+    Attributes:
+        right: for each relation, how often each head was right, by direction, (2, H).
+        total: how many words have the relation.
+    """
+
+    right: dict[str, Tensor] = field(default_factory=dict)
+    total: dict[str, int] = field(default_factory=dict)
+
+    def add(self, attention_HWW: Tensor, heads: Sequence[int], relations: Sequence[str]) -> None:
+        """Add a sentence.
+
+        Args:
+            attention_HWW: between its words.
+            heads: of each word the number of its head in the sentence, or `ROOT`; relations: its relation to it.
+        """
+        guesses = [most_attended(maps).cpu() for maps in (attention_HWW, attention_HWW.transpose(-1, -2))]
+        for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
+            if head == ROOT or relation in UNSCORED:
+                continue
+            found = torch.stack([guess[:, word] == head for guess in guesses]).long()
+            self.right[relation] = self.right[relation] + found if relation in self.right else found
+            self.total[relation] = self.total.get(relation, 0) + 1
+
+    def scores(self) -> dict[str, Tensor]:
+        """For each relation the share of words that each head finds, by direction, (2, H)."""
+        return {relation: right.double() / self.total[relation] for relation, right in self.right.items()}
+
+    def attachment(self) -> Tensor:
+        """The share of all words whose head is found, by direction, (2, H)."""
+        return torch.stack(list(self.right.values())).sum(0).double() / sum(self.total.values())
+
+
+def offset_baseline(
+    sentences: Iterable[tuple[Sequence[int], Sequence[str]]], furthest: int = 10
+) -> dict[str, tuple[int, float]]:
+    """For each relation the fixed distance to the head that is right most often, and how often; the nearest of equal ones.
+
+    Args:
+        sentences: of each the heads and the relations of its words.
+        furthest: the largest distance that is tried.
+    """
+    counts: dict[str, dict[int, int]] = {}
+    totals: dict[str, int] = {}
+    for heads, relations in sentences:
+        for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
+            if head == ROOT or relation in UNSCORED:
+                continue
+            totals[relation] = totals.get(relation, 0) + 1
+            if abs(head - word) <= furthest:
+                own = counts.setdefault(relation, {})
+                own[head - word] = own.get(head - word, 0) + 1
+    found = {}
+    for relation, total in totals.items():
+        own = counts.get(relation, {1: 0})
+        best = min(own, key=lambda offset: (-own[offset], abs(offset), offset))
+        found[relation] = best, own[best] / total
+    return found

@@ -53,6 +53,7 @@ COMMANDS = (
     "live",
     "predict",
     "glue",
+    "probe",
     "convert",
     "patterns",
     "plan",

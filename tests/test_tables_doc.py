@@ -13,7 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.statistics.roles import COLUMNS
-from pipelines.stages import cooccurrence, corpus, idf, masks, sequences, tokenizer
+from pipelines.probing.heads import head_schema
+from pipelines.stages import (
+    cooccurrence,
+    corpus,
+    idf,
+    masks,
+    probe_coreference,
+    probe_dependencies,
+    sequences,
+    tokenizer,
+)
 from pipelines.stages.cooccurrence import vocabulary_schema
 from pipelines.stages.dependencies import dependency_schema
 from pipelines.stages.idf import idf_schema
@@ -46,6 +56,9 @@ SCHEMAS = {
     "predictions.parquet of next sentences": score_schema(OF_PAIRS),
     "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
     "runs.parquet": run_schema(),
+    "heads.parquet of coref": head_schema(probe_coreference.UNITS),
+    "heads.parquet of deps": head_schema(probe_dependencies.UNITS),
+    "relations.parquet": probe_dependencies.relation_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

@@ -1,0 +1,109 @@
+"""``guide probe``: what heads do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from cli.options import Session, stage_command
+from cli.tables import folded
+from pipelines.engine.stage import Result
+from pipelines.stages import probe_coreference, probe_dependencies
+
+SHOWN = 15
+"""Relations in the table on the terminal; all are in ``probe.json``."""
+
+Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)]
+
+
+@stage_command(
+    "probe coref",
+    probe_coreference.Config,
+    examples=[
+        "guide probe coref guided litbank/conll/",
+        "guide probe coref ./bert-base gum/ontogum/ --candidates preceding_mentions",
+        "guide probe coref guided litbank/conll/ --random 0   # the same shape with random weights",
+        "guide probe coref guided gap-validation.tsv --json | jq .counts.best",
+    ],
+    next_command="guide show {}",
+)
+def probe_coref(
+    session: Session,
+    config: probe_coreference.Config,
+    model: Model,
+    files: Annotated[list[str], typer.Argument(help="Files or folders with coreference.", show_default=False)],
+) -> Result:
+    """Find heads by which a mention looks most at one of its antecedents.
+
+    The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much
+    attention as the head word of an antecedent.  The best head is chosen on the same texts that it is measured on; the
+    split-half figure chooses it on half of the documents and measures it on the others.  Beside it stand rules: the nearest
+    mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.
+    """
+    result = probe_coreference.run(model, files, config, **session.options())
+    counts = result.artifact.counts
+    names = ("accuracy", "pronominal", "proper", "nominal")
+    rows = [(f"head {_head(counts['best'])}", *(_share(counts["best"][name]) for name in names))]
+    rows.append(("split halves", _share(counts["split_half"]), "", "", ""))
+    for kind in names[1:]:
+        own = counts["best_by_kind"][kind]
+        if own is not None and _head(own) != _head(counts["best"]):
+            rows.append((f"head {_head(own)}", *(_share(own[name]) for name in names)))
+    rows += [(name, *(_share(scores[key]) for key in names)) for name, scores in counts["baselines"].items()]
+    for line in folded(("", "all", *names[1:]), list(dict.fromkeys(rows)), None):
+        session.tell(line)
+    session.tell(
+        f"{counts['questions']:,} questions in {counts['documents']:,} documents; {counts['cut_off_mentions']:,} mentions were cut off"
+    )
+    return result
+
+
+@stage_command(
+    "probe deps",
+    probe_dependencies.Config,
+    examples=[
+        "guide probe deps guided en_ewt-ud-dev.conllu",
+        "guide probe deps ./bert-base en_ewt-ud-dev.conllu --limit 500 --min-words 100",
+    ],
+    next_command="guide show {}",
+)
+def probe_deps(
+    session: Session,
+    config: probe_dependencies.Config,
+    model: Model,
+    files: Annotated[list[str], typer.Argument(help="CoNLL-U files or folders of them.", show_default=False)],
+) -> Result:
+    """Find heads by which a word looks most at its syntactic head, or a head at its dependent, for each relation.
+
+    A relation stands beside the distance to the head that is right most often.  Punctuation and roots are not scored.
+    """
+    result = probe_dependencies.run(model, files, config, **session.options())
+    counts = result.artifact.counts
+    rows: list[tuple[str, ...]] = []
+    for relation, found in counts["relations"].items():
+        own = found["best"]
+        if own["words"] >= config.min_words and len(rows) < SHOWN:
+            direction = own["direction"].replace("_", " ")
+            shares = _share(own["accuracy"]), _share(found["offset_accuracy"])
+            rows.append(
+                (relation, f"{own['words']:,}", _head(own), direction, shares[0], shares[1], f"{found['offset']:+d}")
+            )
+    for line in folded(("relation", "words", "head", "looks", "right", "distance", "of"), rows, None):
+        session.tell(line)
+    session.tell(
+        f"all words: {_share(counts['attachment_of_best_heads'])} by the best head of each relation, "
+        f"{_share(counts['attachment_of_best_offsets'])} by the best distance"
+    )
+    return result
+
+
+def _head(row: Mapping[str, Any]) -> str:
+    from pipelines.probing.heads import name_of
+
+    return name_of(row)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

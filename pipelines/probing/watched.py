@@ -1,0 +1,93 @@
+"""A model that reads texts of words, while a function watches where its heads look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import guidance
+from guidance.errors import InputError
+from guidance.plan import Plan
+from guidance.probes.words import Mode, word_attention
+from guidance.sites import Site
+from pipelines.live_text import LiveModel
+from pipelines.training.opening import Unguided
+
+
+@dataclass(frozen=True)
+class Read:
+    """Words as a model reads them.
+
+    Attributes:
+        numbers: of each token the number of its word, as `guidance.probes.words.word_attention` takes them.
+        words: of each such number the word of the text, from 0; None for a special token.
+    """
+
+    numbers: Sequence[int]
+    words: Sequence[int | None]
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """From words of the text to their numbers; words that were cut off are missing."""
+        return {word: number for number, word in enumerate(self.words) if word is not None}
+
+
+class WatchedModel(LiveModel):
+    """A trained model, or one of its shape with random weights, with the heads of its encoder in view.
+
+    Args:
+        length: of texts, in tokens; longer ones are cut.
+        random_seed: of random weights, which show what its shape alone can do; None for its own.
+    """
+
+    def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
+        super().__init__(folder, device)
+        if random_seed is not None:
+            torch.manual_seed(random_seed)
+            fresh = type(self.model)(self.model.config)
+            self.model = fresh.to(next(self.model.parameters()).device).eval()
+        if random_seed is not None or isinstance(self.handle, Unguided):
+            self.handle = guidance.install(self.model, Plan())
+        self.tokenizer.enable_truncation(min(length, self.longest or length))
+
+    def check(self, folder: Path, config: Any) -> None:
+        if config.is_encoder_decoder:
+            raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
+
+    def look(self, words: Sequence[str], watcher: Callable[[Site, torch.Tensor], object], mode: Mode = "mean") -> Read:
+        """Read words, separated by spaces; the watcher gets each site with the attention between words, (H, W, W).
+
+        Special tokens are words, and words that were cut off are missing; the result says which is which.
+        """
+        batch = self.read([" ".join(words)])
+        found = _read(words, batch.encodings[0])
+
+        def watch(site: Site, attention_BHTT: torch.Tensor) -> None:
+            watcher(site, word_attention(attention_BHTT[0].float(), found.numbers, mode))
+
+        self.handle.watch(watch, **batch.inputs, **batch.columns)
+        return found
+
+    def fitting(self, words: Sequence[str]) -> int:
+        """How many of these words can be read at once, at least one."""
+        encoding = self.tokenizer.encode(" ".join(words))
+        whole = len(_read(words, encoding).place)
+        return max(1, whole - 1) if encoding.overflowing else len(words)  # the last word may be cut
+
+
+def _read(words: Sequence[str], encoding: Any) -> Read:
+    ends = np.cumsum([len(word) + 1 for word in words])  # a token may begin with the space before its word
+    numbers: list[int] = []
+    found: list[int | None] = []
+    for (_, end), part in zip(encoding.offsets, encoding.sequence_ids, strict=True):
+        word = None if part is None else int(np.searchsorted(ends, end - 1, side="right"))
+        if not numbers or word is None or word != found[-1]:
+            found.append(word)
+        numbers.append(len(found) - 1)
+    return Read(numbers, found)

@@ -1,0 +1,252 @@
+"""Stage ``probe-coref``: does a mention look most at one of its antecedents?
+
+Reads a model and files with coreference.  Writes probe@1: ``heads.parquet`` (one row for each head, with its accuracy),
+``probe.json`` (the best head, rules to compare with, counts) and ``heads.png``.
+
+Source: Clark et al. 2019; paper A, table 8; `guidance.probes.coreference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.storage.store import Store
+from pipelines.text.readers import known_extension
+from pipelines.text.sources import expand
+
+if TYPE_CHECKING:
+    from guidance.probes.coreference import Mention, Tally
+    from guidance.sites import Site
+    from pipelines.probing.watched import Read, WatchedModel
+    from pipelines.text.coreference_files import Text
+
+
+class ReadingConfig(stage.Config):
+    """How a probe reads texts."""
+
+    max_length: int = Field(128, ge=8, description="tokens of a text; what comes after them is cut off")
+    words: Literal["mean", "first", "max"] = Field(
+        "mean",
+        description="what stands for the tokens of a split word that looks: their mean, the first one, or their maximum",
+    )
+    limit: int = Field(0, ge=0, description="at most so many texts; 0 for all")
+    random: int | None = Field(
+        None, ge=0, description="seed of random weights for the same shape, to compare with; the plan is left out"
+    )
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+
+
+class Config(ReadingConfig):
+    """What is asked, and what is right."""
+
+    format: Literal["conll-2012", "gum", "gap", "winobias"] | None = Field(
+        None, description="format of the files; by default told by their first line.  gum is also for OntoGUM"
+    )
+    encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
+    candidates: Literal["words", "preceding_words", "preceding_mentions"] = Field(
+        "words",
+        description="what a mention may look at: all other words, those before it, or the heads of mentions before it",
+    )
+    target: Literal["head", "span"] = Field(
+        "head", description="what is right: the head word of an antecedent, or any word of it"
+    )
+    unit: Literal["mention", "pair"] = Field(
+        "mention",
+        description="what is counted: mentions, with any antecedent right, or pairs of a mention and an antecedent",
+    )
+    scope: Literal["document", "windows", "sentences"] = Field(
+        "document",
+        description="what the model reads at once: a document, cut after --max-length; windows, one after the other, of as many "
+        "sentences as fit; or each sentence alone",
+    )
+
+
+def run(model: str, files: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Probe a model.
+
+    Args:
+        model: a reference, or a model folder.
+        files: as arguments of `pipelines.text.sources.expand`.
+
+    Raises:
+        InputError: a file is in no known format, or no mention has an antecedent.
+        PlanError: the plan of the model needs more than text.
+    """
+    from pipelines.training.plan_inputs import model_input
+
+    check_working_folder()
+    known = known_extension
+    with expand(files, any_kind=True, stdin=None, in_folders=lambda name: known(name) or _is_conll(name)) as found:
+        inputs = {"model": model_input(model, store), "texts": found.files(None, None)}
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def _is_conll(name: str) -> bool:
+    return name.removesuffix(".gz").endswith((".conll", "_conll"))
+
+
+UNITS: Mapping[str, str] = {
+    "accuracy": "share of questions answered right",
+    "pronominal": "share among pronouns; null if there are none",
+    "proper": "share among names; null if there are none",
+    "nominal": "share among other mentions; null if there are none",
+    "half_0": "share in the first, third, … document",
+    "half_1": "share in the second, fourth, … document",
+}
+"""Figures of a head, with their units."""
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    from guidance.probes.coreference import BASELINES, Tally, answers, baseline, queries
+    from pipelines.probing.heads import best, heads_picture, write_heads
+    from pipelines.probing.watched import WatchedModel
+    from pipelines.text.blocks import Notes
+    from pipelines.text.coreference_files import read_coreference
+    from pipelines.training.learner import folder_of
+
+    config, notes = run.config, Notes()
+    given = run.inputs["texts"]
+    folder = folder_of(run.inputs["model"])
+    model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
+    tallies: dict[Site, Tally] = {}
+    rules = {name: Tally() for name in BASELINES}
+    counts = dict.fromkeys(("documents", "texts", "mentions", "cut_off_mentions", "questions"), 0)
+    with run.progress.task("probe", total=config.limit or None, unit="texts") as bar:
+        for number, text in enumerate(
+            read_coreference(given.paths, given.names, config.format, config.encoding, notes)
+        ):
+            if config.limit and counts["texts"] >= config.limit:
+                break
+            counts["documents"] += 1
+            for words, mentions in _contexts(text, config.scope, model):
+                if config.limit and counts["texts"] >= config.limit:
+                    break
+                seen: dict[Site, Any] = {}
+                read = model.look(words, seen.__setitem__ if mentions else _ignore, config.words)
+                kept = _placed(mentions, read)
+                shown = ["" if word is None else words[word] for word in read.words]
+                asked = queries(
+                    kept,
+                    [word is not None for word in read.words],
+                    candidates=config.candidates,
+                    target=config.target,
+                    unit=config.unit,
+                )
+                counts["texts"] += 1
+                counts["mentions"] += len(mentions)
+                counts["cut_off_mentions"] += len(mentions) - len(kept)
+                counts["questions"] += len(asked)
+                bar.advance(1)
+                if not asked:
+                    continue
+                half = number % 2
+                for site, attention in seen.items():
+                    tallies.setdefault(site, Tally()).add(answers(attention, asked), asked, half)
+                for name, tally in rules.items():
+                    tally.add(_as_tensor(baseline(shown, kept, asked, BASELINES[name])), asked, half)
+    if not counts["questions"]:
+        raise InputError(
+            f"no mention has an antecedent in the first {config.max_length} tokens",
+            hint="a larger --max-length, or --scope windows",
+        )
+    figures = {name: {site: _figure(tally, name) for site, tally in tallies.items()} for name in UNITS}
+    rows = write_heads(run, figures, UNITS)
+    winner = best(rows, "accuracy")
+    assert winner is not None
+    summary: dict[str, Any] = {
+        "best": winner,
+        "split_half": _split_half(rows),
+        "best_by_kind": {kind: best(rows, kind) for kind in ("pronominal", "proper", "nominal")},
+        "baselines": {
+            name: {key: _number(_figure(tally, key)) for key in list(UNITS)[:4]} for name, tally in rules.items()
+        },
+    }
+    run.out.write_json("probe.json", {"schema": 1, "probe": "coref", "counts": counts, **summary})
+    title = f"Antecedents found by each head (%)\n{counts['questions']:,} questions"
+    run.out.write("heads.png", heads_picture(rows, "accuracy", title=title, label="share of questions"))
+    run.out.counts |= {"probe": "coref", **counts, **summary}
+    if model.cut:
+        notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", given.names[0])
+    run.warn(*notes.lines())
+
+
+def _ignore(site: Any, attention: Any) -> None:
+    """For a text without mentions."""
+
+
+def _contexts(text: Text, scope: str, model: WatchedModel) -> Iterator[tuple[Sequence[str], list[Mention]]]:
+    """What the model reads at once, with the mentions inside."""
+    from dataclasses import replace
+
+    if scope == "document":
+        yield text.words, list(text.mentions)
+        return
+    starts = text.sentences if scope == "sentences" else _windows(text, model)
+    for start, end in zip(starts, [*starts[1:], len(text.words)], strict=True):
+        inside = [mention for mention in text.mentions if start <= mention.start and mention.end <= end]
+        moved = [replace(m, start=m.start - start, end=m.end - start, head=m.head - start) for m in inside]
+        yield text.words[start:end], moved
+
+
+def _windows(text: Text, model: WatchedModel) -> list[int]:
+    """The first word of each window: as many sentences as can be read at once, or part of a sentence that is longer."""
+    starts = [0]
+    while (end := starts[-1] + model.fitting(text.words[starts[-1] :])) < len(text.words):
+        starts.append(max((s for s in text.sentences if starts[-1] < s <= end), default=end))
+    return starts
+
+
+def _placed(mentions: Sequence[Mention], read: Read) -> list[Mention]:
+    """The mentions whose head word the model has read, by the numbers of the words that it has read."""
+    from dataclasses import replace
+
+    found = []
+    for mention in mentions:
+        words = [read.place[word] for word in range(mention.start, mention.end) if word in read.place]
+        if mention.head in read.place:
+            found.append(replace(mention, start=words[0], end=words[-1] + 1, head=read.place[mention.head]))
+    return found
+
+
+def _as_tensor(right: Sequence[bool]) -> Any:
+    import torch
+
+    return torch.tensor([list(right)])
+
+
+def _figure(tally: Tally, name: str) -> Any:
+    """One of `UNITS` of each head, (H,)."""
+    if name.startswith("half_"):
+        found = tally.accuracy(half=int(name[-1]))
+    else:
+        found = tally.accuracy(*(() if name == "accuracy" else (name,)))
+    heads = len(next(iter(tally.right.values()))[0])
+    return found.expand(heads)
+
+
+def _number(value: Any) -> float | None:
+    number = float(value[0])
+    return None if number != number else number
+
+
+def _split_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The accuracy of the head that is best in one half of the documents, on the other half; the mean of both ways."""
+    from pipelines.probing.heads import best
+
+    found = []
+    for one, other in (("half_0", "half_1"), ("half_1", "half_0")):
+        chosen = best(rows, one)
+        if chosen is None or chosen[other] is None:
+            return None
+        found.append(float(chosen[other]))
+    return sum(found) / 2
+
+
+STAGE = Stage("probe-coref", "probe", 1, Config, build)

@@ -1,0 +1,201 @@
+"""Reads texts with coreference: CoNLL-2012 columns, GUM and OntoGUM, GAP, and the sentences of WinoBias."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guidance.errors import InputError
+from guidance.probes.coreference import Mention, head_word, kind_of
+from pipelines.text.blocks import Notes
+from pipelines.text.readers import open_lines
+
+FORMATS = ("conll-2012", "gum", "gap", "winobias")
+
+_BRACKET = re.compile(r"\(([^()|]+)\)|\(([^()|]+)|([^()|]+)\)")
+_WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+_MARKED = re.compile(r"\[([^\[\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A document.
+
+    Attributes:
+        words: its words; sentences: the first word of each sentence, one for a text whose sentences are not marked.
+        mentions: in the order of their first words.
+    """
+
+    name: str
+    words: Sequence[str]
+    sentences: Sequence[int]
+    mentions: Sequence[Mention]
+
+
+def read_coreference(
+    paths: Sequence[Path], names: Sequence[str], format_: str | None, encoding: str, notes: Notes
+) -> Iterator[Text]:
+    """The documents of some files.
+
+    Args:
+        format_: one of `FORMATS`; by default told by the first lines of each file.
+
+    Raises:
+        InputError: a file is in none of these formats, or its brackets do not match.
+    """
+    for path, name in zip(paths, names, strict=True):
+        kind = format_ or _guess(path, name, encoding)
+        yield from _READERS[kind](path, name, encoding, notes)
+
+
+def _guess(path: Path, name: str, encoding: str) -> str:
+    first = next((line for _, line in open_lines(path, name, encoding, Notes()) if line.strip()), "")
+    if first.startswith("#begin document"):
+        return "conll-2012"
+    if first.startswith("# begin document"):
+        return "gum"
+    if first.startswith("ID\tText\tPronoun"):
+        return "gap"
+    if re.match(r"\d+ .*\[", first):
+        return "winobias"
+    raise InputError(
+        f"{name!r}: no format of coreference that is known, begins with {first[:60]!r}",
+        hint=f"--format {', '.join(FORMATS)}",
+    )
+
+
+def _conll(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+    """CoNLL-2012: the word in the fourth column, brackets in the last; tabs or spaces.  A part is a document."""
+    title, words, sentences, brackets = name, list[str](), list[int](), list[tuple[int, str, str]]()
+    begins = True
+    for number, line in open_lines(path, name, encoding, notes):
+        place = f"{name!r}, line {number}"
+        if line.startswith("#begin document"):
+            found = re.match(r"#begin document \((.*)\);\s*(?:part\s*(\w+))?", line)
+            title = "/".join(filter(None, found.groups())) if found else name
+        elif line.startswith("#end document"):
+            yield _text(title, words, sentences, brackets, place)
+            words, sentences, brackets = [], [], []
+            begins = True
+        elif not line.strip():
+            begins = True
+        elif not line.startswith("#"):
+            cells = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+            if len(cells) < 5:
+                raise InputError(f"{place}: {len(cells)} columns, fewer than CoNLL-2012 has")
+            if begins:
+                sentences.append(len(words))
+                begins = False
+            brackets.append((len(words), cells[-1], place))
+            words.append(cells[3])
+    if words:
+        yield _text(title, words, sentences, brackets, repr(name))
+
+
+def _gum(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+    """GUM and OntoGUM: number, word and brackets; an entity is a number, perhaps between its type and its name."""
+    title, words, brackets = name, list[str](), list[tuple[int, str, str]]()
+    for number, line in open_lines(path, name, encoding, notes):
+        place = f"{name!r}, line {number}"
+        if line.startswith("# begin document"):
+            title = line.partition("document")[2].strip() or name
+        elif line.startswith("# end document"):
+            yield _text(title, words, [0], brackets, place)
+            words, brackets = [], []
+        elif line.strip() and not line.startswith("#"):
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) < 3:
+                raise InputError(f"{place}: {len(cells)} columns; GUM has a number, a word and brackets")
+            brackets.append((len(words), cells[2], place))
+            words.append(cells[1])
+    if words:
+        yield _text(title, words, [0], brackets, repr(name))
+
+
+def _text(
+    title: str, words: Sequence[str], sentences: Sequence[int], brackets: Sequence[tuple[int, str, str]], place: str
+) -> Text:
+    """A document from the brackets at its words.
+
+    Raises:
+        InputError: a bracket is closed that was not opened, or the other way round.
+    """
+    opened: dict[str, list[int]] = {}
+    found: list[Mention] = []
+    for word, text, where in brackets:
+        for alone, begins, ends in _BRACKET.findall(text):
+            entity = _entity(alone or begins or ends)
+            if begins:
+                opened.setdefault(entity, []).append(word)
+            else:
+                starts = [word] if alone else opened.get(entity)
+                if not starts:
+                    raise InputError(f"{where}: entity {entity!r} ends where none has begun")
+                found.append(_mention(words, starts.pop(), word + 1, entity))
+    if left := [entity for entity, starts in opened.items() if starts]:
+        raise InputError(f"{place}: entity {left[0]!r} begins and never ends")
+    return Text(title, words, sentences, sorted(found, key=lambda mention: (mention.start, mention.end)))
+
+
+def _entity(label: str) -> str:
+    """The entity of a bracket: ``12``, or the number in ``person-12-Name``."""
+    found = re.match(r"[A-Za-z]+-(\d+)", label)
+    return found[1] if found else label
+
+
+def _mention(words: Sequence[str], start: int, end: int, entity: str) -> Mention:
+    head = head_word(words, start, end)
+    return Mention(start, end, head, entity, kind_of(words, start, head, end))
+
+
+def _gap(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+    """GAP: a pronoun and two names in a text; a name whose column says TRUE corefers with the pronoun."""
+    lines = open_lines(path, name, encoding, notes)
+    rows = csv.DictReader((line for _, line in lines), delimiter="\t", quoting=csv.QUOTE_NONE)
+    for number, row in enumerate(rows, 2):
+        place = f"{name!r}, line {number}"
+        try:
+            text, spans = row["Text"], list[tuple[int, str, str]]()
+            for role in ("Pronoun", "A", "B"):
+                corefers = role == "Pronoun" or row[f"{role}-coref"] == "TRUE"
+                spans.append((int(row[f"{role}-offset"]), row[role], "pronoun" if corefers else role))
+        except (KeyError, ValueError, TypeError) as error:
+            raise InputError(f"{place}: not a row of GAP ({error})") from error
+        found = list(_WORD.finditer(text))
+        mentions = []
+        for start, phrase, entity in spans:
+            inside = [n for n, word in enumerate(found) if start < word.end() and word.start() < start + len(phrase)]
+            if not inside:
+                raise InputError(f"{place}: {phrase!r} is not at character {start}")
+            mentions.append(_mention([word[0] for word in found], inside[0], inside[-1] + 1, entity))
+        words = [word[0] for word in found]
+        yield Text(row["ID"], words, [0], sorted(mentions, key=lambda mention: mention.start))
+
+
+def _winobias(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+    """WinoBias: a number and a sentence on each line; all mentions in brackets corefer."""
+    for number, line in open_lines(path, name, encoding, notes):
+        if not line.strip():
+            continue
+        own, _, sentence = line.strip().partition(" ")
+        if not own.isdecimal() or not _MARKED.search(sentence):
+            raise InputError(f"{name!r}, line {number}: not a number and a sentence with mentions in brackets")
+        words: list[str] = []
+        mentions: list[tuple[int, int]] = []
+        end = 0
+        for found in _MARKED.finditer(sentence):
+            words += _WORD.findall(sentence[end : found.start()])
+            start = len(words)
+            words += _WORD.findall(found[1])
+            mentions.append((start, len(words)))
+            end = found.end()
+        words += _WORD.findall(sentence[end:])
+        yield Text(
+            f"{name}/{own}", words, [0], [_mention(words, *span, "marked") for span in mentions if span[0] < span[1]]
+        )
+
+
+_READERS = {"conll-2012": _conll, "gum": _gum, "gap": _gap, "winobias": _winobias}

@@ -1,0 +1,236 @@
+"""The probes of ``guide probe`` on models with known answers, and against attention that transformers computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from guidance.errors import InputError
+from pipelines.probing.watched import WatchedModel, _read
+from pipelines.stages import probe_coreference, probe_dependencies
+from pipelines.storage.store import Store
+from tests import trainings
+from tests.shared import shared
+from tests.trainings import one_thread  # noqa: F401
+
+WORDS = ["anna", "saw", "the", "dog", ".", "she", "fed", "it", "was", "glad", "her", "man"]
+COREF = """#begin document (one); part 0
+one 0 0 anna - - (0)
+one 0 1 saw - - -
+one 0 2 the - - (1
+one 0 3 dog - - 1)
+one 0 4 . - - -
+
+one 0 0 anna - - (0)
+one 0 1 fed - - -
+one 0 2 dog - - (1)
+#end document
+#begin document (one); part 1
+one 1 0 the - - (2
+one 1 1 man - - 2)
+one 1 2 saw - - -
+one 1 3 man - - (2)
+#end document
+"""
+
+
+def saved(folder: Path, model: Any) -> str:
+    """A model folder with a tokenizer of whole words."""
+    folder.mkdir()
+    model.save_pretrained(folder)
+    for name, data in trainings.tokenizer_files([*trainings.SPECIAL, *WORDS]).items():
+        (folder / name).write_bytes(data)
+    return str(folder)
+
+
+def matching(layers: int = 2, heads: int = 2) -> BertModel:
+    """A model whose head 1 of layer 0 looks at tokens like its own, and at the token before it alike, and nothing else looks
+    anywhere: embeddings are one-hot, queries and keys of that head read them."""
+    size = 40
+    config = BertConfig(
+        vocab_size=size,
+        hidden_size=size * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=8,
+    )
+    model = BertModel(config)
+    with torch.no_grad():
+        for table in (model.embeddings.position_embeddings, model.embeddings.token_type_embeddings):
+            table.weight.zero_()
+        model.embeddings.word_embeddings.weight.zero_()
+        model.embeddings.word_embeddings.weight[:, :size] = torch.eye(size)
+        for layer in model.encoder.layer:
+            for linear in (layer.attention.self.query, layer.attention.self.key):
+                linear.weight.zero_()
+                linear.bias.zero_()
+        first = model.encoder.layer[0].attention.self
+        for linear in (first.query, first.key):
+            linear.weight[size : 2 * size, :size] = 2 * torch.eye(size)
+    return model.eval()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "artifacts")
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_the_head_that_looks_at_antecedents_is_found(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    file = written(tmp_path, "one.conll", COREF)
+    made = probe_coreference.run(folder, [file], probe_coreference.Config(), store=store).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    assert [(row["layer"], row["head"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    # heads that look everywhere alike are never right
+    assert [row["accuracy"] for row in rows] == [0.0, 1.0, 0.0, 0.0]
+    counts = made.counts
+    assert (counts["questions"], counts["documents"], counts["mentions"]) == (3, 2, 6)
+    assert (counts["best"]["layer"], counts["best"]["head"], counts["split_half"]) == (0, 1, 1.0)
+    assert counts["baselines"]["head match"]["accuracy"] == 1.0
+    assert counts["baselines"]["nearest"]["accuracy"] == pytest.approx(1 / 3)
+    assert rows[1]["proper"] is None and rows[1]["nominal"] == 1.0
+    assert (made.path / "heads.png").read_bytes().startswith(b"\x89PNG")
+    random = probe_coreference.Config(random=0)
+    other = probe_coreference.run(folder, [file], random, store=store).artifact
+    assert other.id != made.id and other.counts["questions"] == 3
+    assert pq.read_table(other.path / "heads.parquet").to_pylist() != rows
+
+
+def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    file = written(tmp_path, "one.conll", COREF)
+
+    def counts(**settings: Any) -> dict[str, Any]:
+        config = probe_coreference.Config(max_length=8, **settings)
+        return probe_coreference.run(folder, [file], config, store=store).artifact.counts
+
+    cut = counts()  # six words fit beside the special tokens
+    assert (cut["texts"], cut["cut_off_mentions"], cut["questions"]) == (2, 1, 2)
+    windows = counts(scope="windows")
+    assert (windows["texts"], windows["cut_off_mentions"], windows["questions"]) == (3, 0, 1)
+    assert counts(scope="sentences")["questions"] == 1
+    with pytest.raises(InputError, match="no mention has an antecedent"):
+        counts(scope="sentences", limit=2)
+
+
+def test_split_words_are_one_word_and_special_tokens_are_their_own() -> None:
+    # <s> an|na, a space that belongs to the next token, do|g </s>
+    offsets, parts = [(0, 0), (0, 2), (2, 4), (4, 7), (7, 8), (0, 0)], [None, 0, 0, 0, 0, None]
+    read = _read(["anna", "dog"], SimpleNamespace(offsets=offsets, sequence_ids=parts))
+    assert read.words == [None, 0, 1, None] and read.numbers == [0, 1, 1, 2, 2, 3]
+    assert read.place == {0: 1, 1: 2}
+
+
+def test_attention_between_words_is_that_of_transformers(tmp_path: Path) -> None:
+    tokenizer = trainings.tokenizer_files([*trainings.SPECIAL, *WORDS])
+    model = BertModel(
+        BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    )
+    (tmp_path / "model").mkdir()
+    model.save_pretrained(tmp_path / "model")
+    for name, data in tokenizer.items():
+        (tmp_path / "model" / name).write_bytes(data)
+    watched = WatchedModel(tmp_path / "model", length=32, device="cpu")
+    seen: dict[Any, torch.Tensor] = {}
+    words = ["anna", "saw", "dog"]
+    read = watched.look(words, seen.__setitem__)
+    assert read.words == [None, 0, 1, 2, None]
+    (attention,) = seen.values()
+    assert attention.shape == (2, 5, 5)
+    opened = AutoModel.from_pretrained(tmp_path / "model", attn_implementation="eager")
+    given = AutoTokenizer.from_pretrained(tmp_path / "model")(" ".join(words), return_tensors="pt")["input_ids"]
+    ids = torch.tensor([[trainings.SPECIAL.index("<s>"), *given[0].tolist(), trainings.SPECIAL.index("</s>")]])
+    expected = opened(ids, output_attentions=True).attentions[0][0]
+    torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-4)
+
+
+CONLLU = """1\tthe\tthe\tDET\t_\t_\t2\tdet\t_\t_
+2\tdog\tdog\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tsaw\tsee\tVERB\t_\t_\t0\troot\t_\t_
+4\tanna\tanna\tPROPN\t_\t_\t3\tobj\t_\t_
+5\t.\t.\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+1\tanna\tanna\tPROPN\t_\t_\t2\tnsubj\t_\t_
+2\tfed\tfeed\tVERB\t_\t_\t0\troot\t_\t_
+3\tthe\tthe\tDET\t_\t_\t4\tdet\t_\t_
+4\tman\tman\tNOUN\t_\t_\t2\tobj\t_\t_
+
+"""
+
+
+def test_dependencies_are_those_of_plain_loops(store: Store, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    config.initializer_range = 1.0
+    folder = saved(tmp_path / "model", BertModel(config))
+    file = written(tmp_path, "trees.conllu", CONLLU)
+    made = probe_dependencies.run(folder, [file], probe_dependencies.Config(), store=store).artifact
+    opened = AutoModel.from_pretrained(folder, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    right: dict[tuple[int, int], list[int]] = {}
+    for text, heads in (("the dog saw anna .", {0: 1, 1: 2, 3: 2}), ("anna fed the man", {0: 1, 2: 3, 3: 1})):
+        own_ids = tokenizer(text, return_tensors="pt")["input_ids"][0].tolist()
+        ids = torch.tensor([[trainings.SPECIAL.index("<s>"), *own_ids, trainings.SPECIAL.index("</s>")]])
+        maps = opened(ids, output_attentions=True).attentions
+        for layer, attention in enumerate(maps):
+            for head in range(2):
+                own = attention[0, head, 1:-1, 1:-1].tolist()
+                for direction in range(2):
+                    for word, its in heads.items():
+                        row = own[word] if direction == 0 else [line[word] for line in own]
+                        others = [value if place != word else -1 for place, value in enumerate(row)]
+                        found = others.index(max(others)) == its
+                        right.setdefault((layer, head), [0, 0])[direction] += found
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    for row in rows:
+        shares = [row["towards_head"], row["towards_dependent"]]
+        assert shares == [pytest.approx(number / 6) for number in right[row["layer"], row["head"]]]
+    relations = made.counts["relations"]
+    assert set(relations) == {"det", "nsubj", "obj"}
+    assert (relations["nsubj"]["offset"], relations["nsubj"]["offset_accuracy"]) == (1, 1.0)
+    table = pq.read_table(made.path / "relations.parquet").to_pylist()
+    assert len(table) == 3 * 2 * 4
+    best = relations["obj"]["best"]
+    assert best["accuracy"] == max(row["accuracy"] for row in table if row["relation"] == "obj")
+
+
+def test_the_commands_print_tables(guide: Callable[..., Any], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    done = guide("probe", "coref", folder, written(tmp_path, "one.conll", COREF))
+    assert done.code == 0 and done.out.startswith("probe/"), done.err
+    assert "head 0-1" in done.err and "100.0 %" in done.err and "head match" in done.err
+    done = guide("probe", "deps", folder, written(tmp_path, "trees.conllu", CONLLU), "--json")
+    assert json.loads(done.out)["counts"]["probe"] == "deps"
+    assert "nsubj" in done.err
+
+
+def test_what_cannot_be_probed_is_refused(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    with pytest.raises(InputError, match="no format of coreference"):
+        probe_coreference.run(folder, [written(tmp_path, "x.txt", "hm\n")], probe_coreference.Config(), store=store)
+    text = "# text = a\n1\ta\ta\tX\t_\t_\t0\troot\t_\t_\n\n"
+    with pytest.raises(InputError, match="no sentence with a tree"):
+        probe_dependencies.run(folder, [written(tmp_path, "y.conllu", text)], probe_dependencies.Config(), store=store)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("data", ["coref-litbank/conll", "coref-gum/ontogum", "coref-gap/gap-validation.tsv"])
+def test_real_files_are_probed(store: Store, tmp_path: Path, data: str) -> None:
+    folder = saved(tmp_path / "model", matching())
+    config = probe_coreference.Config(limit=6, scope="windows")
+    made = probe_coreference.run(folder, [str(shared("data") / data)], config, store=store).artifact
+    assert made.counts["questions"] > 3
+    assert 0 <= made.counts["best"]["accuracy"] <= 1

@@ -10,10 +10,13 @@ import typer
 from cli.options import Session, stage_command
 from cli.tables import folded
 from pipelines.engine.stage import Result
-from pipelines.stages import probe_coreference, probe_dependencies
+from pipelines.stages import probe_coreference, probe_dependencies, probe_reflexives, probe_relevance
 
 SHOWN = 15
 """Relations in the table on the terminal; all are in ``probe.json``."""
+
+SHOWN_HEADS = 8
+"""Heads that stand out, for each pattern in the table on the terminal."""
 
 Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)]
 
@@ -96,6 +99,81 @@ def probe_deps(
         f"all words: {_share(counts['attachment_of_best_heads'])} by the best head of each relation, "
         f"{_share(counts['attachment_of_best_offsets'])} by the best distance"
     )
+    return result
+
+
+@stage_command(
+    "probe reflexive",
+    probe_reflexives.Config,
+    examples=[
+        "guide probe reflexive guided",
+        "guide probe reflexive ./bert-base --distractor before",
+        "guide probe reflexive guided sentences.tsv --random 0",
+    ],
+    next_command="guide show {}",
+)
+def probe_reflexive(
+    session: Session,
+    config: probe_reflexives.Config,
+    model: Model,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            help="Lines of a sentence, the number of its reflexive from 0, and its determiner and noun, with tabs between.",
+            show_default=False,
+        ),
+    ] = None,
+) -> Result:
+    """Find heads by which himself and herself look most at what they refer to.
+
+    Without a file, 10,000 sentences are drawn from a grammar: "the man who can laugh would hurt himself".  The answer is right if
+    no other token, special ones included, has as much attention as the determiner or the noun.
+    """
+    result = probe_reflexives.run(model, file, config, **session.options())
+    counts = result.artifact.counts
+    own = counts["best"]
+    rows = [(f"head {_head(own)}", _share(own["accuracy"])), ("mean of all heads", _share(counts["mean"]))]
+    for line in folded(("", "right"), rows, None):
+        session.tell(line)
+    return result
+
+
+@stage_command(
+    "probe relevance",
+    probe_relevance.Config,
+    examples=[
+        "guide probe relevance guided wiki-128",
+        "guide probe relevance segmenter topics --split test --limit 0",
+        "guide probe relevance guided wiki-128 --masks wiki-masks --patterns dependency --patterns rare",
+    ],
+    next_command="guide show {}",
+)
+def probe_relevance_command(
+    session: Session,
+    config: probe_relevance.Config,
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Argument(help="Sequences that were made with its tokenizer, or a dataset.", show_default=False),
+    ],
+) -> Result:
+    """Measure how much of its attention each head spends on each pattern (global relevance).
+
+    All patterns are measured that the data have the features for.  A head stands out if it is three standard deviations above
+    the mean of all heads; with ten heads or fewer none can.
+    """
+    result = probe_relevance.run(model, data, config, **session.options())
+    counts = result.artifact.counts
+    rows = []
+    for name, found in sorted(counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
+        heads = ", ".join(found["outstanding"][:SHOWN_HEADS]) + (
+            " …" if len(found["outstanding"]) > SHOWN_HEADS else ""
+        )
+        rows.append((name, _head(found["best"]), _share(found["best"][name]), _share(found["mean"]), heads or "–"))
+    for line in folded(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, None):
+        session.tell(line)
+    if counts["left_out"]:
+        session.tell("not measured: " + "; ".join(f"{name}: {why}" for name, why in counts["left_out"].items()))
     return result
 
 

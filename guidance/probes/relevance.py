@@ -6,10 +6,12 @@ Source: Li et al. 2022, equation 1 and section 3.1 (METHODS E.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from guidance import measures
 from guidance.sites import Site
 
 DEVIATIONS = 3.0
@@ -24,6 +26,21 @@ def mass(attention_BHQK: Tensor, pattern_BQK: Tensor, valid_BT: Tensor) -> Tenso
     """
     rows_BHQ = torch.einsum("bhqk,bqk->bhq", attention_BHQK.float(), pattern_BQK.float())
     return (rows_BHQ * valid_BT[:, None]).sum(-1) / valid_BT.sum(-1)[:, None]
+
+
+def keys_of(pattern: str, ids_BT: Tensor, valid_BT: Tensor, **more: Any) -> Tensor:
+    """The keys of a pattern whose attention counts, (B, Q, K), float32.
+
+    These are the keys of `guidance.measures.pattern`, but for ``matching_token``.  There a token that occurs once may look at all
+    keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several times.
+
+    Args:
+        more: see `guidance.measures.pattern`.
+    """
+    if pattern != "matching_token":
+        return measures.pattern(pattern, ids_BT, valid_BT, **more).float()
+    equal_BTT = measures.pattern({"name": pattern, "unique": "self"}, ids_BT, valid_BT, **more)
+    return (equal_BTT & (equal_BTT.sum(-1, keepdim=True) > 1)).float()
 
 
 class Relevance:

@@ -65,14 +65,32 @@ class WatchedModel(LiveModel):
 
         Special tokens are words, and words that were cut off are missing; the result says which is which.
         """
-        batch = self.read([" ".join(words)])
-        found = _read(words, batch.encodings[0])
+        return self.look_at_all([words], lambda _, __, site, attention: watcher(site, attention), mode)[0]
+
+    def look_at_all(
+        self,
+        texts: Sequence[Sequence[str]],
+        watcher: Callable[[int, Read, Site, torch.Tensor], object],
+        mode: Mode = "mean",
+    ) -> list[Read]:
+        """Read several texts in one batch; see `look`.  The watcher also gets the number of the text, and how it was read."""
+        batch = self.read([" ".join(words) for words in texts])
+        found = [_read(words, encoding) for words, encoding in zip(texts, batch.encodings, strict=True)]
 
         def watch(site: Site, attention_BHTT: torch.Tensor) -> None:
-            watcher(site, word_attention(attention_BHTT[0].float(), found.numbers, mode))
+            for number, (read, attention_HTT) in enumerate(zip(found, attention_BHTT, strict=True)):
+                length = len(read.numbers)
+                watcher(
+                    number, read, site, word_attention(attention_HTT[:, :length, :length].float(), read.numbers, mode)
+                )
 
         self.handle.watch(watch, **batch.inputs, **batch.columns)
         return found
+
+    def has_whole_words(self, words: Sequence[str]) -> bool:
+        """Whether every word is one token, and all of them fit."""
+        read = _read(words, self.tokenizer.encode(" ".join(words)))
+        return len(read.place) == len(words) and len(read.numbers) == len(read.words)
 
     def fitting(self, words: Sequence[str]) -> int:
         """How many of these words can be read at once, at least one."""

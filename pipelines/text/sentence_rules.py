@@ -84,7 +84,8 @@ def _gaps() -> re.Pattern[str]:
         + "".join(f"(?<!{shape})" for shape in never)
         + rf"(?!(?=\s++{lower})(?:{_after(before_lower)}))"
         + rf"(?!(?=\s++\d)(?:{_after(before_digit)}))"
-        + rf"{mark}*+(?:{closing}*+(?:\s{closing}(?=\s))?+(?=\s)"
+        # an atomic group, since the possessive (…)?+ is wrong in Python 3.11.2
+        + rf"{mark}*+(?:{closing}*+(?>(?:\s{closing}(?=\s))?)(?=\s)"
         + rf"|(?<={free}){closing}*+(?!(?<={closing})[ぁ-ゟ])|(?<=[!?])(?=[{_IDEOGRAPH}]))"
         + rf"(\s*+)(?=\S)(?!(?:{_after(going_on)}){lower})(?!(?:{mark}++|[,;،؛])(?:\s|\Z))"
     )

@@ -176,7 +176,7 @@ def test_build_dataset_reads_the_files_of_a_task(guide: Guide, tmp_path: Path) -
     said = json.loads(answer.out)
     assert said["kind"] == "corpus"
     assert said["counts"]["examples"] == {"train": {"0": 1, "1": 1}, "valid": {"0": 1, "1": 1}}
-    assert f"next: guide build-tokenizer {said['artifact']}\n" in answer.err
+    assert f"next: guide finetune {said['artifact']}\n" in answer.err
     assert guide(*call, "train.tsv", "--license", "CC0-1.0").out.strip() == said["artifact"]
     twice = guide(*call, "train.tsv", "--train", "train.tsv")
     assert twice.code == 2 and "given twice" in twice.err

@@ -11,7 +11,7 @@ import torch
 import guidance
 from guidance import Plan, install
 from guidance.probes.distance import head_distances
-from guidance.probes.relevance import Relevance, mass, outstanding
+from guidance.probes.relevance import Relevance, keys_of, mass, outstanding
 from guidance.sites import Site
 from tests.guidance.models import batch, tiny_model
 
@@ -75,6 +75,13 @@ def test_relevance_is_the_mean_over_examples_and_only_one_layer_is_held() -> Non
                 total = sum(float(attention[row, head, i, i - 1]) for i in range(1, length))
                 means.append(total / length)
             assert float(relevance.of("previous")[site][head]) == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+def test_tokens_that_occur_once_have_no_matching_token() -> None:
+    ids, valid = torch.tensor([[5, 6, 5, 7, 0]]), torch.tensor([[True, True, True, True, False]])
+    found = keys_of("matching_token", ids, valid)[0]
+    assert found.tolist() == [[1, 0, 1, 0, 0], [0] * 5, [1, 0, 1, 0, 0], [0] * 5, [0] * 5]
+    torch.testing.assert_close(keys_of("next", ids, valid), guidance.pattern("next", ids, valid).float())
 
 
 def test_of_ten_heads_none_stands_out_and_of_eleven_one_may() -> None:

@@ -15,7 +15,13 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from guidance.errors import InputError
 from pipelines.probing.watched import WatchedModel, _read
-from pipelines.stages import probe_coreference, probe_dependencies
+from pipelines.stages import (
+    dataset,
+    probe_coreference,
+    probe_dependencies,
+    probe_reflexives,
+    probe_relevance,
+)
 from pipelines.storage.store import Store
 from tests import trainings
 from tests.shared import shared
@@ -74,7 +80,7 @@ def matching(layers: int = 2, heads: int = 2) -> BertModel:
                 linear.bias.zero_()
         first = model.encoder.layer[0].attention.self
         for linear in (first.query, first.key):
-            linear.weight[size : 2 * size, :size] = 2 * torch.eye(size)
+            linear.weight[-size:, :size] = 2 * torch.eye(size)
     return model.eval()
 
 
@@ -234,3 +240,79 @@ def test_real_files_are_probed(store: Store, tmp_path: Path, data: str) -> None:
     made = probe_coreference.run(folder, [str(shared("data") / data)], config, store=store).artifact
     assert made.counts["questions"] > 3
     assert 0 <= made.counts["best"]["accuracy"] <= 1
+
+
+def test_reflexives_that_match_are_not_reflexives_that_refer(store: Store, tmp_path: Path) -> None:
+    """A head that looks at equal words finds an antecedent only where the words are equal."""
+    folder = saved(tmp_path / "model", matching())
+    lines = (
+        "anna saw her man dog\t4\ther man\n" + "the dog fed the dog\t4\tthe dog\n" + "the dogs fed it\t3\tthe dogs\n"
+    )
+    file = written(tmp_path, "reflexives.tsv", lines)
+    made = probe_reflexives.run(folder, file, probe_reflexives.Config(), store=store).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    # "dogs" is no word of the tokenizer, but one token; the first "dog" has no equal word, so the row is even
+    assert made.counts["sentences"] == 3
+    assert [row["accuracy"] for row in rows] == [0.0, 0.0, 0.0, 0.0], "itself is as high as the equal word"
+    with pytest.raises(InputError, match="line 1: not a sentence"):
+        probe_reflexives.run(
+            folder, written(tmp_path, "x.tsv", "a b c\t9\ta b\n"), probe_reflexives.Config(), store=store
+        )
+
+
+def test_a_head_that_looks_one_back_finds_an_antecedent_that_stands_there(store: Store, tmp_path: Path) -> None:
+    model = matching(1, 1)
+    with torch.no_grad():
+        layer = model.encoder.layer[0].attention.self
+        for linear in (layer.query, layer.key):
+            linear.weight.zero_()
+        # "it" asks for "dog"
+        its, dog = (len(trainings.SPECIAL) + WORDS.index(word) for word in ("it", "dog"))
+        layer.query.weight[0, its] = layer.key.weight[0, dog] = 5.0
+    folder = saved(tmp_path / "model", model)
+    file = written(tmp_path, "one.tsv", "the dog fed it\t3\tthe dog\nthe man fed it\t3\tthe man\n")
+    made = probe_reflexives.run(folder, file, probe_reflexives.Config(distractor="after"), store=store).artifact
+    (row,) = pq.read_table(made.path / "heads.parquet").to_pylist()
+    assert row["accuracy"] == 0.5
+    assert made.counts["mean"] == 0.5
+
+
+def test_relevance_is_the_mean_attention_on_a_pattern(store: Store, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    config.initializer_range = 1.0
+    folder = saved(tmp_path / "model", BertModel(config))
+    texts = ["anna saw the dog .", "she fed it", "the man was glad ."]
+    file = written(tmp_path, "data.jsonl", "".join(json.dumps({"text": text, "label": "x"}) + "\n" for text in texts))
+    data = dataset.run({"valid": [file]}, dataset.Config(), store=store).reference
+    made = probe_relevance.run(folder, data, probe_relevance.Config(batch_size=2), store=store).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    opened = AutoModel.from_pretrained(folder, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    total: dict[tuple[int, int], float] = {}
+    for text in texts:
+        own = tokenizer(text, return_tensors="pt")["input_ids"][0].tolist()
+        ids = torch.tensor([[trainings.SPECIAL.index("<s>"), *own, trainings.SPECIAL.index("</s>")]])
+        for layer, attention in enumerate(opened(ids, output_attentions=True).attentions):
+            for head in range(2):
+                back = sum(float(attention[0, head, i, i - 1]) for i in range(1, ids.shape[1])) / ids.shape[1]
+                total[layer, head] = total.get((layer, head), 0.0) + back / len(texts)
+    for row in rows:
+        assert row["previous"] == pytest.approx(total[row["layer"], row["head"]], rel=1e-4)
+        assert 0 <= row["matching_token"] <= 1
+    counts = made.counts
+    assert counts["patterns"]["previous"]["outstanding"] == [], "with four heads none can stand out"
+    assert "dependency" in counts["left_out"] and "next" in counts["patterns"]
+    with pytest.raises(InputError, match="the pattern dependency cannot be measured: it needs the feature word"):
+        probe_relevance.run(folder, data, probe_relevance.Config(patterns=["dependency"]), store=store)
+
+
+def test_a_head_of_the_plan_stands_out(store: Store, tmp_path: Path) -> None:
+    data = trainings.sequences(store)
+    plan = written(tmp_path, "plan.toml", '[[guide]]\npattern = "next"\nmechanism = "fix"\nlayers = [0]\nheads = [1]\n')
+    model = trainings.train(store, data, plan=plan, layers=4, heads=4, steps=1).reference
+    made = probe_relevance.run(model, data.reference, probe_relevance.Config(), store=store).artifact
+    found = made.counts["patterns"]["next"]
+    assert found["outstanding"] == ["0-1"]
+    assert found["best"]["next"] > 0.8
+    assert (made.path / "heads-next.png").is_file()

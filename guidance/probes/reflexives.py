@@ -1,0 +1,124 @@
+"""Reflexive pronouns: sentences of a small grammar in which ``himself`` can refer to one noun phrase only.
+
+Source: Lin et al. 2019, as paper A uses them (METHODS P.5).  The published sentences come from a grammar like this one; these
+are drawn here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+DETERMINERS = ("the", "this", "that", "our", "my", "every")
+NOUNS = {
+    "himself": (
+        "man",
+        "boy",
+        "father",
+        "brother",
+        "son",
+        "husband",
+        "uncle",
+        "king",
+        "prince",
+        "gentleman",
+        "waiter",
+        "actor",
+    ),
+    "herself": (
+        "woman",
+        "girl",
+        "mother",
+        "sister",
+        "daughter",
+        "wife",
+        "aunt",
+        "queen",
+        "princess",
+        "lady",
+        "waitress",
+        "actress",
+    ),
+}
+AUXILIARIES = ("can", "will", "would", "could", "might", "did", "should", "may")
+TRANSITIVE = (
+    "hurt",
+    "see",
+    "help",
+    "blame",
+    "praise",
+    "trust",
+    "defend",
+    "describe",
+    "admire",
+    "doubt",
+    "forgive",
+    "teach",
+    "find",
+    "hide",
+)
+INTRANSITIVE = ("sleep", "laugh", "smile", "wait", "run", "walk", "swim", "work", "talk", "sing", "dance", "cry")
+LONG = 0.443
+"""The share of sentences with a relative clause, as in the published set: 4,430 of 10,000."""
+
+MOST = 20_000
+"""There are 16,128 sentences without a relative clause."""
+
+DISTRACTORS = (
+    "The people believed .",
+    "and as obama says ,",
+    "the girl believes that .",
+    "and that is what the boy said .",
+    "and it is like they say .",
+    "and as they say ,",
+    "everyone believes that",
+    "and",
+)
+"""What may stand before or after a sentence (paper A, section 5.6)."""
+
+
+@dataclass(frozen=True)
+class Reflexive:
+    """A sentence with a question: what does the reflexive look at most?
+
+    Attributes:
+        words: of the sentence; ``place``: that of the reflexive; ``antecedent``: those of its determiner and noun.
+    """
+
+    words: tuple[str, ...]
+    place: int
+    antecedent: tuple[int, int]
+
+    def beside(self, distractor: Sequence[str], *, before: bool) -> Reflexive:
+        """The sentence with other words before or after it."""
+        if not before:
+            return Reflexive((*self.words, *distractor), self.place, self.antecedent)
+        more = len(distractor)
+        first, second = self.antecedent
+        return Reflexive((*distractor, *self.words), self.place + more, (first + more, second + more))
+
+
+def sentences(number: int, seed: int = 0) -> Iterator[Reflexive]:
+    """Sentences of the grammar, all different, at most `MOST`: ``Det N [who Aux V] Aux V himself``.  The antecedent is words 0 and 1, and never
+    next to the reflexive."""
+    drawn, known = random.Random(seed), set[tuple[str, ...]]()
+    for _ in range(number):
+        is_long = drawn.random() < LONG
+        while (found := _words(drawn, is_long)) in known:
+            pass
+        known.add(found)
+        yield Reflexive(found, len(found) - 1, (0, 1))
+
+
+def _words(drawn: random.Random, is_long: bool) -> tuple[str, ...]:
+    reflexive = drawn.choice(sorted(NOUNS))
+    clause = ("who", drawn.choice(AUXILIARIES), drawn.choice(INTRANSITIVE)) if is_long else ()
+    subject = drawn.choice(DETERMINERS), drawn.choice(NOUNS[reflexive])
+    return (*subject, *clause, drawn.choice(AUXILIARIES), drawn.choice(TRANSITIVE), reflexive)
+
+
+def with_distractors(found: Sequence[Reflexive], *, before: bool, seed: int = 0) -> list[Reflexive]:
+    """Each sentence with one of `DISTRACTORS`, drawn anew for each."""
+    drawn = random.Random(seed)
+    return [one.beside(drawn.choice(DISTRACTORS).split(), before=before) for one in found]

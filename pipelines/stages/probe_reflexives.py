@@ -1,0 +1,142 @@
+"""Stage ``probe-reflexive``: does ``himself`` look most at what it refers to?
+
+Reads a model and, if given, a file of sentences; otherwise sentences of a grammar.  Writes probe@1: ``heads.parquet`` (one
+row for each head), ``probe.json`` and ``heads.png``.
+
+Source: Lin et al. 2019; paper A, sections 5.5 and 5.6; `guidance.probes.reflexives`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.stages.probe_coreference import ReadingConfig
+from pipelines.storage.store import Store
+from pipelines.text.sources import expand
+
+if TYPE_CHECKING:
+    from guidance.probes.reflexives import Reflexive
+    from guidance.sites import Site
+    from pipelines.probing.watched import Read
+
+UNITS: Mapping[str, str] = {"accuracy": "share of reflexives that look most at their determiner or noun"}
+
+
+class Config(ReadingConfig):
+    """Which sentences are asked about."""
+
+    sentences: int = Field(10_000, ge=1, le=20_000, description="how many sentences of the grammar to draw")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the sentences and distractors")
+    distractor: Literal["none", "before", "after"] = Field(
+        "none",
+        description="put other words before each sentence, as the published code does, or after it, as the paper says",
+    )
+    batch_size: int = knob(64, "sentences per batch", ge=1)
+
+
+def run(model: str, file: str | None, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Probe a model.
+
+    Args:
+        model: a reference, or a model folder.
+        file: lines of a sentence, the number of its reflexive from 0, and its determiner and noun, with tabs between; None
+            for sentences of the grammar.
+
+    Raises:
+        InputError: a line is written otherwise; or no sentence has only words of one token.
+    """
+    from pipelines.training.plan_inputs import model_input
+
+    check_working_folder()
+    with ExitStack() as stack:
+        inputs: dict[str, Any] = {"model": model_input(model, store)}
+        if file is not None:
+            inputs["sentences"] = stack.enter_context(expand([file], any_kind=True, stdin=None)).files(None, None)
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    import torch
+
+    from guidance.probes.reflexives import with_distractors
+    from pipelines.probing.heads import best, heads_picture, write_heads
+    from pipelines.probing.watched import WatchedModel
+    from pipelines.training.learner import folder_of
+
+    config = run.config
+    folder = folder_of(run.inputs["model"])
+    model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
+    found = list(itertools.islice(_sentences(run), config.limit or None))
+    if config.distractor != "none":
+        found = with_distractors(found, before=config.distractor == "before", seed=config.seed)
+    whole = [one for one in found if model.has_whole_words(one.words)]
+    if not whole:
+        raise InputError(
+            "every sentence has a word that the tokenizer splits",
+            hint="a tokenizer with a larger vocabulary, or other sentences",
+        )
+    right: dict[Site, torch.Tensor] = {}
+    with run.progress.task("probe", total=len(whole), unit="sentences") as bar:
+        for start in range(0, len(whole), config.batch_size):
+            some = whole[start : start + config.batch_size]
+
+            def watch(
+                number: int, read: Read, site: Site, attention_HWW: torch.Tensor, some: Sequence[Reflexive] = some
+            ) -> None:
+                row_HW = attention_HWW[:, read.place[some[number].place]]
+                targets = [read.place[word] for word in some[number].antecedent]
+                others = [place for place in range(row_HW.shape[-1]) if place not in targets]
+                correct_H = row_HW[:, targets].amax(-1) > row_HW[:, others].amax(-1)
+                right[site] = right.get(site, 0) + correct_H.long().cpu()
+
+            model.look_at_all([one.words for one in some], watch, config.words)
+            bar.advance(len(some))
+    rows = write_heads(run, {"accuracy": {site: count.double() / len(whole) for site, count in right.items()}}, UNITS)
+    values = [row["accuracy"] for row in rows]
+    summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values)}
+    counts = {"sentences": len(whole), "split_sentences": len(found) - len(whole)}
+    run.out.write_json("probe.json", {"schema": 1, "probe": "reflexive", "counts": counts, **summary})
+    title = f"Reflexives that look at their antecedent (%)\n{len(whole):,} sentences"
+    run.out.write("heads.png", heads_picture(rows, "accuracy", title=title, label="share of sentences"))
+    run.out.counts |= {"probe": "reflexive", **counts, **summary}
+    if counts["split_sentences"]:
+        run.warn(
+            f"{counts['split_sentences']:,} of {len(found):,} sentences have a word that the tokenizer splits, and are left out"
+        )
+
+
+def _sentences(run: Run) -> Iterator[Reflexive]:
+    """The sentences of the file, or of the grammar."""
+    from guidance.probes.reflexives import Reflexive, sentences
+    from pipelines.text.blocks import Notes
+    from pipelines.text.readers import open_lines
+
+    given = run.inputs.get("sentences")
+    if given is None:
+        yield from sentences(run.config.sentences, run.config.seed)
+        return
+    for path, name in zip(given.paths, given.names, strict=True):
+        for number, line in open_lines(path, name, "utf-8", Notes()):
+            if not line.strip():
+                continue
+            cells = line.rstrip("\r\n").split("\t")
+            words, place = tuple(cells[0].split()), cells[1].strip() if len(cells) > 1 else ""
+            antecedent = tuple(cells[2].split()) if len(cells) > 2 else ()
+            starts = [n for n in range(len(words) - 1) if words[n : n + 2] == antecedent]
+            if not (place.isdecimal() and int(place) < len(words)) or not starts:
+                raise InputError(
+                    f"{name!r}, line {number}: not a sentence, the number of its reflexive, and its determiner and noun",
+                    hint="three columns with tabs between, such as: the man can see himself, 4, the man",
+                )
+            yield Reflexive(words, int(place), (starts[0], starts[0] + 1))
+
+
+STAGE = Stage("probe-reflexive", "probe", 1, Config, build)

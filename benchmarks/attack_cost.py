@@ -17,6 +17,7 @@ training above that before it (CPU), or the peak of what is allocated (CUDA); th
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import logging
 import os
@@ -50,7 +51,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 def examples(texts: Path, folder: Path, length: int, tokens: int) -> str:
     """A file of examples with at least as many words as tokens are wanted, and labels that mean nothing."""
-    words = " ".join(path.read_text(encoding="utf-8") for path in sorted(texts.glob("*.txt"))[:4]).split()
+    words: list[str] = []
+    for path in sorted(texts.glob("*.txt*"))[:4]:
+        data = path.read_bytes()
+        words += (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8").split()
+    if not words:
+        raise SystemExit(f"{texts}: no text")
     number = STEPS * tokens // length
     words *= 1 + number * length // len(words)
     path = folder / f"{length}.jsonl"

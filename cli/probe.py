@@ -10,7 +10,13 @@ import typer
 from cli.options import Session, stage_command
 from cli.tables import folded
 from pipelines.engine.stage import Result
-from pipelines.stages import probe_coreference, probe_dependencies, probe_reflexives, probe_relevance
+from pipelines.stages import (
+    probe_coreference,
+    probe_dependencies,
+    probe_importance,
+    probe_reflexives,
+    probe_relevance,
+)
 
 SHOWN = 15
 """Relations in the table on the terminal; all are in ``probe.json``."""
@@ -175,6 +181,42 @@ def probe_relevance_command(
     if counts["left_out"]:
         session.tell("not measured: " + "; ".join(f"{name}: {why}" for name, why in counts["left_out"].items()))
     return result
+
+
+@stage_command(
+    "probe importance",
+    probe_importance.Config,
+    examples=[
+        "guide probe importance reviews-model reviews",
+        "guide probe importance summariser papers --split test --by-layer",
+        "guide finetune reviews --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
+    ],
+    next_command="guide show {}",
+)
+def probe_importance_command(
+    session: Session,
+    config: probe_importance.Config,
+    model: Model,
+    data: Annotated[str, typer.Argument(help="A dataset of its task, or sequences of one.", show_default=False)],
+) -> Result:
+    """Measure how much the loss of a fine-tuned model depends on each head (first-order Taylor importance).
+
+    Gradients of the mean loss are added up over the batches of a split.  The importance of a head is the sum of the squares of
+    gradient times weight, over its rows of the query, key and value matrices and its columns of the output matrix.
+    """
+    import pyarrow.parquet as pq
+
+    result = probe_importance.run(model, data, config, **session.options())
+    with result.artifact.open("heads.parquet") as file:
+        ranked = sorted(pq.read_table(file).to_pylist(), key=lambda row: -row["importance"])
+    chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
+    for line in folded(("head", "score", "importance"), [_important(row) for row in chosen], None):
+        session.tell(line)
+    return result
+
+
+def _important(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return _head(row), f"{row['score']:.3f}", f"{row['importance']:.3g}"
 
 
 def _head(row: Mapping[str, Any]) -> str:

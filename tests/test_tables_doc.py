@@ -21,6 +21,8 @@ from pipelines.stages import (
     masks,
     probe_coreference,
     probe_dependencies,
+    probe_importance,
+    probe_reflexives,
     sequences,
     tokenizer,
 )
@@ -58,6 +60,8 @@ SCHEMAS = {
     "runs.parquet": run_schema(),
     "heads.parquet of coref": head_schema(probe_coreference.UNITS),
     "heads.parquet of deps": head_schema(probe_dependencies.UNITS),
+    "heads.parquet of reflexive": head_schema(probe_reflexives.UNITS),
+    "heads.parquet of importance": head_schema(probe_importance.UNITS),
     "relations.parquet": probe_dependencies.relation_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")

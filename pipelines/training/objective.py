@@ -147,12 +147,14 @@ class Task(Objective):
             that fits is chosen.
         metrics: the metrics that a validation reports; all of them are better when they are higher.
         answers: what ``guide predict`` says of each example of a split, in JSON's types.
+        head: gives the class of its `pipelines.training.learners.examples.Head`, which is imported only then.
         output: the name of the model's output, if it has only one.
     """
 
     shape: str
     metrics: tuple[str, ...]
     answers: Answers
+    head: Callable[[], Any]
     output: str = ""
     fits: Callable[[Mapping[str, Any]], bool] = lambda counts: True
 

@@ -36,6 +36,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return answers(run, model, handle, TASK, Choices)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.choice import Choices
+
+    return Choices
+
+
 TASK = Task(
     name="choice",
     learns="which choice is right",
@@ -51,5 +57,6 @@ TASK = Task(
     shape="choices",
     metrics=("accuracy",),
     answers=_answers,
+    head=_head,
     output="right",
 )

@@ -53,6 +53,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return answers(run, model, handle, TASK, Classes)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.classification import Classes
+
+    return Classes
+
+
 TASK = Task(
     name="classification",
     learns="a label for each text or pair",
@@ -74,4 +80,5 @@ TASK = Task(
     fits=_fits,
     metrics=("accuracy", "f1_macro", "f1", "matthews"),
     answers=_answers,
+    head=_head,
 )

@@ -38,6 +38,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return answers(run, model, handle, TASK, Value)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.classification import Value
+
+    return Value
+
+
 TASK = Task(
     name="regression",
     learns="a number for each text or pair",
@@ -54,5 +60,6 @@ TASK = Task(
     fits=are_numbers,
     metrics=("pearson", "spearman"),
     answers=_answers,
+    head=_head,
     output="value",
 )

@@ -52,6 +52,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return sections(run, model, handle, TASK)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.binary import Boundaries
+
+    return Boundaries
+
+
 TASK = Task(
     name="segmentation",
     learns="where the sections of a document end",
@@ -69,5 +75,6 @@ TASK = Task(
     fits=_fits,
     metrics=("f1", "precision", "recall"),
     answers=_answers,
+    head=_head,
     output="section_ends",
 )

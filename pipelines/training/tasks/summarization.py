@@ -38,6 +38,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return summaries(run, model, handle, TASK)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.binary import Sentences
+
+    return Sentences
+
+
 TASK = Task(
     name="summarization",
     learns="the sentences that make a summary",
@@ -54,5 +60,6 @@ TASK = Task(
     fits=_fits,
     metrics=("oracle_f1",),
     answers=_answers,
+    head=_head,
     output="in_summary",
 )

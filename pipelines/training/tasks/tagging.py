@@ -36,6 +36,12 @@ def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
     return answers(run, model, handle, TASK, Tags)
 
 
+def _head() -> Any:
+    from pipelines.training.learners.tagging import Tags
+
+    return Tags
+
+
 TASK = Task(
     name="tagging",
     learns="a tag for each word",
@@ -51,4 +57,5 @@ TASK = Task(
     shape="tags",
     metrics=("f1", "precision", "recall", "token_f1", "accuracy"),
     answers=_answers,
+    head=_head,
 )

@@ -11,19 +11,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
+import guidance
 from guidance.errors import InputError
+from guidance.probes.importance import Importance
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
     probe_coreference,
     probe_dependencies,
+    probe_importance,
     probe_reflexives,
     probe_relevance,
 )
 from pipelines.storage.store import Store
-from tests import trainings
+from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
 
@@ -316,3 +319,46 @@ def test_a_head_of_the_plan_stands_out(store: Store, tmp_path: Path) -> None:
     assert found["outstanding"] == ["0-1"]
     assert found["best"]["next"] > 0.8
     assert (made.path / "heads-next.png").is_file()
+
+
+@pytest.mark.parametrize("accumulate", ["gradients", "scores"])
+def test_importance_is_that_of_ones_own_gradients(store: Store, tmp_path: Path, accumulate: str) -> None:
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
+    trained = finetunings.train(store, data, steps=3).artifact
+    config = probe_importance.Config(batch_size=3, accumulate=accumulate)  # type: ignore[arg-type]
+    made = probe_importance.run(trained.reference, data.reference, config, store=store).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    model = AutoModelForSequenceClassification.from_pretrained(trained.path)
+    tokenizer = AutoTokenizer.from_pretrained(trained.path)
+    handle = guidance.install(model, guidance.Plan())
+    counted = Importance(model, handle.sites)
+    totals: dict[Any, torch.Tensor] = {}
+    examples = finetunings.reviews(6)
+    for some in (examples[:3], examples[3:]):
+        given = tokenizer([row["text"] for row in some], return_tensors="pt", padding=True)
+        labels = torch.tensor([model.config.label2id[row["label"]] for row in some])
+        model(**given, labels=labels).loss.backward()
+        if accumulate == "scores":
+            totals = {site: totals.get(site, 0) + scores for site, scores in counted.scores().items()}
+            model.zero_grad()
+    expected = totals or counted.scores()
+    for row in rows:
+        (site,) = (site for site in expected if site.layer == row["layer"])
+        assert row["importance"] == pytest.approx(float(expected[site][row["head"]]), rel=1e-4)
+    assert {min(row["score"] for row in rows), max(row["score"] for row in rows)} == {0.0, 1.0}
+    best = made.counts["best"]
+    assert best["importance"] == max(row["importance"] for row in rows)
+    # a plan chooses heads by this file
+    plan = written(tmp_path, "plan.toml", '[[guide]]\nmechanism = "off"\nheads = ["least important 1"]\n')
+    pruned = finetunings.train(store, data, steps=1, plan=plan, scores=str(made.path / "heads.parquet"))
+    assert pruned.artifact.counts["steps"] == 1
+
+
+def test_importance_needs_a_head_for_the_task(store: Store, tmp_path: Path) -> None:
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
+    folder = saved(tmp_path / "model", matching())
+    with pytest.raises(InputError):
+        probe_importance.run(folder, data.reference, probe_importance.Config(), store=store)
+    trained = finetunings.train(store, data, steps=1).reference
+    with pytest.raises(InputError, match="has no 'test'"):
+        probe_importance.run(trained, data.reference, probe_importance.Config(split="test"), store=store)

@@ -1,0 +1,109 @@
+"""How much a loss depends on each head: the first-order Taylor importance of its weights.
+
+Source: Molchanov et al. 2017; the form of T3-Vis, which Li et al. 2022 used (METHODS E.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from guidance.errors import UnsupportedModel
+from guidance.sites import Site
+
+Form = Literal["elementwise", "joint"]
+
+_INTO = (
+    *(("query", "key", "value"), ("query_proj", "key_proj", "value_proj")),
+    *(("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("q", "k", "v")),
+)
+"""The names of the matrices whose rows belong to heads."""
+
+_OUT = ("out_lin", "out_proj", "o", "Wo", "dense", "up")
+"""The names of the matrix whose columns belong to heads, where it is part of the attention module."""
+
+
+class Importance:
+    """Collects the importance of heads from the gradients of a model.
+
+    It sums over a head's rows of the query, key and value matrices and biases, and its columns of the output matrix, whose bias
+    belongs to no head: the squares of gradient times weight, or with ``joint`` the square of their sum.  For added heads the
+    output matrix is the projection back to the model's width.  Layers that share their weights share their importance.
+
+    Args:
+        model: with the gradients of a loss in its parameters when `scores` is called.
+        sites: of its attention modules; `guidance.installation.Handle.sites`.
+
+    Raises:
+        UnsupportedModel: the matrices of an attention module are not found.
+    """
+
+    def __init__(
+        self, model: nn.Module, sites: Mapping[nn.Module, tuple[Site, ...]], form: Form = "elementwise"
+    ) -> None:
+        self.form = form
+        names = {module: name for name, module in model.named_modules()}
+        self._parts = [(own, list(_matrices(model, names[module], module, own[0]))) for module, own in sites.items()]
+
+    def scores(self) -> dict[Site, Tensor]:
+        """The importance of each head, (H,), float64; a parameter without a gradient counts nothing."""
+        found: dict[Site, Tensor] = {}
+        for sites, parts in self._parts:
+            heads = sites[0].num_heads
+            terms = [
+                _by_head(parameter, heads, dim, groups)
+                for parameter, dim, groups in parts
+                if parameter.grad is not None
+            ]
+            products_HN = torch.cat(terms, dim=1) if terms else torch.zeros(heads, 1, dtype=torch.float64)
+            summed = products_HN.square().sum(-1) if self.form == "elementwise" else products_HN.sum(-1).square()
+            found |= dict.fromkeys(sites, summed.cpu())
+        return found
+
+
+def _by_head(parameter: Tensor, heads: int, dim: int, groups: int) -> Tensor:
+    """Gradient times weight, (H, N): of rows (``dim`` 0), in ``groups`` one after the other, or of columns (1)."""
+    assert parameter.grad is not None
+    product = parameter.grad.double() * parameter.detach().double()
+    if dim == 1:
+        return product.unflatten(1, (heads, -1)).transpose(0, 1).flatten(1)
+    return product.unflatten(0, (groups, heads, -1)).transpose(0, 1).flatten(1)
+
+
+def _matrices(model: nn.Module, name: str, module: nn.Module, site: Site) -> Iterator[tuple[Tensor, int, int]]:
+    """The parameters of the heads of a module, with the dimension that heads divide, and how many groups of heads it has."""
+    children = dict(module.named_children())
+    if isinstance(fused := children.get("Wqkv"), nn.Linear):
+        into: list[tuple[nn.Module, int]] = [(fused, 3)]
+    else:
+        chosen = next((names for names in _INTO if all(child in children for child in names)), None)
+        if chosen is None:
+            raise UnsupportedModel(f"{name}: a {type(module).__name__}, whose queries, keys and values were not found")
+        into = [(children[child], 1) for child in chosen]
+    for linear, groups in into:
+        for parameter in (linear.weight, linear.bias):
+            if isinstance(parameter, Tensor):
+                yield parameter, 0, groups
+    out = next((children[child] for child in _OUT if child in children), None)
+    if out is None:  # BERT and its kind have it beside the attention module
+        parent = model.get_submodule(name.rpartition(".")[0])
+        out = getattr(getattr(parent, "output", None), "dense", None)
+    if not isinstance(out, nn.Linear):
+        raise UnsupportedModel(f"{name}: the output matrix of a {type(module).__name__} was not found")
+    yield out.weight, 1, 1
+
+
+def normalised(scores: Mapping[Site, Tensor], *, by_layer: bool = False) -> dict[Site, Tensor]:
+    """Scores from 0 to 1: (I - min) / (max - min) over all heads, or over those of each site; 0 where all are equal."""
+    groups = [[site] for site in scores] if by_layer else [list(scores)]
+    found: dict[Site, Tensor] = {}
+    for group in groups:
+        values = torch.cat([scores[site] for site in group])
+        low, spread = values.min(), values.max() - values.min()
+        found |= {
+            site: (scores[site] - low) / spread if spread > 0 else torch.zeros_like(scores[site]) for site in group
+        }
+    return found

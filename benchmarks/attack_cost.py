@@ -4,8 +4,8 @@
 
 A classifier of 4 layers x 256 with 8 heads, on examples that fill the whole length; a batch has 2,048 tokens.  In every round all methods
 take their turn in a random order, each with `guide finetune` for eight steps, of which the first two do not count.  Times are
-medians over rounds of the median step; ratios are medians of the ratios within a round.  Memory is the highest resident size during the
-training above that before it (CPU), or the peak of what is allocated (CUDA); the median over rounds.
+medians over rounds of the median step; ratios are medians of the ratios within a round.  Memory is the most that autograd keeps for the
+backward pass at any moment of a step, weights included (CPU), or the peak of what is allocated (CUDA).
 
     plain       no adversary
     ASA         preset:asa, all heads attacked by a learned mask in a second pass
@@ -26,6 +26,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,59 +69,85 @@ def examples(texts: Path, folder: Path, length: int, tokens: int) -> str:
     return str(path)
 
 
-class Peak:
-    """The highest memory in use since it was made, in bytes above what was in use then."""
+class Kept:
+    """Counts the bytes that autograd keeps for the backward pass, each storage once, and their peak."""
 
-    def __init__(self, device: str) -> None:
-        self._cuda = device == "cuda"
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident size
-        self._before = self._now("VmRSS")
+    def __init__(self) -> None:
+        self.peak = self._now = 0
+        self._uses: dict[int, int] = {}
 
-    def _now(self, key: str) -> int:
-        if self._cuda:
-            return torch.cuda.memory_allocated() if key == "VmRSS" else torch.cuda.max_memory_allocated()
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith(key)))
+    def pack(self, tensor: torch.Tensor) -> _Held:
+        storage = tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not self._uses.get(place):
+            self._now += size
+            self.peak = max(self.peak, self._now)
+        self._uses[place] = self._uses.get(place, 0) + 1
+        return _Held(self, tensor.detach(), place, size)
 
-    def above(self) -> int:
-        return self._now("VmHWM") - self._before
+    def release(self, place: int, size: int) -> None:
+        self._uses[place] -= 1
+        if not self._uses[place]:
+            self._now -= size
 
 
-def measure(data: str, length: int, tokens: int, method: str, seed: int, device: str, store: Store) -> dict[str, float]:
-    """Seconds of a step, and bytes."""
+@dataclass
+class _Held:
+    """A tensor that autograd keeps; it is released when autograd forgets it."""
+
+    kept: Kept
+    tensor: torch.Tensor
+    place: int
+    size: int
+
+    def __del__(self) -> None:
+        self.kept.release(self.place, self.size)
+
+
+def train(data: str, length: int, tokens: int, method: str, seed: int, steps: int, device: str, store: Store) -> Any:
+    """The model of a run."""
     given = {**SHAPE, **METHODS[method], "max_length": length, "batch_size": tokens // length, "seed": seed}
     if given.get("plan") == "bernoulli.toml":
         given["plan"] = str(store.root / "bernoulli.toml")
-    peak = Peak(device)
-    made = finetune.run(data, finetune.Config(**given, steps=STEPS, device=device, save_every=STEPS), store=store)
+    made = finetune.run(data, finetune.Config(**given, steps=steps, device=device, save_every=steps), store=store)
     assert made is not None
-    with made.artifact.open("metrics.parquet") as file:
+    return made.artifact
+
+
+def seconds_of(*arguments: Any) -> float:
+    """Seconds of a step; the arguments are those of `train`, but for the number of steps."""
+    *before, device, store = arguments
+    with train(*before, STEPS, device, store).open("metrics.parquet") as file:
         seconds = pq.read_table(file, columns=["seconds"])["seconds"].to_pylist()[SKIPPED:]
-    return {"seconds": statistics.median(seconds), "bytes": peak.above()}
+    return float(statistics.median(seconds))
 
 
-def rows_of(found: Mapping[str, Sequence[Mapping[str, float]]], length: int) -> list[dict[str, Any]]:
+def bytes_of(*arguments: Any) -> int:
+    """The most memory that one step takes; see `seconds_of`."""
+    *before, device, store = arguments
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        train(*before, 1, device, store)
+        return torch.cuda.max_memory_allocated()
+    kept = Kept()
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda held: held.tensor):
+        train(*before, 1, device, store)
+    return kept.peak
+
+
+def rows_of(seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int], length: int) -> list[dict[str, Any]]:
     """The figures of each method at one length."""
-    rows = []
-    for method, rounds in found.items():
-        ratios = {
-            key: statistics.median(one[key] / plain[key] for one, plain in zip(rounds, found["plain"], strict=True))
-            for key in ("seconds", "bytes")
+    return [
+        {
+            "length": length,
+            "method": method,
+            "seconds": statistics.median(own),
+            "over_plain": statistics.median(one / plain for one, plain in zip(own, seconds["plain"], strict=True)),
+            "mebibytes": memory[method] / 2**20,
+            "memory_over_plain": memory[method] / memory["plain"],
         }
-        rows.append(
-            {
-                "length": length,
-                "method": method,
-                "seconds": statistics.median(one["seconds"] for one in rounds),
-                "over_plain": ratios["seconds"],
-                "mebibytes": statistics.median(one["bytes"] for one in rounds) / 2**20,
-                "memory_over_plain": ratios["bytes"],
-            }
-        )
-    return rows
+        for method, own in seconds.items()
+    ]
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -154,14 +181,15 @@ def main() -> None:
         for length in map(int, arguments.lengths.split(",")):
             file = examples(arguments.texts, Path(scratch), length, arguments.tokens)
             data = dataset.run({"train": [file]}, dataset.Config(valid_fraction=0.0), store=store).reference
-            measure(data, length, arguments.tokens, "plain", arguments.rounds, arguments.device, store)  # warms up
-            found: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+            own = (data, length, arguments.tokens)
+            where = (arguments.device, store)
+            seconds_of(*own, "plain", arguments.rounds, *where)  # warms up
+            seconds: dict[str, list[float]] = {method: [] for method in METHODS}
             for number in range(arguments.rounds):
                 for method in random.Random(number).sample(sorted(METHODS), len(METHODS)):
-                    found[method].append(
-                        measure(data, length, arguments.tokens, method, number, arguments.device, store)
-                    )
-            rows += rows_of(found, length)
+                    seconds[method].append(seconds_of(*own, method, number, *where))
+            memory = {method: bytes_of(*own, method, 0, *where) for method in METHODS}
+            rows += rows_of(seconds, memory, length)
             print(as_markdown(rows[-len(METHODS) :]), flush=True)
     about: dict[str, Any] = {
         "rounds": arguments.rounds,

@@ -186,6 +186,7 @@ TABLES = {
             "FreeLB-3": {"adversarial": "freelb"},
             # the words of the starter are 0.58 long in the median, those of BERT 1.4
             "FreeLB-3, scaled": {"adversarial": "freelb", "adversarial_rate": 0.04, "adversarial_start": 0.008},
+            "FreeLB-3, small": {"adversarial": "freelb", "adversarial_rate": 0.01, "adversarial_start": 0.002},
             "SMART": {"adversarial": "smart"},
             "Bernoulli 0.1": {"plan": masks(0.1)},
             "plain, from scratch": {"init": "", **SHAPE},

@@ -150,7 +150,9 @@ WORDS: dict[str, Any] = {
     "patience": 3,
     "warmup_fraction": 0,
 }
-PRETRAINED: dict[str, Any] = {"init": "starter"} | dict.fromkeys(("architecture", "layers", "hidden", "heads", "ffn"))
+PRETRAINED: dict[str, Any] = {"init": "starter", "extend_positions": True} | dict.fromkeys(
+    ("architecture", "layers", "hidden", "heads", "ffn")
+)
 """In a table of new models: start from `starter`."""
 SENTENCES = {"format": "label-text", "encoding": "latin-1"}
 

@@ -72,6 +72,8 @@ def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
 def extend_positions(model: Any, length: int) -> None:
     """Make room for sequences of ``length`` tokens: further positions begin as copies of the last one.
 
+    Rotary positions have no table; there the limit alone is raised.
+
     Raises:
         InputError: the model has no table of positions that could grow.
 
@@ -79,6 +81,9 @@ def extend_positions(model: Any, length: int) -> None:
     """
     most = longest_input(model.config)
     if most is None or most >= length:
+        return
+    if model.config.model_type in _ROTARY:
+        model.config.max_position_embeddings = length
         return
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     if model.config.model_type not in _WITH_POSITIONS or not isinstance(table, torch.nn.Embedding):
@@ -99,6 +104,9 @@ def extend_positions(model: Any, length: int) -> None:
             persistent = name not in embeddings._non_persistent_buffers_set
             embeddings.register_buffer(name, values, persistent=persistent)
 
+
+_ROTARY = ("modernbert",)
+"""Families whose positions are angles."""
 
 _WITH_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 """Families whose positions are rows of one table."""

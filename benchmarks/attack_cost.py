@@ -202,7 +202,7 @@ def main() -> None:
     path = arguments.out / "attack_cost.json"
     path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     title = "# Time and memory of a fine-tuning step under adversaries (paper D, figure 4)"
-    command = f"`python -m benchmarks.attack_cost --rounds {arguments.rounds} --device {arguments.device}`"
+    command = f"`python -m benchmarks.attack_cost --rounds {arguments.rounds} --tokens {arguments.tokens}`, {arguments.device}"
     text = f"{title}\n\n{command}, {torch.get_num_threads()} thread, 4 layers x 256, {arguments.tokens:,} tokens in a batch.\n\n"
     path.with_suffix(".md").write_text(text + as_markdown(rows) + "\n", encoding="utf-8")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from guidance.errors import InputError, PlanError
 from pipelines.progress import Progress, log
@@ -19,6 +19,8 @@ from pipelines.training.plan_inputs import features
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+
+AnyConfig = TypeVar("AnyConfig", bound=Any)
 
 SYNTAX = ("head", "relation", "pos", "negation", "stop_word")
 """The features that a parser finds."""
@@ -121,6 +123,49 @@ def build_masks(
     assert joined is not None, "only shards give None"
     _tell("masks", joined)
     return [joined.reference]
+
+
+def read_by(
+    model: str, folder: Path, dataset: Artifact, config: AnyConfig, store: Store, progress: Progress | None
+) -> tuple[Artifact, AnyConfig]:
+    """The sequences of a dataset for a trained model, and the configuration with the masks that its plan needs.
+
+    Args:
+        model: its reference or folder; folder: that of its files.
+        config: with ``sequence_length``, ``parser`` and ``masks``, which are not made if they were given.
+
+    Raises:
+        PlanError: the plan reads syntax, and there is neither a parser nor masks.
+    """
+    from guidance.checkpoint import find_plan
+    from guidance.plan import Plan
+
+    plan = find_plan(folder) or Plan()
+    if not config.masks:
+        check_parser(plan, str(folder), config.parser, training=False)
+    made = build_sequences(dataset, str(folder), longest(model, config.sequence_length, store), store, progress)
+    if config.masks:
+        return made, config
+    idf_of_training = trained_idf(model, store)
+    masks_made = build_masks(
+        made,
+        dataset,
+        plan,
+        str(folder),
+        config.parser,
+        store,
+        progress,
+        training=False,
+        known_idf=idf_of_training,
+    )
+    return made, config.model_copy(update={"masks": "".join(masks_made)})
+
+
+def check_split(data: Artifact, split: str) -> None:
+    """Raises InputError when some sequences have none in a split."""
+    if not int(data.files.get(f"{split}.parquet", {}).get("rows") or 0):
+        splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
+        raise InputError(f"{data.reference} has no sequences in {split!r}", hint=f"--split {' or '.join(splits)}")
 
 
 def trained_idf(model: str, store: Store) -> str:

@@ -85,7 +85,8 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
         inputs: dict[str, Any] = {"model": model_input(model, store)}
         given = stack.enter_context(store.load(data))
         if given.kind == "corpus" and task_inputs.is_dataset(given):
-            sequences, config = _sequences_of(given, model, folder_of(inputs["model"]), config, store, options)
+            folder, progress = folder_of(inputs["model"]), options.get("progress")
+            sequences, config = task_inputs.read_by(model, folder, given, config, store, progress)
         else:
             sequences = store.load(data, kind="sequences")
         stack.enter_context(sequences)
@@ -95,45 +96,13 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
         if evaluation.needs_corpus:
             inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
         inputs |= load_inputs(config, [sequences], store)
-        if not _rows(sequences, config.split):
-            splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
-            hint = f"--split {' or '.join(splits)}"
-            raise InputError(f"{sequences.reference} has no sequences in {config.split!r}", hint=hint)
+        task_inputs.check_split(sequences, config.split)
         if evaluation.floors and config.floors:
             if _rows(sequences, "train"):
                 inputs["floors"] = _floors(evaluation, config, inputs, store, options)
             else:
                 log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
         return run_stage(STAGE, config, inputs, store=store, **options)
-
-
-def _sequences_of(
-    dataset: Artifact, model: str, folder: Path, config: Config, store: Store, options: Options
-) -> tuple[Artifact, Config]:
-    """The sequences of a dataset for a model, and the configuration with the masks that its plan needs."""
-    from guidance.checkpoint import find_plan
-    from guidance.plan import Plan
-
-    plan = find_plan(folder) or Plan()
-    if not config.masks:
-        task_inputs.check_parser(plan, str(folder), config.parser, training=False)
-    length = task_inputs.longest(model, config.sequence_length, store)
-    progress = options.get("progress")
-    made = task_inputs.build_sequences(dataset, str(folder), length, store, progress)
-    if not config.masks:
-        masks = task_inputs.build_masks(
-            made,
-            dataset,
-            plan,
-            str(folder),
-            config.parser,
-            store,
-            progress,
-            training=False,
-            known_idf=task_inputs.trained_idf(model, store),
-        )
-        config = config.model_copy(update={"masks": "".join(masks)})
-    return made, config
 
 
 def _check_settings(evaluation: Evaluation, config: Any) -> None:

@@ -63,38 +63,17 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     Raises:
         InputError: the model is of another task, or of none; or the split is empty or has no labels.
     """
-    from guidance.checkpoint import find_plan
-    from guidance.plan import Plan
-
     check_working_folder()
     with contextlib.ExitStack() as stack:
         inputs: dict[str, Any] = {"model": model_input(model, store)}
         folder = folder_of(inputs["model"])
         dataset, sequences = task_inputs.open_data(data, store, stack)
-        plan, progress = find_plan(folder) or Plan(), options.get("progress")
         if sequences is None:
-            if not config.masks:
-                task_inputs.check_parser(plan, str(folder), config.parser, training=False)
-            length = task_inputs.longest(model, config.sequence_length, store)
-            sequences = stack.enter_context(task_inputs.build_sequences(dataset, str(folder), length, store, progress))
-        if not config.masks:
-            masks = task_inputs.build_masks(
-                sequences,
-                dataset,
-                plan,
-                str(folder),
-                config.parser,
-                store,
-                progress,
-                training=False,
-                known_idf=task_inputs.trained_idf(model, store),
-            )
-            config = config.model_copy(update={"masks": "".join(masks)})
+            sequences, config = task_inputs.read_by(model, folder, dataset, config, store, options.get("progress"))
+            stack.enter_context(sequences)
         inputs["sequences"] = sequences
         inputs |= load_inputs(config, [sequences], store)
-        if not int(sequences.files.get(f"{config.split}.parquet", {}).get("rows") or 0):
-            splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
-            raise InputError(f"{sequences.reference} has no {config.split!r}", hint=f"--split {' or '.join(splits)}")
+        task_inputs.check_split(sequences, config.split)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

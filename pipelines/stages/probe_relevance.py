@@ -1,7 +1,7 @@
 """Stage ``probe-relevance``: how much of its attention does each head spend on each pattern?
 
 Reads a model, sequences, and masks if they are given.  Writes probe@1: ``heads.parquet`` (one row for each head, one column for
-each pattern), ``probe.json`` (for each pattern the heads that stand out) and ``heads.png``.
+each pattern), ``probe.json`` (for each pattern the heads that stand out) and ``heads-PATTERN.png`` for a few patterns.
 
 Source: Li et al. 2022, equation 1 and section 3.1; `guidance.probes.relevance`.
 """
@@ -42,6 +42,7 @@ class Config(stage.Config):
     )
     masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
     scores: str = knob("", "a JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score")
+    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
     sequence_length: int = knob(
         0, "for a dataset: longest sequence, in tokens; by default as in training, or 128", ge=0
     )
@@ -69,16 +70,13 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
         inputs: dict[str, Any] = {"model": model_input(model, store)}
         given = stack.enter_context(store.load(data))
         if given.kind == "corpus" and task_inputs.is_dataset(given):
-            length = task_inputs.longest(model, config.sequence_length, store)
-            folder = str(folder_of(inputs["model"]))
-            sequences = task_inputs.build_sequences(given, folder, length, store, options.get("progress"))
+            folder, progress = folder_of(inputs["model"]), options.get("progress")
+            sequences, config = task_inputs.read_by(model, folder, given, config, store, progress)
         else:
             sequences = store.load(data, kind="sequences")
         inputs["sequences"] = stack.enter_context(sequences)
         inputs |= load_inputs(config, [sequences], store)
-        if not int(sequences.files.get(f"{config.split}.parquet", {}).get("rows") or 0):
-            splits = [name.removesuffix(".parquet") for name in sequences.files if name.endswith(".parquet")]
-            raise InputError(f"{sequences.reference} has no {config.split!r}", hint=f"--split {' or '.join(splits)}")
+        task_inputs.check_split(sequences, config.split)
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

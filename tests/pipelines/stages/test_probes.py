@@ -360,5 +360,5 @@ def test_importance_needs_a_head_for_the_task(store: Store, tmp_path: Path) -> N
     with pytest.raises(InputError):
         probe_importance.run(folder, data.reference, probe_importance.Config(), store=store)
     trained = finetunings.train(store, data, steps=1).reference
-    with pytest.raises(InputError, match="has no 'test'"):
+    with pytest.raises(InputError, match="has no sequences in 'test'"):
         probe_importance.run(trained, data.reference, probe_importance.Config(split="test"), store=store)

@@ -84,9 +84,11 @@ def probe_deps(
     model: Model,
     files: Annotated[list[str], typer.Argument(help="CoNLL-U files or folders of them.", show_default=False)],
 ) -> Result:
-    """Find heads by which a word looks most at its syntactic head, or a head at its dependent, for each relation.
+    """Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
 
-    A relation stands beside the distance to the head that is right most often.  Punctuation and roots are not scored.
+    The table has the best head for each relation.  Beside it stands a baseline without a model: always the word at one
+    distance, the one that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
+    Punctuation and roots are not scored.
     """
     result = probe_dependencies.run(model, files, config, **session.options())
     counts = result.artifact.counts
@@ -113,7 +115,7 @@ def probe_deps(
     probe_reflexives.Config,
     examples=[
         "guide probe reflexive guided",
-        "guide probe reflexive ./bert-base --distractor before",
+        "guide probe reflexive ./bert-base --distractor none",
         "guide probe reflexive guided sentences.tsv --random 0",
     ],
     next_command="guide show {}",

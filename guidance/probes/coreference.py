@@ -94,7 +94,7 @@ def queries(
 
 
 def answers(attention_HWW: Tensor, asked: Sequence[Query]) -> Tensor:
-    """Whether each head chooses a target, bool (H, N).  A target that is as high as a wrong word is not chosen.
+    """Whether each head looks most at a target, for each query: bool, (H, N).  A tie with a wrong word counts as wrong.
 
     Args:
         attention_HWW: between all words of the text, special tokens included.
@@ -267,7 +267,8 @@ BASELINES: Mapping[str, tuple[Rule, ...]] = {
     "head match": (_same_head,),
     "rules": (_same_text, _same_head, agree, _any),
 }
-"""Systems of rules: the nearest preceding mention that fits the first rule that any fits."""
+"""Baselines, each a list of rules.  The first rule that some preceding mention satisfies decides; of these mentions the
+nearest is chosen."""
 
 
 def baseline(
@@ -288,7 +289,7 @@ def baseline(
 
 @dataclass
 class Tally:
-    """How often the heads of a site, or a rule, are right: over all questions and by kind, for two halves of the documents.
+    """Counts right answers, of the heads of a site or of a baseline: by kind of mention, and by half of the documents.
 
     Attributes:
         right: (2, H) for each kind; total: (2,) for each kind.

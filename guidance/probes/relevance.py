@@ -32,7 +32,7 @@ def keys_of(pattern: str, ids_BT: Tensor, valid_BT: Tensor, **more: Any) -> Tens
     """The keys of a pattern whose attention counts, (B, Q, K), float32.
 
     These are the keys of `guidance.measures.pattern`, but for ``matching_token``.  There a token that occurs once may look at all
-    keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several times.
+    keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several times.  A token counts as equal to itself (METHODS E.2).
 
     Args:
         more: see `guidance.measures.pattern`.

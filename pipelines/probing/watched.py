@@ -1,4 +1,4 @@
-"""A model that reads texts of words, while a function watches where its heads look."""
+"""Opens a model for probes: it reads words, and a function is shown the attention between them."""
 
 from __future__ import annotations
 
@@ -87,10 +87,12 @@ class WatchedModel(LiveModel):
         self.handle.watch(watch, **batch.inputs, **batch.columns)
         return found
 
-    def has_whole_words(self, words: Sequence[str]) -> bool:
-        """Whether every word is one token, and all of them fit."""
+    def has_whole_words(self, words: Sequence[str], places: Sequence[int] | None = None) -> bool:
+        """Whether all words fit, and each of them, or each at one of some places, is one token."""
         read = _read(words, self.tokenizer.encode(" ".join(words)))
-        return len(read.place) == len(words) and len(read.numbers) == len(read.words)
+        if len(read.place) < len(words):
+            return False
+        return all(read.numbers.count(read.place[word]) == 1 for word in places or range(len(words)))
 
     def fitting(self, words: Sequence[str]) -> int:
         """How many of these words can be read at once, at least one."""

@@ -81,14 +81,13 @@ def run(model: str, files: Sequence[str], config: Config, *, store: Store, **opt
     from pipelines.training.plan_inputs import model_input
 
     check_working_folder()
-    known = known_extension
-    with expand(files, any_kind=True, stdin=None, in_folders=lambda name: known(name) or _is_conll(name)) as found:
+    with expand(files, any_kind=True, stdin=None, in_folders=_may_be_read) as found:
         inputs = {"model": model_input(model, store), "texts": found.files(None, None)}
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 
-def _is_conll(name: str) -> bool:
-    return name.removesuffix(".gz").endswith((".conll", "_conll"))
+def _may_be_read(name: str) -> bool:
+    return known_extension(name) or name.removesuffix(".gz").endswith((".conll", "_conll"))
 
 
 UNITS: Mapping[str, str] = {

@@ -34,9 +34,9 @@ class Config(ReadingConfig):
 
     sentences: int = Field(10_000, ge=1, le=20_000, description="how many sentences of the grammar to draw")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the sentences and distractors")
-    distractor: Literal["none", "before", "after"] = Field(
-        "none",
-        description="put other words before each sentence, as the published code does, or after it, as the paper says",
+    distractor: Literal["before", "after", "none"] = Field(
+        "before",
+        description="where other words stand: before each sentence, as in the published code, or after it, as the paper says",
     )
     batch_size: int = knob(64, "sentences per batch", ge=1)
 
@@ -50,7 +50,7 @@ def run(model: str, file: str | None, config: Config, *, store: Store, **options
             for sentences of the grammar.
 
     Raises:
-        InputError: a line is written otherwise; or no sentence has only words of one token.
+        InputError: a line of the file has not these columns; or the tokenizer splits a word of every sentence.
     """
     from pipelines.training.plan_inputs import model_input
 
@@ -75,9 +75,11 @@ def build(run: Run) -> None:
     folder = folder_of(run.inputs["model"])
     model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
     found = list(itertools.islice(_sentences(run), config.limit or None))
-    if config.distractor != "none":
-        found = with_distractors(found, before=config.distractor == "before", seed=config.seed)
     whole = [one for one in found if model.has_whole_words(one.words)]
+    if config.distractor != "none":
+        beside = with_distractors(whole, before=config.distractor == "before", seed=config.seed)
+        # a distractor may be split, but not what is asked about, whose tokens may depend on what stands before
+        whole = [one for one in beside if model.has_whole_words(one.words, (*one.antecedent, one.place))]
     if not whole:
         raise InputError(
             "every sentence has a word that the tokenizer splits",

@@ -20,7 +20,7 @@ from pipelines.text.records import parse_json
 from pipelines.text.structured import whole_text
 
 Columns = Mapping[str, str]
-"""The column of each part of an example, by part: ``text``, ``pair``, ``label``, ``id``; also ``source``."""
+"""Which column holds the ``text`` of an example, its ``pair``, ``label``, ``id`` and ``source``: column names by part."""
 
 UNDECIDED = "-"
 """The gold label of SNLI and MultiNLI where annotators did not agree."""

@@ -90,8 +90,9 @@ def _crossing(values: np.ndarray, wanted: float) -> float | None:
 def _along(search: Artifact) -> dict[int, tuple[float, dict[str, float]]]:
     """For each moment of pre-training its seconds and the mean of each test metric; empty without ``--along``."""
     found = {}
-    for step in {row["step"] for row in _rows(search)} - {None}:
-        own = [row for row in _rows(search) if row["step"] == step and row["chosen"]]
+    rows = [row for row in _rows(search) if row["chosen"]]
+    for step in {row["step"] for row in rows} - {None}:
+        own = [row for row in rows if row["step"] == step]
         names = [name for name in own[0] if name.startswith("test/") and all(row[name] is not None for row in own)]
         means = {name.removeprefix("test/"): statistics.fmean(row[name] for row in own) for name in names}
         found[int(step)] = own[0]["seconds"], means

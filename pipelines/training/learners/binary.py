@@ -7,6 +7,7 @@ logit, and their cross-entropy is the binary one, so an attack compares two prob
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +53,9 @@ class _Binary(Head):
         return cls()
 
     @classmethod
+    @abstractmethod
     def one_answer(cls, found: set[str]) -> str:
         """What to say if all training examples have the same answer."""
-        raise NotImplementedError
 
     def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         return functional.cross_entropy(at_least_float32(outputs), targets, reduction="sum")

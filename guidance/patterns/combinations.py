@@ -4,6 +4,10 @@ A condition on queries is a combination too.  For example, delimiters that see e
 
     pattern = { or = ["same_segment", { queries = "delimiter" }] }
     pattern = { and = ["noun", { queries = "noun" }] }
+
+A condition on the features of query and key stands for a pattern too; see `guidance.patterns.expressions`:
+
+    pattern = { where = "abs(distance) <= 3" }
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from torch import Tensor
 
 from guidance.errors import PlanError
 from guidance.patterns.catalogue import find_pattern
+from guidance.patterns.expressions import names_in, where
 from guidance.patterns.features import Tokens
 from guidance.patterns.pattern import Pattern
 from guidance.patterns.predicates import Columns, Predicate, Rule, Weights
@@ -69,7 +74,7 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
     Args:
         spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
             ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions
-            again.  A part of a sum may have a ``weight``.
+            again.  A part of a sum may have a ``weight``.  ``{"where": "distance == 1"}`` is a condition.
         given: further options, if ``spec`` is a name.
 
     Raises:
@@ -104,13 +109,16 @@ def pattern_names(spec: str | Mapping[str, Any]) -> list[str]:
         return [spec]
     if "name" in spec:
         return [str(spec["name"])]
+    if "where" in spec:
+        return names_in(spec["where"])
     ((_, items),) = ((key, items) for key, items in spec.items() if key != "weight")
     return [name for item in (items if isinstance(items, list | tuple) else [items]) for name in pattern_names(item)]
 
 
 _SHAPES = (
     'for example "next", { name = "window", size = 5 }, { or = ["next", "previous"] }, { and = [...] }, '
-    '{ not = "same_segment" }, { queries = "delimiter" } or { sum = ["next", { name = "first", weight = 0.5 }] }'
+    '{ not = "same_segment" }, { queries = "delimiter" }, { sum = ["next", { name = "first", weight = 0.5 }] } '
+    'or { where = "abs(distance) <= 3" }'
 )
 
 
@@ -188,4 +196,5 @@ _COMBINATIONS: Mapping[str, Callable[[Any], Pattern]] = {
     "not": _negated,
     "queries": _queries,
     "sum": _summed,
+    "where": where,
 }

@@ -1,0 +1,360 @@
+"""Expressions: a pattern written as a condition on the features of a query and a key.
+
+    query.pos == "NOUN" and abs(distance) <= 3
+    key.idf > 4 or same_segment and not matching_token
+
+Names are ``query.FEATURE`` and ``key.FEATURE`` for every feature of tokens in `FEATURES`; ``id``, the number of the token in the
+vocabulary; ``place``, its place among the tokens of the text, from 0; ``frequency``, how often it occurs in the text; ``length``,
+how many tokens the text has; ``distance``, which is key.place - query.place; and every pattern without weights.  Parts of speech
+and relations are written as quoted names.  There are ``and``, ``or``, ``not``, ``== != < <= > >=``, ``+``, ``-``, ``abs(...)`` and
+brackets.  A comparison with a feature that does not apply, such as the part of speech of a special token, is never true.
+
+Expressions are parsed here; nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from guidance.errors import PlanError, did_you_mean
+from guidance.patterns.catalogue import PATTERNS, find_pattern
+from guidance.patterns.features import CODES, FEATURES, Tokens, relation_id
+from guidance.patterns.pattern import Pattern
+from guidance.patterns.predicates import Columns, Predicate, Rule
+
+LONGEST = 500
+"""In characters."""
+
+DEEPEST = 50
+"""Brackets and operators within each other."""
+
+OWN = ("id", "place", "frequency", "length")
+"""What is known of every token, besides the features."""
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+_WORD = re.compile(
+    r"""\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_]+)?)
+    |"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<sign>==|!=|<=|>=|[<>()+-]))""",
+    re.VERBOSE,
+)
+
+Kind = Literal["bool", "number", "relation", "pos"]
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The features of a batch, and the places at which an expression is asked."""
+
+    columns: Mapping[str, Tensor]
+    patterns: Mapping[str, Predicate]
+    example: Tensor
+    query: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of an expression.
+
+    Attributes:
+        kind: of its values.
+        value: computes them.
+        known: computes where they are known; None if they are everywhere.
+    """
+
+    kind: Kind
+    value: Callable[[_Values], Any]
+    known: Callable[[_Values], Any] | None = None
+
+
+class _Parser:
+    """Reads one expression by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > LONGEST:
+            raise PlanError(f"an expression of {len(text):,} characters; at most {LONGEST:,} are read")
+        self.text, self.at, self.depth = text, 0, 0
+        self.words = self._split()
+        self.features: dict[str, None] = {}
+        self.patterns: dict[str, Pattern] = {}
+        self.reads_query = self.reads_frequency = False
+
+    def _split(self) -> list[tuple[str, str, int]]:
+        found, at, end = [], 0, len(self.text.rstrip())
+        while at < end:
+            match = _WORD.match(self.text, at)
+            if match is None or match.lastgroup is None:
+                self._fail(f"{self.text[at:].lstrip()[:1]!r} is not expected", at)
+            found.append((match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup)))
+            at = match.end()
+        return found
+
+    def _fail(self, what: str, at: int | None = None) -> NoReturn:
+        if at is None:
+            at = self.words[self.at][2] if self.at < len(self.words) else len(self.text)
+        raise PlanError(
+            f"{self.text!r}, character {at + 1}: {what}",
+            hint='for example: query.pos == "NOUN" and abs(distance) <= 3',
+        )
+
+    def _next(self, *wanted: str) -> str | None:
+        """The next word if it is one of some names or signs, which is then read."""
+        if self.at < len(self.words):
+            kind, word, _ = self.words[self.at]
+            if kind in ("name", "sign") and word in wanted:
+                self.at += 1
+                return word
+        return None
+
+    def read(self) -> _Part:
+        """The whole expression."""
+        if not self.words:
+            self._fail("there is no expression")
+        found = self._needs("bool", self._or(), "the whole must be a condition")
+        if self.at < len(self.words):
+            self._fail(f"{self.words[self.at][1]!r} is not expected")
+        return found
+
+    def _needs(self, kind: Kind, part: _Part, why: str) -> _Part:
+        if part.kind != kind:
+            self._fail(why)
+        return part
+
+    def _or(self) -> _Part:
+        return self._joined("or", self._and, operator.or_)
+
+    def _and(self) -> _Part:
+        return self._joined("and", self._not, operator.and_)
+
+    def _joined(self, word: str, inner: Callable[[], _Part], join: Callable[[Any, Any], Any]) -> _Part:
+        found = inner()
+        while self._next(word):
+            self._needs("bool", found, f"{word!r} joins conditions")
+            left, right = found, self._needs("bool", inner(), f"{word!r} joins conditions")
+            found = _Part("bool", lambda v, a=left, b=right: join(a.value(v), b.value(v)))  # type: ignore[misc]
+        return found
+
+    def _not(self) -> _Part:
+        if not self._next("not"):
+            return self._comparison()
+        part = self._needs("bool", self._deeper(self._not), "'not' takes a condition")
+        return _Part("bool", lambda v: ~part.value(v))
+
+    def _comparison(self) -> _Part:
+        left = self._sum()
+        sign = self._next(*_COMPARISONS)
+        if sign is None:
+            return left
+        right = self._name_of(left.kind) if left.kind in CODES else self._sum()
+        if left.kind == "bool" or left.kind != right.kind:
+            self._fail(f"{sign!r} compares numbers, or a relation or part of speech with a quoted name")
+        if left.kind in CODES and sign not in ("==", "!="):
+            self._fail(f"a {left.kind} is only == or != to another")
+        compare, sides = _COMPARISONS[sign], [side.known for side in (left, right) if side.known is not None]
+
+        def value(values: _Values) -> Any:
+            found = torch.as_tensor(compare(left.value(values), right.value(values)), device=values.query.device)
+            for known in sides:
+                found = found & known(values)
+            return found
+
+        return _Part("bool", value)
+
+    def _name_of(self, kind: str) -> _Part:
+        """A quoted relation or part of speech, or another feature of that kind."""
+        if self.at >= len(self.words) or self.words[self.at][0] not in ("double", "single"):
+            return self._sum()
+        name = self.words[self.at][1]
+        number = relation_id(name) if kind == "relation" else CODES[kind].index(name) if name in CODES[kind] else -1
+        if number < 0:
+            self._fail(f"there is no {kind} {name!r}{did_you_mean(name, CODES[kind])}")
+        self.at += 1
+        return _Part("relation" if kind == "relation" else "pos", lambda v: number)
+
+    def _sum(self) -> _Part:
+        found = self._signed()
+        while sign := self._next("+", "-"):
+            join = operator.add if sign == "+" else operator.sub
+            left, right = found, self._signed()
+            if {left.kind, right.kind} != {"number"}:
+                self._fail(f"{sign!r} takes numbers")
+            found = self._number(lambda v, a=left, b=right, j=join: j(a.value(v), b.value(v)), left, right)  # type: ignore[misc]
+        return found
+
+    def _number(self, value: Callable[[_Values], Any], *parts: _Part) -> _Part:
+        sides = [part.known for part in parts if part.known is not None]
+        if not sides:
+            return _Part("number", value)
+
+        def known(values: _Values) -> Any:
+            found = sides[0](values)
+            for side in sides[1:]:
+                found = found & side(values)
+            return found
+
+        return _Part("number", value, known)
+
+    def _signed(self) -> _Part:
+        if not self._next("-"):
+            return self._single()
+        part = self._needs("number", self._deeper(self._signed), "'-' takes a number")
+        return self._number(lambda v: -part.value(v), part)
+
+    def _deeper(self, inner: Callable[[], _Part]) -> _Part:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self._fail(f"more than {DEEPEST} brackets and operators within each other")
+        found = inner()
+        self.depth -= 1
+        return found
+
+    def _single(self) -> _Part:
+        if self._next("("):
+            found = self._deeper(self._or)
+            if not self._next(")"):
+                self._fail("')' is missing")
+            return found
+        if self.at >= len(self.words):
+            self._fail("something is missing")
+        kind, word, place = self.words[self.at]
+        self.at += 1
+        if kind == "number":
+            number = float(word) if "." in word else int(word)
+            return _Part("number", lambda v: number)
+        if kind in ("double", "single"):
+            self._fail("a quoted name is compared with a relation or a part of speech, such as query.pos", place)
+        if kind == "sign" or word in ("and", "or", "not"):
+            self._fail(f"{word!r} is not expected", place)
+        if word == "abs":
+            if not self._next("("):
+                self._fail("abs needs brackets: abs(distance)")
+            part = self._needs("number", self._deeper(self._sum), "'abs' takes a number")
+            if not self._next(")"):
+                self._fail("')' is missing")
+            return self._number(lambda v: abs(part.value(v)), part)
+        if word == "distance":
+            self.reads_query = True
+            places = self._of_token("query", "place", place), self._of_token("key", "place", place)
+            return _Part("number", lambda v: places[1].value(v) - places[0].value(v))
+        side, dot, name = word.partition(".")
+        if dot:
+            return self._of_token(side, name, place)
+        return self._pattern(word, place)
+
+    def _of_token(self, side: str, name: str, place: int) -> _Part:
+        """A feature of the query or the key."""
+        side = {"q": "query", "k": "key"}.get(side, side)
+        if side not in ("query", "key"):
+            self._fail(f"{side!r} is neither query nor key", place)
+        known_names = [*OWN, *(n for n, feature in FEATURES.items() if not feature.of_pairs)]
+        if name not in known_names:
+            self._fail(f"there is no feature {name!r}{did_you_mean(name, known_names)}", place)
+        self.reads_query |= side == "query"
+        self.reads_frequency |= name in ("frequency", "length")
+
+        def value(values: _Values) -> Any:
+            return values.columns[name][values.example, values.query if side == "query" else values.key]
+
+        if name in OWN:
+            return _Part("number", value)
+        self.features[name] = None
+        kind = FEATURES[name].kind
+        if kind == "bool":
+            return _Part("bool", value)
+        if name in CODES:
+            return _Part("relation" if name == "relation" else "pos", value, lambda v: value(v) >= 0)
+        return _Part("number", value, (lambda v: value(v) >= 0) if kind == "int" else None)
+
+    def _pattern(self, name: str, place: int) -> _Part:
+        if name not in PATTERNS:
+            known = [*PATTERNS, "distance", "query.place", "key.place"]
+            self._fail(f"there is no pattern {name!r}{did_you_mean(name, known)}", place)
+        pattern = find_pattern(name)
+        if pattern.weighted:
+            self._fail(f"the pattern {name!r} has weights, and a condition is true or not", place)
+        self.patterns[name] = pattern
+        self.reads_query |= not pattern.same_keys
+        return _Part("bool", lambda v: v.patterns[name].value_at(v.example, v.query, v.key))
+
+
+def where(text: str) -> Pattern:
+    """The pattern that an expression describes: the keys for which it is true.
+
+    Raises:
+        PlanError: it cannot be read; the message says at which character.
+
+    Example:
+        >>> tokens = Tokens(torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.bool))
+        >>> where("distance == 1").on(tokens).dense()[0].int().tolist()
+        [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    """
+    if not isinstance(text, str):
+        raise PlanError(f"where = {text!r} is not a condition in quotes", hint='{ where = "abs(distance) <= 3" }')
+    parser, _ = _parsed(text)
+    inner = parser.patterns.values()
+    features = (*parser.features, *(need for pattern in inner for need in pattern.needs))
+    return Pattern(
+        f"where {text.strip()}",
+        partial(condition, text=text),
+        "the condition of a plan",
+        needs=tuple(dict.fromkeys(features)),
+        tables=tuple(dict.fromkeys(table for pattern in inner for table in pattern.tables)),
+        same_keys=not parser.reads_query,
+        looks_ahead=parser.reads_frequency or any(pattern.looks_ahead for pattern in inner),
+    )
+
+
+def condition(tokens: Tokens, text: str) -> Predicate:
+    """Each token looks at the keys for which a condition is true."""
+    parser, part = _parsed(text)
+    columns = _columns(tokens, parser)
+    patterns = {name: pattern.on(tokens) for name, pattern in parser.patterns.items()}
+
+    def value(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = part.value(_Values(columns, patterns, example, query, key))
+        shape = torch.broadcast_shapes(example.shape, query.shape, key.shape)
+        return torch.as_tensor(found, device=key.device).expand(shape)
+
+    if parser.reads_query:
+        return Rule(value, tokens.valid_BT)
+    examples = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)[:, None]
+    keys = torch.arange(tokens.ids_BT.shape[1], device=tokens.ids_BT.device)
+    return Columns(value(examples, keys, keys), tokens.valid_BT)
+
+
+def names_in(text: str) -> list[str]:
+    """The names of the patterns in an expression that `where` accepts."""
+    return list(_parsed(text)[0].patterns)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[_Parser, _Part]:
+    parser = _Parser(text)
+    return parser, parser.read()
+
+
+def _columns(tokens: Tokens, parser: _Parser) -> dict[str, Tensor]:
+    """The values of every token that an expression reads."""
+    ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
+    found = {name: tokens.columns[name] for name in parser.features}
+    found |= {"id": ids_BT, "place": valid_BT.long().cumsum(-1) - 1}
+    if parser.reads_frequency:
+        equal_BTT = (ids_BT[:, :, None] == ids_BT[:, None, :]) & valid_BT[:, None, :]
+        found |= {"frequency": equal_BTT.sum(-1), "length": tokens.lengths_B[:, None].expand_as(ids_BT)}
+    return found

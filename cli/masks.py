@@ -10,9 +10,9 @@ import typer
 
 from cli.options import Session, command, stage_command
 from cli.output import check_output_path, escape, say, say_json, speaks_unicode
-from cli.patterns import inline
 from guidance.errors import InputError
 from pipelines.engine.stage import Result
+from pipelines.probing.patterns import spec_of
 from pipelines.stages import masks
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -93,7 +93,7 @@ def show_masks(
     if png is not None:
         check_output_path(png, "--png", ".png")
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
-        roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
+        roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
         found = opened.example(split, example, roles.found, sentence)
         if sentence is None and not whole and len(found.labels) > LONG and found.sentences > 1:
             session.tell(
@@ -154,7 +154,7 @@ def export_masks(
     from pipelines.views import role_masks
 
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
-        roles = role_masks.choose(artifact, [inline(text) for text in role or ()])
+        roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
     for name, why in roles.missing.items():
         session.tell(escape(f"left out: {name} ({why})"))

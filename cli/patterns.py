@@ -51,7 +51,7 @@ def list_patterns(session: Session) -> None:
     say_table(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
     session.tell(
         "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... },"
-        " { queries = ... }, { sum = [...] }"
+        ' { queries = ... }, { sum = [...] }, { where = "a condition" }'
     )
 
 
@@ -61,6 +61,7 @@ def list_patterns(session: Session) -> None:
         "guide patterns show next",
         'guide patterns show window --option size=5 --text "The dog ran. It was late."',
         'guide patterns show \'{ or = ["next", "previous"] }\' --png neighbours.png',
+        "guide patterns show 'matching_token and not self and abs(distance) <= 5'",
         'guide patterns show dependency --text "It rained." --parser spacy:en_core_web_sm',
         'guide patterns show marked --text "a b c" --feature marked=0,1,0',
     ],
@@ -70,7 +71,9 @@ def show_pattern(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A pattern, or a combination as in plans: { or = [...] }.", show_default=False
+            metavar="NAME",
+            help="A pattern, a combination as in plans, { or = [...] }, or a condition.",
+            show_default=False,
         ),
     ],
     text: Annotated[str | None, typer.Option(help="The text; by default a sample with a known parse.")] = None,
@@ -93,12 +96,13 @@ def show_pattern(
 ) -> None:
     """Draw the keys that a pattern selects for each query of a text: queries go down, keys across."""
     from guidance.patterns.combinations import read_pattern
+    from pipelines.probing.patterns import spec_of
     from pipelines.storage.files import write_file
     from pipelines.views import one_text
     from pipelines.views.pictures import legend, matrix_lines
 
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
-    pattern = read_pattern(inline(name), options)
+    pattern = read_pattern(spec_of(name), options)
     if png is not None:
         check_output_path(png, "--png", ".png")
     example = one_text.read(
@@ -141,18 +145,6 @@ def show_pattern(
     say(legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=plain))
     if png is not None:
         session.tell(f"drawn: {escape(png)}")
-
-
-def inline(text: str) -> Any:
-    """A pattern name, or a combination parsed from an inline table."""
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        return tomllib.loads(f"pattern = {text}")["pattern"]
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"not a TOML inline table ({error})", hint="""for example: '{ or = ["next", "previous"] }'"""
-        ) from error
 
 
 def _value(text: str) -> Any:

@@ -7,7 +7,8 @@ Names are ``query.FEATURE`` and ``key.FEATURE`` for every feature of tokens in `
 vocabulary; ``place``, its place among the tokens of the text, from 0; ``frequency``, how often it occurs in the text; ``length``,
 how many tokens the text has; ``distance``, which is key.place - query.place; and every pattern without weights.  Parts of speech
 and relations are written as quoted names.  There are ``and``, ``or``, ``not``, ``== != < <= > >=``, ``+``, ``-``, ``abs(...)`` and
-brackets.  A comparison with a feature that does not apply, such as the part of speech of a special token, is never true.
+brackets.  ``matching_token`` is true of equal tokens alone.  A comparison with a feature that does not apply, such as the part of
+speech of a special token, is never true.
 
 Expressions are parsed here; nothing in them is ever executed.
 """
@@ -38,6 +39,9 @@ DEEPEST = 50
 
 OWN = ("id", "place", "frequency", "length")
 """What is known of every token, besides the features."""
+
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {"matching_token": {"unique": "self"}}
+"""Options of patterns in conditions: there a token that occurs once matches itself alone, not every token."""
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -285,7 +289,7 @@ class _Parser:
         if name not in PATTERNS:
             known = [*PATTERNS, "distance", "query.place", "key.place"]
             self._fail(f"there is no pattern {name!r}{did_you_mean(name, known)}", place)
-        pattern = find_pattern(name)
+        pattern = find_pattern(name).bound(_OPTIONS.get(name, {}))
         if pattern.weighted:
             self._fail(f"the pattern {name!r} has weights, and a condition is true or not", place)
         self.patterns[name] = pattern

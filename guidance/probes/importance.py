@@ -5,7 +5,8 @@ Source: Molchanov et al. 2017; the form of T3-Vis, which Li et al. 2022 used (ME
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -94,6 +95,36 @@ def _matrices(model: nn.Module, name: str, module: nn.Module, site: Site) -> Ite
     if not isinstance(out, nn.Linear):
         raise UnsupportedModel(f"{name}: the output matrix of a {type(module).__name__} was not found")
     yield out.weight, 1, 1
+
+
+@contextmanager
+def switched_off(
+    model: nn.Module, sites: Mapping[nn.Module, tuple[Site, ...]], heads: Iterable[tuple[nn.Module, int]]
+) -> Iterator[None]:
+    """Within the context some heads contribute nothing: their columns of the output matrix are 0.
+
+    Args:
+        heads: the attention module and the number of each.
+
+    Raises:
+        UnsupportedModel: the output matrix of a module is not found.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    before: list[tuple[Tensor, Tensor]] = []
+    try:
+        with torch.no_grad():
+            for module, head in heads:
+                (own, *_) = sites[module]
+                *_, (weight, _, _) = _matrices(model, names[module], module, own)
+                width = weight.shape[1] // own.num_heads
+                columns = weight[:, head * width : (head + 1) * width]
+                before.append((columns, columns.clone()))
+                columns.zero_()
+        yield
+    finally:
+        with torch.no_grad():
+            for columns, values in reversed(before):
+                columns.copy_(values)
 
 
 def normalised(scores: Mapping[Site, Tensor], *, by_layer: bool = False) -> dict[Site, Tensor]:

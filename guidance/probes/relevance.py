@@ -5,69 +5,129 @@ Source: Li et al. 2022, equation 1 and section 3.1 (METHODS E.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from guidance import measures
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import Tokens
+from guidance.patterns.pattern import Pattern
 from guidance.sites import Site
 
 DEVIATIONS = 3.0
+"""How many standard deviations a head must be above the mean of all heads to stand out."""
+
+Half = Literal["first", "second"]
 
 
-def mass(attention_BHQK: Tensor, pattern_BQK: Tensor, valid_BT: Tensor) -> Tensor:
-    """The mean attention of the tokens of each example that falls on keys of a pattern, (B, H), from 0 to 1.
-
-    Args:
-        attention_BHQK: probabilities; pattern_BQK: bool, or weights from 0 to 1.
-        valid_BT: which tokens are no padding; special tokens count.
-    """
-    rows_BHQ = torch.einsum("bhqk,bqk->bhq", attention_BHQK.float(), pattern_BQK.float())
-    return (rows_BHQ * valid_BT[:, None]).sum(-1) / valid_BT.sum(-1)[:, None]
-
-
-def keys_of(pattern: str, ids_BT: Tensor, valid_BT: Tensor, **more: Any) -> Tensor:
+def keys_of(pattern: Pattern, tokens: Tokens) -> Tensor:
     """The keys of a pattern whose attention counts, (B, Q, K), float32.
 
-    These are the keys of `guidance.measures.pattern`, but for ``matching_token``.  There a token that occurs once may look at all
-    keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several times.  A token counts as equal to itself (METHODS E.2).
-
-    Args:
-        more: see `guidance.measures.pattern`.
+    These are the keys that it names, but for ``matching_token`` with its default options.  There a token that occurs once may
+    look at all keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several
+    times.  A token counts as equal to itself (METHODS E.2).
     """
-    if pattern != "matching_token":
-        return measures.pattern(pattern, ids_BT, valid_BT, **more).float()
-    equal_BTT = measures.pattern({"name": pattern, "unique": "self"}, ids_BT, valid_BT, **more)
+    if pattern.name != "matching_token" or pattern.options:
+        return pattern.on(tokens).dense().float()
+    equal_BTT = read_pattern({"name": "matching_token", "unique": "self"}).on(tokens).dense()
     return (equal_BTT & (equal_BTT.sum(-1, keepdim=True) > 1)).float()
 
 
+def among(attention_BHQK: Tensor, kept_BT: Tensor, *, diagonal: bool = True) -> Tensor:
+    """Attention among some tokens alone: rows are divided by what they have left, and rows of other tokens are 0.
+
+    Args:
+        kept_BT: bool, for example which tokens are not special; diagonal: False also leaves out a token's attention to itself.
+    """
+    kept_BQK = kept_BT[:, :, None] & kept_BT[:, None, :]
+    if not diagonal:
+        kept_BQK = kept_BQK & ~torch.eye(kept_BT.shape[1], dtype=torch.bool, device=kept_BT.device)
+    left = attention_BHQK.float() * kept_BQK[:, None]
+    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def masses(attention_BHQK: Tensor, patterns_BPQK: Tensor, valid_BT: Tensor) -> Tensor:
+    """The mean attention of the tokens of each example that falls on the keys of each pattern, (B, H, P), from 0 to 1.
+
+    Args:
+        attention_BHQK: probabilities.
+        patterns_BPQK: the keys of each pattern, 0 or 1, or weights between.
+        valid_BT: the tokens that count as queries; special tokens do, in the paper.
+    """
+    attention_BQHK = attention_BHQK.float().transpose(1, 2)
+    rows_BQHP = attention_BQHK @ patterns_BPQK.permute(0, 2, 3, 1)
+    counted = valid_BT.float()[:, :, None, None]
+    return (rows_BQHP * counted).sum(1) / valid_BT.sum(-1).clamp(min=1)[:, None, None]
+
+
+def uniform(patterns_BPQK: Tensor, valid_BT: Tensor) -> Tensor:
+    """The `masses` of a head that looks at all valid keys alike, (B, P)."""
+    even_BQK = (valid_BT[:, :, None] & valid_BT[:, None, :]).float() / valid_BT.sum(-1).clamp(min=1)[:, None, None]
+    return masses(even_BQK[:, None], patterns_BPQK, valid_BT)[:, 0]
+
+
 class Relevance:
-    """The global relevance of patterns for every head: the mean of `mass` over examples, collected batch by batch."""
+    """The global relevance of patterns for every head: the mean of `masses` over examples, collected batch by batch.
 
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, Site], Tensor] = {}
-        self._examples: dict[tuple[str, Site], int] = {}
+    Each half of the examples, every other one, has a mean of its own: to choose on one and confirm on the other.
+    """
 
-    def add(self, pattern: str, site: Site, mass_BH: Tensor) -> None:
-        """Add the examples of a batch."""
-        key = pattern, site
-        self._sums[key] = self._sums.get(key, 0) + mass_BH.double().sum(0).cpu()
-        self._examples[key] = self._examples.get(key, 0) + len(mass_BH)
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.examples = {"first": 0, "second": 0}
+        self._sums: dict[tuple[Site, str], Tensor] = {}
+        self._squares: dict[Site, Tensor] = {}
+        self._uniform = torch.zeros(len(self.names), dtype=torch.float64)
 
-    def of(self, pattern: str) -> Mapping[Site, Tensor]:
-        """The relevance of a pattern for the heads of each site, (H,)."""
+    def begin(self, numbers: Sequence[int], uniform_BP: Tensor) -> None:
+        """Announce the examples of a batch.
+
+        Args:
+            numbers: of the examples; even ones are the first half.
+            uniform_BP: see `uniform`.
+        """
+        self._is_second = torch.tensor([number % 2 == 1 for number in numbers])
+        self.examples["second"] += int(self._is_second.sum())
+        self.examples["first"] += int((~self._is_second).sum())
+        self._uniform += uniform_BP.double().sum(0).cpu()
+
+    def add(self, site: Site, masses_BHP: Tensor) -> None:
+        """Add a layer of the batch that was announced."""
+        found = masses_BHP.double().cpu()
+        for half, chosen_B in (("first", ~self._is_second), ("second", self._is_second)):
+            self._sums[site, half] = self._sums.get((site, half), 0) + found[chosen_B].sum(0)
+        self._squares[site] = self._squares.get(site, 0) + found.square().sum(0)
+
+    def of(self, name: str, half: Half | None = None) -> Mapping[Site, Tensor]:
+        """The relevance of a pattern for the heads of each site, (H,); NaN where a half has no example."""
+        place, halves = self.names.index(name), (half,) if half else ("first", "second")
+        number = sum(self.examples[each] for each in halves)
         return {
-            site: total / self._examples[name, site] for (name, site), total in self._sums.items() if name == pattern
+            site: sum((self._sums[site, each][:, place] for each in halves), torch.zeros(())) / (number or torch.nan)
+            for site in self._squares
         }
 
+    def standard_error(self, name: str) -> Mapping[Site, Tensor]:
+        """The standard error of `of` over the examples, (H,); NaN of one example."""
+        place, number = self.names.index(name), sum(self.examples.values())
+        found = {}
+        for site, mean in self.of(name).items():
+            variance = (self._squares[site][:, place] / number - mean.square()).clamp(min=0) * number
+            found[site] = (variance / ((number - 1) or torch.nan) / number).sqrt()
+        return found
 
-def outstanding(relevance_N: Tensor) -> Tensor:
-    """Which heads stand out: a relevance over the mean of all heads plus three (population) standard deviations, bool (N,).
+    def by_chance(self, name: str) -> float:
+        """The relevance of a pattern for a head that looks at all tokens alike."""
+        return float(self._uniform[self.names.index(name)]) / max(1, sum(self.examples.values()))
 
-    A single head can be at most √(N - 1) deviations above the mean of N heads, so with ten heads or fewer none ever stands
-    out.
+
+def outstanding(relevance_N: Tensor, deviations: float = DEVIATIONS) -> Tensor:
+    """Which heads stand out: a relevance over the mean of all heads plus some (population) standard deviations, bool (N,).
+
+    A single head can be at most √(N - 1) deviations above the mean of N heads, so with three deviations and ten heads or fewer
+    none ever stands out.
     """
     values = relevance_N.double()
-    return values > values.mean() + DEVIATIONS * values.std(correction=0)
+    return values > values.mean() + deviations * values.std(correction=0)

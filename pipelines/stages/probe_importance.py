@@ -1,41 +1,47 @@
-"""Stage ``probe-importance``: how much does the loss of a fine-tuned model depend on each head?
+"""Stage ``probe-importance``: how much does the loss of a model depend on each head?
 
-Reads a model of a task, and a dataset or its sequences.  Writes probe@1: ``heads.parquet`` (one row for each head),
-``probe.json`` and ``heads.png``.  Plans choose heads by ``heads.parquet`` (``--scores``).
+Reads a model of a task and a dataset or its sequences, or a masked language model and sequences.  Writes probe@1:
+``heads.parquet`` (one row for each head), ``probe.json`` and ``heads.png``.  Plans choose heads by ``heads.parquet``
+(``--scores``).
 
-Source: Li et al. 2022, section 3.1, by the code of T3-Vis; `guidance.probes.importance`.
+Source: Li et al. 2022, section 3.1, by the code of T3-Vis; Michel et al. 2019, section 3, for heads that are switched off;
+`guidance.probes.importance`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines import task_inputs
-from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
-from pipelines.stages.evaluate import evaluation_of
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
+from pipelines.probing.sequences import SequencesConfig, open_inputs
 from pipelines.storage.store import Store
-from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
-from pipelines.training.tasks import TASKS
 
-UNITS: Mapping[str, str] = {
-    "score": "importance from 0 to 1, over all heads or those of a layer",
-    "importance": "sum over the weights of the head of (gradient times weight) squared",
+UNITS: Mapping[str, Mapping[str, str]] = {
+    "taylor": {
+        "score": "importance from 0 to 1, over all heads or those of a layer",
+        "importance": "sum over the weights of the head of (gradient times weight) squared",
+    },
+    "off": {
+        "score": "importance from 0 to 1, over all heads or those of a layer",
+        "importance": "mean loss without the head minus that of the whole model",
+    },
 }
 
 
-class Config(stage.Config):
-    """Whose loss counts, and how importance is summed."""
+class Config(SequencesConfig):
+    """Whose loss counts, and how importance is measured."""
 
-    split: Literal["train", "valid", "test"] = Field("valid", description="which split of the dataset")
-    limit: int = Field(0, ge=0, description="at most so many examples; 0 for all")
+    limit: int = Field(0, ge=0, description="at most so many examples or sequences; 0 for all")
+    by: Literal["taylor", "off"] = Field(
+        "taylor",
+        description="taylor: squares of gradient times weight; off: how much the loss rises when the head is switched off, "
+        "which reads the data once for each head",
+    )
     form: Literal["elementwise", "joint"] = Field(
         "elementwise", description="squares of gradient times weight, or the square of their sum over a head"
     )
@@ -44,110 +50,100 @@ class Config(stage.Config):
     )
     by_layer: bool = Field(False, description="scores from 0 to 1 within each layer, not over all heads")
     batch_size: int = Field(8, ge=1, description="examples per batch, whose mean loss gives the gradient")
-    masks: str = knob("", "what `guide build-masks` made of the sequences, for plans that read words, idf or trees")
-    scores: str = knob("", "a JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score")
-    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
-    sequence_length: int = knob(
-        0, "for a dataset: longest sequence, in tokens; by default as in training, or 128", ge=0
-    )
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
 
 
 def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
     """Probe a model.
 
     Args:
-        model: a reference, or a model folder, with a head for a task.
-        data: reference of a dataset of its task, or of sequences of one.
+        model, data: see `pipelines.probing.sequences.open_inputs`.
 
     Raises:
-        InputError: the model is of another task, or of none; or the split is empty or has no labels.
+        InputError: the model has no head for a task and predicts no masked words; or the data are of another task, or have no
+            labels.
     """
     check_working_folder()
-    with contextlib.ExitStack() as stack:
-        inputs: dict[str, Any] = {"model": model_input(model, store)}
-        folder = folder_of(inputs["model"])
-        dataset, sequences = task_inputs.open_data(data, store, stack)
-        if sequences is None:
-            sequences, config = task_inputs.read_by(model, folder, dataset, config, store, options.get("progress"))
-            stack.enter_context(sequences)
-        inputs["sequences"] = sequences
-        inputs |= load_inputs(config, [sequences], store)
-        task_inputs.check_split(sequences, config.split)
+    with contextlib.ExitStack() as opened:
+        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    import torch
-
-    import guidance
-    from guidance.checkpoint import find_plan
-    from guidance.plan import Plan
-    from guidance.probes.importance import Importance, normalised
-    from guidance.sites import Site
+    from guidance.probes.importance import normalised
     from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.training.batches import Examples
-    from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
-    from pipelines.training.models import check_lengths, check_model, read_tokenizer
-    from pipelines.training.opening import Unguided, open_trained
+    from pipelines.probing.losses import HeldOut
 
-    config, data = run.config, run.inputs["sequences"]
-    folder = folder_of(run.inputs["model"])
-    evaluation = evaluation_of(folder, data)
-    task = TASKS.get(evaluation.task)
-    if task is None:
-        raise InputError(f"{folder}: has no head for a task", hint="guide finetune DATASET --init MODEL")
-    plan = find_plan(folder) or Plan()
-    check_needs(plan, str(folder), run.inputs, training=False)
-    model, handle = open_trained(folder, read_tables(run.inputs), config.device, evaluation.auto_class)
-    if isinstance(handle, Unguided):
-        handle = guidance.install(model, Plan())
-    tokenizer = read_tokenizer(data, masked=False)
-    check_model(model, Path(folder), tokenizer)
-    head = task.head().of_model(model.config)
-    rows = Examples.read(
-        data,
-        config.split,
-        len(tokenizer),
-        features=features(plan, training=False),
-        masks=run.inputs.get("masks"),
-        own=task.columns,
-    )
-    check_lengths(model.config, {config.split: rows}, data.reference)
-    examples, inputs = Grouped(rows, together=head.together), ModelInputs(model, tokenizer.pad_token_id)
-    number = min(len(examples), config.limit or len(examples))
-    model.requires_grad_(True).eval()
-    counted, found = Importance(model, handle.sites, config.form), dict[Site, torch.Tensor]()
-    labelled = 0
-    with run.progress.task("probe", total=number, unit="examples") as bar:
-        for batch in batches_of(examples, config.batch_size, config.limit):
-            bar.advance(len(batch.sizes))
-            if not head.count(batch):
+    config = run.config
+    held_out = HeldOut(run.inputs, config)
+    about: dict[str, Any] = {}
+    if config.by == "taylor":
+        found = importance_of(held_out, config, run.progress)
+    else:
+        found, about = rises_of(held_out, run.progress)
+    figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}
+    table = write_heads(run, figures, UNITS[config.by])
+    ranked = sorted(table, key=lambda row: -float(row["importance"]))
+    counts = {"examples": held_out.number, "heads": len(table)}
+    summary = {"best": best(table, "importance"), "ranking": [[row["layer"], row["head"]] for row in ranked], **about}
+    described = {"schema": 1, "probe": "importance", "task": held_out.task, "by": config.by, "counts": counts}
+    run.out.write_json("probe.json", {**described, **summary})
+    title = f"Importance of heads (%)\n{held_out.task}, {held_out.number:,} examples"
+    run.out.write("heads.png", heads_picture(table, "score", title=title, label="importance"))
+    run.out.counts |= {"probe": "importance", "task": held_out.task, **counts, "best": summary["best"], **about}
+
+
+def importance_of(held_out: Any, config: Any, progress: Any) -> dict[Any, Any]:
+    """The Taylor importance of each head, by site, (H,).
+
+    Args:
+        held_out: a `pipelines.probing.losses.HeldOut`; config: with ``form`` and ``accumulate``.
+    """
+    from guidance.probes.importance import Importance
+
+    model, judged = held_out.model, 0.0
+    model.zero_grad()
+    counted = Importance(model, held_out.handle.sites, config.form)
+    found: dict[Any, Any] = {}
+    with progress.task("importance", total=held_out.number, unit="examples") as bar:
+        for loss in held_out.losses():
+            bar.advance(loss.examples)
+            if not loss.count:
                 continue
-            labelled += len(batch.sizes)
-            given = inputs.of(batch)
-            extra = handle.at_inference(**inputs.seen(given, batch))
-            outputs = head.outputs(model(**given, **extra).logits, batch)
-            loss = head.loss(outputs, head.targets(batch).to(outputs.device), batch)
-            (loss / head.count(batch)).backward()
+            judged += loss.count
+            (loss.total / loss.count).backward()
             if config.accumulate == "scores":
                 found = {site: found.get(site, 0) + scores for site, scores in counted.scores().items()}
                 model.zero_grad()
-    if not labelled:
-        raise InputError(f"{data.reference}: no example of {config.split!r} has a label that the model knows")
-    if config.accumulate == "gradients":
-        found = counted.scores()
-    figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}
-    table = write_heads(run, figures, UNITS)
-    ranked = sorted(table, key=lambda row: -float(row["importance"]))
-    counts = {"examples": number, "heads": len(table)}
-    summary = {"best": best(table, "importance"), "ranking": [[row["layer"], row["head"]] for row in ranked]}
-    about = {"schema": 1, "probe": "importance", "task": task.name, "counts": counts}
-    run.out.write_json("probe.json", {**about, **summary})
-    title = f"Importance of heads (%)\n{task.name}, {number:,} examples"
-    run.out.write("heads.png", heads_picture(table, "score", title=title, label="importance"))
-    run.out.counts |= {"probe": "importance", "task": task.name, **counts, "best": summary["best"]}
+    _check_judged(judged, config.split)
+    return found if config.accumulate == "scores" else counted.scores()
 
 
-STAGE = Stage("probe-importance", "probe", 1, Config, build)
+def rises_of(held_out: Any, progress: Any) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """How much the mean loss rises without each head, by site, (H,), and the loss of the whole model."""
+    import torch
+
+    from guidance.probes.importance import switched_off
+
+    sites = held_out.handle.sites
+    passes = 1 + sum(own[0].num_heads for own in sites.values())
+    found: dict[Any, Any] = {}
+    with progress.task("importance", total=passes * held_out.number, unit="examples") as bar:
+        whole = held_out.mean(bar.advance)
+        _check_judged(whole == whole, held_out.config.split)
+        for module, own in sites.items():
+            rises = []
+            for head in range(own[0].num_heads):
+                with switched_off(held_out.model, sites, [(module, head)]):
+                    rises.append(held_out.mean(bar.advance) - whole)
+            found |= dict.fromkeys(own, torch.tensor(rises, dtype=torch.float64))
+    return found, {"loss": whole}
+
+
+def _check_judged(judged: float, split: str) -> None:
+    if not judged:
+        raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")
+
+
+STAGE = Stage("probe-importance", "probe", 2, Config, build)

@@ -83,7 +83,10 @@ def test_names_of_codes_and_what_is_not_known() -> None:
 
 def test_patterns_in_conditions_keep_what_is_known_about_them() -> None:
     both = where("matching_token and not self")
-    assert both.looks_ahead and not both.same_keys and not both.needs
+    assert not both.looks_ahead and not both.same_keys and not both.needs
+    assert both.on(tokens()).dense()[0].nonzero().tolist() == [[1, 3], [3, 1]], (
+        "tokens that occur once match nothing else"
+    )
     assert where("key.idf > 1 or rare").needs == ("idf", "word")
     assert where("key.stop_word").same_keys and not where("query.stop_word").same_keys
     assert where("key.frequency > 1").looks_ahead and not where("key.id == query.id").looks_ahead

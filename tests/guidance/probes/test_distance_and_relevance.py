@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import weakref
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 import guidance
 from guidance import Plan, install
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import Tokens
 from guidance.probes.distance import head_distances
-from guidance.probes.relevance import Relevance, keys_of, mass, outstanding
+from guidance.probes.relevance import Relevance, among, keys_of, masses, outstanding, uniform
 from guidance.sites import Site
 from tests.guidance.models import batch, tiny_model
 
@@ -42,10 +45,22 @@ def test_distances_are_those_of_the_equation() -> None:
 def test_mass_is_the_mean_attention_on_a_pattern_and_padding_counts_nothing() -> None:
     attention = torch.tensor([[[[0.2, 0.8, 0.0], [0.5, 0.5, 0.0], [0.3, 0.3, 0.4]]]])
     ids, valid = torch.tensor([[5, 6, 0]]), torch.tensor([[True, True, False]])
-    found = mass(attention, guidance.pattern("next", ids, valid), valid)
-    assert found.tolist() == [[pytest.approx(0.8 / 2)]]
+    following = guidance.pattern("next", ids, valid).float()
+    found = masses(attention, following[:, None], valid)
+    assert found.tolist() == [[[pytest.approx(0.8 / 2)]]]
+    assert uniform(following[:, None], valid).tolist() == [[pytest.approx(0.5 / 2)]]
     weights = torch.tensor([[[0.0, 0.5, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]])
-    assert mass(attention, weights, valid).tolist() == [[pytest.approx((0.4 + 0.5) / 2)]]
+    both = masses(attention, torch.stack([weights, following], dim=1), valid)
+    assert both.tolist() == [[[pytest.approx((0.4 + 0.5) / 2), pytest.approx(0.8 / 2)]]]
+
+
+def test_attention_among_some_tokens_is_divided_anew() -> None:
+    attention = torch.tensor([[[[0.2, 0.3, 0.5], [0.6, 0.1, 0.3], [1.0, 0.0, 0.0]]]])
+    kept = torch.tensor([[False, True, True]])
+    found = among(attention, kept)[0, 0]
+    torch.testing.assert_close(found, torch.tensor([[0, 0, 0], [0, 0.25, 0.75], [0, 0, 0]]))
+    without_itself = among(attention, torch.tensor([[True, True, True]]), diagonal=False)[0, 0]
+    torch.testing.assert_close(without_itself, torch.tensor([[0, 0.375, 0.625], [2 / 3, 0, 1 / 3], [1, 0, 0]]))
 
 
 def test_relevance_is_the_mean_over_examples_and_only_one_layer_is_held() -> None:
@@ -54,17 +69,19 @@ def test_relevance_is_the_mean_over_examples_and_only_one_layer_is_held() -> Non
     inputs = batch()
     valid = inputs["attention_mask"].bool()
     pattern = guidance.pattern("previous", inputs["input_ids"], inputs["attention_mask"])
-    relevance = Relevance()
+    relevance = Relevance(["previous"])
+    wanted = pattern.float()[:, None]
     earlier: list[weakref.ref[torch.Tensor]] = []
     held: list[int] = []
 
     def watch(site: Site, attention: torch.Tensor) -> None:
         held.append(sum(map_() is not None for map_ in earlier))
         earlier.append(weakref.ref(attention))
-        relevance.add("previous", site, mass(attention, pattern, valid))
+        relevance.add(site, masses(attention, wanted, valid))
 
     probabilities = handle.probabilities(**inputs)
     for _ in range(2):
+        relevance.begin(range(len(valid)), uniform(wanted, valid))
         handle.watch(watch, **inputs)
     assert held == [0] * 2 * len(probabilities)
     for site, attention in probabilities.items():
@@ -75,13 +92,21 @@ def test_relevance_is_the_mean_over_examples_and_only_one_layer_is_held() -> Non
                 total = sum(float(attention[row, head, i, i - 1]) for i in range(1, length))
                 means.append(total / length)
             assert float(relevance.of("previous")[site][head]) == pytest.approx(sum(means) / len(means), abs=1e-6)
+            for half, own in (("first", means[::2]), ("second", means[1::2])):
+                assert float(relevance.of("previous", half)[site][head]) == pytest.approx(sum(own) / len(own), abs=1e-6)
+            twice = [*means, *means]
+            error = statistics.stdev(twice) / math.sqrt(len(twice))
+            assert float(relevance.standard_error("previous")[site][head]) == pytest.approx(error, abs=1e-6)
+    lengths = valid.sum(-1).tolist()
+    assert relevance.by_chance("previous") == pytest.approx(sum((n - 1) / n / n for n in lengths) / len(lengths))
 
 
 def test_tokens_that_occur_once_have_no_matching_token() -> None:
     ids, valid = torch.tensor([[5, 6, 5, 7, 0]]), torch.tensor([[True, True, True, True, False]])
-    found = keys_of("matching_token", ids, valid)[0]
+    tokens = Tokens(ids, valid, {}, {})
+    found = keys_of(read_pattern("matching_token"), tokens)[0]
     assert found.tolist() == [[1, 0, 1, 0, 0], [0] * 5, [1, 0, 1, 0, 0], [0] * 5, [0] * 5]
-    torch.testing.assert_close(keys_of("next", ids, valid), guidance.pattern("next", ids, valid).float())
+    torch.testing.assert_close(keys_of(read_pattern("next"), tokens), guidance.pattern("next", ids, valid).float())
 
 
 def test_of_ten_heads_none_stands_out_and_of_eleven_one_may() -> None:

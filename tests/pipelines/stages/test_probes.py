@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import guidance
 from guidance.errors import InputError
-from guidance.probes.importance import Importance
+from guidance.probes.importance import Importance, switched_off
+from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
@@ -319,6 +320,69 @@ def test_a_head_of_the_plan_stands_out(store: Store, tmp_path: Path) -> None:
     assert found["outstanding"] == ["0-1"]
     assert found["best"]["next"] > 0.8
     assert (made.path / "heads-next.png").is_file()
+
+
+def test_relevance_of_a_condition_without_special_tokens_in_a_text_file(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    text = written(tmp_path, "text.txt", "anna saw anna . she fed the man .\n")
+    condition = "matching_token and not self"
+    same = {"patterns": [condition, "matching_token"]}
+    made = probe_relevance.run(folder, text, probe_relevance.Config(**same), store=store).artifact
+    assert made.counts["sequences"] == 1 and made.counts["patterns"][condition]["best"]["head"] == 1
+    few = probe_relevance.Config(**same, special=False, diagonal=False)
+    without = probe_relevance.run(folder, text, few, store=store).artifact
+    found = pq.read_table(without.path / "patterns.parquet").to_pylist()
+    rows = {(row["pattern"], row["head"]): row for row in found if row["layer"] == 0}
+    # of nine words four occur twice; a head that looks everywhere gives each other word an eighth
+    even = rows[condition, 0]
+    assert even["relevance"] == pytest.approx(4 / 9 / 8, abs=1e-6)
+    assert even["lift"] == pytest.approx(1.0, abs=1e-6) and even["standard_error"] is None
+    assert rows[condition, 1]["lift"] > 5
+    assert rows["matching_token", 1]["relevance"] == rows[condition, 1]["relevance"], "its own place is left out"
+
+
+def test_a_head_that_is_switched_off_says_nothing(store: Store, tmp_path: Path) -> None:
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
+    trained = finetunings.train(store, data, steps=20, learning_rate=0.01).artifact
+    config = probe_importance.Config(batch_size=4, by="off")
+    made = probe_importance.run(trained.reference, data.reference, config, store=store).artifact
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    same = probe_importance.Config(batch_size=4, by="off", limit=6)
+    held_out = HeldOut({"model": trained, "sequences": store.load_input(made, "sequences")}, same)
+    weights = {name: value.clone() for name, value in held_out.model.state_dict().items()}
+    assert held_out.mean() == pytest.approx(made.counts["loss"])
+    for row in rows:
+        # without values a head adds nothing to the output matrix
+        value = held_out.model.get_submodule(f"bert.encoder.layer.{row['layer']}.attention.self.value")
+        size = held_out.model.config.hidden_size // held_out.model.config.num_attention_heads
+        with torch.no_grad():
+            for parameter in (value.weight, value.bias):
+                parameter[row["head"] * size : (row["head"] + 1) * size] = 0
+        assert held_out.mean() - made.counts["loss"] == pytest.approx(row["importance"], abs=1e-6)
+        held_out.model.load_state_dict(weights)
+    assert any(abs(row["importance"]) > 1e-4 for row in rows)
+    module, *_ = held_out.handle.sites
+    with switched_off(held_out.model, held_out.handle.sites, [(module, 0), (module, 1)]):
+        assert held_out.mean() != pytest.approx(made.counts["loss"])
+    assert held_out.mean() == pytest.approx(made.counts["loss"]), "the weights are back"
+
+
+def test_masked_language_models_have_important_heads_too(store: Store) -> None:
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, layers=2, heads=2, steps=2).artifact
+    config = probe_importance.Config(batch_size=4, seed=3)
+    made = probe_importance.run(model.reference, data.reference, config, store=store).artifact
+    assert made.counts["task"] == "masked-lm"
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    held_out = HeldOut({"model": model, "sequences": data}, config)
+    counted, total, count = Importance(held_out.model, held_out.handle.sites), 0.0, 0.0
+    for loss in held_out.losses():
+        (loss.total / loss.count).backward()
+        total, count = total + float(loss.total), count + loss.count
+    for site, scores in counted.scores().items():
+        own = [row["importance"] for row in rows if row["layer"] == site.layer]
+        torch.testing.assert_close(torch.tensor(own, dtype=torch.float64), scores, rtol=1e-4, atol=0)
+    assert total / count == pytest.approx(held_out.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("accumulate", ["gradients", "scores"])

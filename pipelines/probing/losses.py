@@ -1,0 +1,163 @@
+"""The loss of a trained model on held-out data, batch by batch: of its task, or of its masked words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import guidance
+from guidance.checkpoint import find_plan
+from guidance.errors import InputError
+from guidance.objectives.masked_lm import IGNORED
+from guidance.objectives.selection import logits_at, places_of
+from guidance.plan import Plan
+from guidance.statistics.roles import COLUMNS
+from pipelines.storage.artifacts import Artifact
+from pipelines.training.batches import Examples, pad
+from pipelines.training.learner import folder_of
+from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
+from pipelines.training.learners.guided import VALID_EPOCH
+from pipelines.training.models import check_lengths, check_model, masker_of, read_tokenizer
+from pipelines.training.opening import Unguided, open_trained
+from pipelines.training.plan_inputs import check_needs, features, read_tables
+from pipelines.training.tasks import TASKS
+
+MASKED_LM = "masked-lm"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one batch.
+
+    Attributes:
+        total: the sum over what is judged, with a gradient if gradients are on.
+        count: how much is judged: examples with a label, sentences, masked tokens.
+        examples: of the batch, whether they are judged or not.
+    """
+
+    total: Tensor
+    count: float
+    examples: int
+
+
+class HeldOut:
+    """A trained model with the batches of a split; each call of `losses` reads them again.
+
+    Attributes:
+        task: that of the model, or ``masked-lm``.
+        number: the examples that are read.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], config: Any) -> None:
+        """
+        Args:
+            inputs: a model and sequences; masks and scores if they are needed.
+            config: with ``split``, ``limit``, ``batch_size``, ``device`` and ``seed``, which masks words.
+
+        Raises:
+            InputError: the model has neither a head for a task nor predicts masked words; or it does not fit the sequences.
+            PlanError: its plan needs a feature that is not there.
+        """
+        from pipelines.stages.evaluate import evaluation_of
+
+        self.config, self._data, folder = config, inputs["sequences"], folder_of(inputs["model"])
+        evaluation = evaluation_of(folder, self._data)
+        task = TASKS.get(evaluation.task)
+        if task is None and evaluation.task not in ("masked-lm", "masked-lm-nsp"):
+            raise InputError(
+                f"{folder}: has no head for a task, and predicts no masked words",
+                hint="guide finetune DATASET --init MODEL",
+            )
+        self.task = task.name if task else MASKED_LM
+        plan = find_plan(folder) or Plan()
+        check_needs(plan, str(folder), inputs, training=False)
+        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device, evaluation.auto_class)
+        if isinstance(self.handle, Unguided):
+            self.handle = guidance.install(self.model, Plan())
+        self.tokenizer = read_tokenizer(self._data, masked=task is None)
+        check_model(self.model, Path(folder), self.tokenizer)
+        self.model.requires_grad_(True).eval()
+        self._features = features(plan, training=False)
+        own = {"own": task.columns} if task else {}
+        self._rows = Examples.read(
+            self._data,
+            config.split,
+            len(self.tokenizer),
+            features=self._features,
+            masks=inputs.get("masks"),
+            **own,  # type: ignore[arg-type]
+        )
+        check_lengths(self.model.config, {config.split: self._rows}, self._data.reference)
+        self._head = task.head().of_model(self.model.config) if task else None
+        self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
+        known = len(self._examples) if self._examples is not None else len(self._rows)
+        self.number = min(known, config.limit or known)
+        self._masker = None if task else masker_of(self.tokenizer, _probability(inputs["model"]))
+
+    def losses(self) -> Iterator[Loss]:
+        """The loss of each batch, with the plan of the model at work."""
+        return self._of_task() if self._head else self._of_words()
+
+    def mean(self, advance: Callable[[int], object] = lambda _: None) -> float:
+        """The mean loss over the split, without gradients; NaN if nothing is judged.
+
+        Args:
+            advance: called with the number of examples of each batch.
+        """
+        total = count = 0.0
+        with torch.no_grad():
+            for loss in self.losses():
+                total, count = total + float(loss.total), count + loss.count
+                advance(loss.examples)
+        return total / count if count else float("nan")
+
+    def _of_task(self) -> Iterator[Loss]:
+        head, examples = self._head, self._examples
+        assert head is not None and examples is not None
+        inputs = ModelInputs(self.model, self.tokenizer.pad_token_id)
+        for batch in batches_of(examples, self.config.batch_size, self.config.limit):
+            count = float(head.count(batch))
+            if not count:
+                yield Loss(torch.zeros(()), 0.0, len(batch.sizes))
+                continue
+            given = inputs.of(batch)
+            extra = self.handle.at_inference(**inputs.seen(given, batch))
+            outputs = head.outputs(self.model(**given, **extra).logits, batch)
+            yield Loss(head.loss(outputs, head.targets(batch).to(outputs.device), batch), count, len(batch.sizes))
+
+    def _of_words(self) -> Iterator[Loss]:
+        masker, rows, device = self._masker, self._rows, next(self.model.parameters()).device
+        assert masker is not None
+        for start in range(0, self.number, self.config.batch_size):
+            chosen = range(start, min(start + self.config.batch_size, self.number))
+            masked = [masker(rows[n], seed=self.config.seed, epoch=VALID_EPOCH, example=n) for n in chosen]
+            length = max(len(ids) for ids, _ in masked)
+            labels_BT = pad([labels for _, labels in masked], IGNORED, length)
+            places_N = places_of(labels_BT != IGNORED)
+            if not len(places_N):
+                yield Loss(torch.zeros(()), 0.0, len(masked))
+                continue
+            inputs = {
+                "input_ids": pad([ids for ids, _ in masked], self.tokenizer.pad_token_id, length, device),
+                "attention_mask": pad([ids * 0 + 1 for ids, _ in masked], 0, length, device),
+            }
+            columns = {
+                name: pad([rows.column(name, n) for n in chosen], COLUMNS[name].fill, length, device)
+                for name in self._features
+            }
+            extra = self.handle.at_inference(**inputs, **columns)
+            logits_NV = logits_at(self.model, places_N.to(device), **inputs, **extra).logits.float()
+            wanted_N = labels_BT.flatten()[places_N].to(device)
+            total = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="sum")
+            yield Loss(total, float(len(places_N)), len(masked))
+
+
+def _probability(model: Any) -> float:
+    """The share of words that the model was trained to predict, or 0.15."""
+    trained = model.manifest["config"].get("mask_probability") if isinstance(model, Artifact) else None
+    return float(trained or 0.15)

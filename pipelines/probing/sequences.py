@@ -1,0 +1,207 @@
+"""What probes of sequences share: how a model and its data are found, opened, and read batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines import task_inputs
+from pipelines.engine import stage
+from pipelines.engine.stage import knob
+from pipelines.progress import Progress
+from pipelines.stages import corpus, sequences
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
+from pipelines.training.learner import folder_of
+from pipelines.training.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from guidance.patterns.features import Tokens
+    from guidance.sites import Site
+
+
+class SequencesConfig(stage.Config):
+    """Which sequences are read."""
+
+    split: Literal["train", "valid", "test"] = Field("valid", description="which split of the sequences")
+    limit: int = Field(1000, ge=0, description="at most so many sequences; 0 for all")
+    masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
+    scores: str = knob("", "a JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score")
+    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
+    sequence_length: int = knob(
+        0, "for a dataset or a text: longest sequence, in tokens; by default as in training, or 128", ge=0
+    )
+    batch_size: int = knob(8, "sequences per batch", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+
+
+def open_inputs(
+    model: str, data: str, config: Any, store: Store, opened: ExitStack, progress: Progress | None = None
+) -> tuple[dict[str, Any], Any]:
+    """The inputs of a probe, and its configuration with the masks that the plan of the model needs.
+
+    Args:
+        model: a reference, or a model folder.
+        data: reference of sequences that were made with its tokenizer, of a dataset, or of a corpus; or a text file.  What is
+            missing is built, as artifacts of their own.
+
+    Raises:
+        InputError: there is no such model or data, or the split is empty.
+    """
+    inputs: dict[str, Any] = {"model": model_input(model, store)}
+    folder = folder_of(inputs["model"])
+    try:
+        given = opened.enter_context(store.load(data))
+    except ArtifactMissing:
+        if not Path(data).is_file():
+            raise
+        made = corpus.run([data], corpus.Config(valid=0.0), store=store, progress=progress)
+        assert made is not None, "only shards give None"
+        given = opened.enter_context(store.load(made.reference))
+        config = config.model_copy(update={"split": "train"})
+    if given.kind == "corpus" and task_inputs.is_dataset(given):
+        found, config = task_inputs.read_by(model, folder, given, config, store, progress)
+    elif given.kind == "corpus":
+        length = task_inputs.longest(model, config.sequence_length, store)
+        packed = sequences.run(
+            given.reference, str(folder), sequences.Config(max_length=length), store=store, progress=progress
+        )
+        found = store.load(packed.reference, kind="sequences")
+    else:
+        found = store.load(data, kind="sequences")
+    inputs["sequences"] = opened.enter_context(found)
+    inputs |= load_inputs(config, [found], store)
+    task_inputs.check_split(found, config.split)
+    return inputs, config
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences, padded.
+
+    Attributes:
+        numbers: of the sequences in their split.
+        inputs: ``input_ids`` and ``attention_mask``, (B, T) each; columns: features, (B, T) each.
+    """
+
+    numbers: range
+    inputs: Mapping[str, Tensor]
+    columns: Mapping[str, Tensor]
+
+    @cached_property
+    def valid_BT(self) -> Tensor:
+        """Which tokens are no padding, bool."""
+        return self.inputs["attention_mask"].bool()
+
+
+class WatchedSequences:
+    """A trained model on the sequences of a split, with the heads of its encoder in view.
+
+    Attributes:
+        known: the features that the sequences have, besides those of the vocabulary.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any], config: Any) -> None:
+        """
+        Args:
+            inputs: as `open_inputs` gives them; config: a `SequencesConfig`.
+
+        Raises:
+            InputError: the sequences were made with another tokenizer, or are longer than the model reads.
+            PlanError: the plan of the model needs a feature that is not there.
+        """
+        import guidance
+        from guidance.checkpoint import find_plan
+        from guidance.patterns.features import Vocabulary
+        from guidance.plan import Plan
+        from pipelines.training.batches import Examples
+        from pipelines.training.models import check_lengths, check_model, read_tokenizer
+        from pipelines.training.opening import Unguided, open_trained
+
+        data, masks = inputs["sequences"], inputs.get("masks")
+        folder = folder_of(inputs["model"])
+        self.plan = find_plan(folder) or Plan()
+        check_needs(self.plan, str(folder), inputs, training=False)
+        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device)
+        if isinstance(self.handle, Unguided):
+            self.handle = guidance.install(self.model, Plan())
+        self.tokenizer = read_tokenizer(data, masked=False)
+        check_model(self.model, Path(folder), self.tokenizer)
+        if self.model.config.is_encoder_decoder:
+            raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
+        self.known: tuple[str, ...] = tuple(masks.counts["columns"]) if masks else ("segment",)
+        self._plans = features(self.plan, training=False)
+        needed = tuple(dict.fromkeys((*self._plans, *self.known)))
+        self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks)
+        check_lengths(self.model.config, {config.split: self.rows}, data.reference)
+        self.number = min(len(self.rows), config.limit or len(self.rows))
+        self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
+        self.device = next(self.model.parameters()).device
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """The sequences in their order."""
+        for start in range(0, self.number, size):
+            yield self.batch(range(start, min(start + size, self.number)))
+
+    def batch(self, numbers: range) -> Batch:
+        """Some sequences, padded to the longest."""
+        import numpy as np
+
+        from guidance.statistics.roles import COLUMNS
+        from pipelines.training.batches import pad
+
+        ids = [self.rows[n] for n in numbers]
+        length, device = max(map(len, ids)), self.device
+        inputs = {
+            "input_ids": pad(ids, self.tokenizer.pad_token_id, length, device),
+            "attention_mask": pad([np.ones(len(row), np.int64) for row in ids], 0, length, device),
+        }
+        columns = {
+            name: pad([self.rows.column(name, n) for n in numbers], COLUMNS[name].fill, length, device)
+            for name in self.rows.columns
+        }
+        return Batch(numbers, inputs, columns)
+
+    def tokens(self, batch: Batch) -> Tokens:
+        """A batch as patterns see it."""
+        from guidance.patterns.features import Tokens
+
+        ids_BT = batch.inputs["input_ids"]
+        return Tokens(ids_BT, batch.valid_BT, {**self.vocabulary.columns(ids_BT), **batch.columns}, {})
+
+    def watch(self, batch: Batch, watcher: Callable[[Site, Tensor], object]) -> None:
+        """Show a function the attention of each layer, (B, H, T, T), one after the other."""
+        own = {name: batch.columns[name] for name in self._plans}
+        self.handle.watch(watcher, **batch.inputs, **own)
+
+    def labels(self, number: int) -> list[str]:
+        """The text of each token of a sequence, with ``##`` before those inside a word."""
+        return token_labels(self.tokenizer, self.rows[number])
+
+
+def token_labels(tokenizer: Any, ids: np.ndarray) -> list[str]:
+    """The text of each token: without marks for word starts, and with ``##`` before tokens inside of a word."""
+    names = tokenizer.convert_ids_to_tokens(ids.tolist())
+    special = set(tokenizer.all_special_tokens)
+    marks = [mark for mark in ("Ġ", "▁") if any(name.startswith(mark) for name in names)]
+    found = []
+    for name in names:
+        if name in special or name.startswith("##") or not marks:
+            found.append(name)
+        elif name.startswith(tuple(marks)):
+            text = tokenizer.convert_tokens_to_string([name]).strip()
+            found.append(text or name[1:] or name)
+        else:
+            text = tokenizer.convert_tokens_to_string([name])
+            found.append(f"##{text}")
+    return found

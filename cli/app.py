@@ -23,6 +23,7 @@ FAMILIES = {
     "plan": ("Understand", "Show, check, compare and start plans."),
     "cooccur": ("Understand", "Show what a word co-occurs with, and export the table for other tools."),
     "probe": ("Understand", "Find out what heads do, from where they look."),
+    "discover": ("Understand", "Find patterns in heads, on a page or by score, and make plans of them."),
     "masks": ("Understand", "Draw the role masks of a sequence, and export masks for other tools."),
 }
 """First words of two-word commands such as ``guide plan check``, with their heading and summary in `guide --help`."""

@@ -54,6 +54,7 @@ COMMANDS = (
     "predict",
     "glue",
     "probe",
+    "discover",
     "convert",
     "patterns",
     "plan",

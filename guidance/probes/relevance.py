@@ -6,6 +6,7 @@ Source: Li et al. 2022, equation 1 and section 3.1 (METHODS E.2).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Literal
 
 import torch
@@ -99,6 +100,22 @@ class Relevance:
         for half, chosen_B in (("first", ~self._is_second), ("second", self._is_second)):
             self._sums[site, half] = self._sums.get((site, half), 0) + found[chosen_B].sum(0)
         self._squares[site] = self._squares.get(site, 0) + found.square().sum(0)
+
+    def snapshot(self) -> Relevance:
+        """What is known so far, which later batches do not change."""
+        found = copy(self)
+        found.examples, found._sums, found._squares = dict(self.examples), dict(self._sums), dict(self._squares)
+        found._uniform = self._uniform.clone()
+        return found
+
+    def join(self, other: Relevance) -> None:
+        """Add the patterns that another pass over the same examples measured."""
+        self._uniform = torch.cat([self._uniform, other._uniform])
+        for key, sums in self._sums.items():
+            self._sums[key] = torch.cat([sums, other._sums[key]], dim=-1)
+        for site, squares in self._squares.items():
+            self._squares[site] = torch.cat([squares, other._squares[site]], dim=-1)
+        self.names += other.names
 
     def of(self, name: str, half: Half | None = None) -> Mapping[Site, Tensor]:
         """The relevance of a pattern for the heads of each site, (H,); NaN where a half has no example."""

@@ -179,10 +179,13 @@ class WatchedSequences:
         ids_BT = batch.inputs["input_ids"]
         return Tokens(ids_BT, batch.valid_BT, {**self.vocabulary.columns(ids_BT), **batch.columns}, {})
 
+    def guide_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """A batch as the model and its plan read it."""
+        return {**batch.inputs, **{name: batch.columns[name] for name in self._plans}}
+
     def watch(self, batch: Batch, watcher: Callable[[Site, Tensor], object]) -> None:
         """Show a function the attention of each layer, (B, H, T, T), one after the other."""
-        own = {name: batch.columns[name] for name in self._plans}
-        self.handle.watch(watcher, **batch.inputs, **own)
+        self.handle.watch(watcher, **self.guide_inputs(batch))
 
     def labels(self, number: int) -> list[str]:
         """The text of each token of a sequence, with ``##`` before those inside a word."""

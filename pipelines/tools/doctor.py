@@ -24,7 +24,7 @@ FLOORS = {
 
 CEILINGS = {"transformers": "6"}
 OTHERS = ("attention-guide", "tokenizers", "accelerate", "numpy", "spacy", "stanza", "pydantic", "typer", "rich")
-EXTRAS = {"dask": ("dask", "distributed")}
+EXTRAS = {"dask": ("dask", "distributed"), "ui": ("starlette", "uvicorn")}
 OURS = ("guidance", "pipelines", "cli")
 
 State = Literal["ok", "absent", "bad"]

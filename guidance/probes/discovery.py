@@ -1,0 +1,164 @@
+"""From what heads do to a plan: which patterns stand out, and into which heads they go.
+
+Source: Li et al. 2022, sections 3.1 to 3.3; choosing on one half of the data and confirming on the other is ours (METHODS N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from guidance.models.added_heads import Pal
+from guidance.patterns.combinations import read_pattern
+from guidance.plan import Guide, Plan
+from guidance.probes.relevance import DEVIATIONS, Relevance, outstanding
+from guidance.sites import Site
+
+Head = tuple[int, int]
+"""Layer and head of the model's own self-attention."""
+
+Into = Literal["each-layer", "found", "least-important"]
+Mechanism = Literal["auto", "mask", "fix", "bias", "attention_loss"]
+
+SINKS = ("first", "delimiter", "separator", "self")
+"""Patterns where heads rest that do nothing else (Clark et al. 2019, section 3.2); no plan is proposed for them."""
+
+IMPORTANT = 3
+"""The most important heads of a layer whose patterns the paper looks at."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pattern on which heads stand out.
+
+    Attributes:
+        heads: those that stand out on the first half of the examples, and again on the second, the most relevant first.
+        relevance: the highest on the second half.
+        deviations: how many standard deviations that is above the mean of all heads there.
+        lift: that relevance divided by that of a head that looks at all tokens alike.
+        important: how many of the heads are among the `IMPORTANT` most important of their layer; None without importance.
+        covered_by: a better candidate that has the same heads; empty if there is none.
+    """
+
+    pattern: str
+    heads: tuple[Head, ...]
+    relevance: float
+    deviations: float
+    lift: float
+    important: int | None = None
+    covered_by: str = ""
+
+
+def candidates(
+    relevance: Relevance,
+    importance: Mapping[Site, Tensor] | None = None,
+    *,
+    deviations: float = DEVIATIONS,
+) -> list[Candidate]:
+    """The patterns on which heads stand out, the farthest above the mean first.
+
+    A pattern is kept if some head is more than ``deviations`` above the mean of all heads on the first half of the examples, and
+    again on the second, and looks there more than a head that looks at all tokens alike.  With one example there is no second
+    half, and nothing is kept.
+
+    Args:
+        importance: of each site the importance of each head, (H,).
+    """
+    important = _most_important(importance) if importance else None
+    found = []
+    for name in relevance.names:
+        halves = [_flat(relevance.of(name, half)) for half in ("first", "second")]
+        (heads, first), (_, second) = halves
+        if not heads or bool(second.isnan().any()) or bool(first.isnan().any()):
+            continue
+        even = relevance.by_chance(name)
+        stands = outstanding(first, deviations) & outstanding(second, deviations) & (second > even)
+        if not bool(stands.any()):
+            continue
+        chosen = sorted(stands.nonzero()[:, 0].tolist(), key=lambda place: -float(second[place]))
+        best, spread = float(second[chosen[0]]), float(second.std(correction=0))
+        own = tuple(heads[place] for place in chosen)
+        found.append(
+            Candidate(
+                name,
+                own,
+                best,
+                (best - float(second.mean())) / spread,
+                best / even if even else float("inf"),
+                None if important is None else len(important & set(own)),
+            )
+        )
+    found.sort(key=lambda candidate: -candidate.deviations)
+    return _with_covered(found)
+
+
+def _flat(values: Mapping[Site, Tensor]) -> tuple[list[Head], Tensor]:
+    sites = [site for site in values if site.attention == "self" and site.stack == "encoder"]
+    heads = [(site.layer, head) for site in sites for head in range(site.num_heads)]
+    return heads, torch.cat([values[site].double() for site in sites]) if sites else torch.zeros(0)
+
+
+def _most_important(importance: Mapping[Site, Tensor]) -> set[Head]:
+    return {
+        (site.layer, int(head))
+        for site, values in importance.items()
+        if site.attention == "self"
+        for head in values.argsort(descending=True, stable=True)[:IMPORTANT]
+    }
+
+
+def _with_covered(found: Sequence[Candidate]) -> list[Candidate]:
+    """Mark a candidate that has no head of its own beside a better one."""
+    marked: list[Candidate] = []
+    for candidate in found:
+        others = (c for c in marked if not c.covered_by and c.pattern not in SINKS)
+        better = next((c.pattern for c in others if set(candidate.heads) <= set(c.heads)), "")
+        marked.append(Candidate(**{**vars(candidate), "covered_by": better}))
+    return marked
+
+
+def chosen(found: Sequence[Candidate], most: int = 4) -> list[Candidate]:
+    """The candidates that a plan is proposed for: at most ``most``, no `SINKS`, none that a better one covers."""
+    return [c for c in found if c.pattern not in SINKS and not c.covered_by][:most]
+
+
+def plan_for(
+    patterns: Sequence[tuple[Any, Sequence[Head]]],
+    *,
+    into: Into = "each-layer",
+    mechanism: Mechanism = "auto",
+    pal: bool = False,
+) -> Plan:
+    """A plan that injects patterns.
+
+    Args:
+        patterns: each as a plan writes it, with the heads that it was found in.
+        into: ``each-layer``: pattern j goes into head j of every layer, as in the paper; ``found``: into the heads that it was
+            found in; ``least-important``: into the least important heads of every layer, which needs a table of scores.
+        mechanism: ``auto`` fixes heads on patterns of places, such as ``next``, and masks heads for all others.
+        pal: add a head beside every layer for each pattern, instead of taking those of the model.
+
+    Raises:
+        PlanError: a pattern does not exist, or the mechanism does not take it.
+    """
+    guides = []
+    for place, (spec, heads) in enumerate(patterns):
+        how = mechanism if mechanism != "auto" else ("fix" if read_pattern(spec).positional else "mask")
+        if pal:
+            guides.append(Guide(spec, how, heads=(f"pal:{place}",)))
+        elif into == "each-layer":
+            guides.append(Guide(spec, how, heads=(place,)))
+        elif into == "least-important":
+            # one after the other: the first pattern takes the least important head of each layer
+            taken = (f"not least important {place} per layer",) if place else ()
+            guides.append(Guide(spec, how, heads=(f"least important {place + 1} per layer", *taken)))
+        else:
+            guides += [
+                Guide(spec, how, layers=(layer,), heads=tuple(sorted(head for own, head in heads if own == layer)))
+                for layer in sorted({layer for layer, _ in heads})
+            ]
+    return Plan(tuple(guides), pal=Pal(heads=max(1, len(patterns)), width=64 * max(1, len(patterns))) if pal else None)

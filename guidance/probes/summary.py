@@ -1,0 +1,81 @@
+"""The numbers that probes take from attention: one function of one layer's maps, after which the maps are forgotten.
+
+This is the seam for a backend that computes the same numbers without writing the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from guidance.probes.relevance import masses
+from guidance.sites import Site
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one layer's heads do on a batch, from probabilities before dropout.
+
+    Attributes:
+        masses_BHP: the mean attention of valid queries on the keys of each pattern, from 0 to 1.
+        entropy_BHQ: of each row, in nats; 0 for padding.
+        squares_BHQ: the sum of the squares of each row; 0 for padding.
+        top_BHQ: int64, the key with the most attention, the first of equal ones.
+        highest_BHQ: its attention; 0 for padding.
+        offsets_BHO: the mean attention of valid queries at each distance from -reach to +reach.
+    """
+
+    masses_BHP: Tensor
+    entropy_BHQ: Tensor
+    squares_BHQ: Tensor
+    top_BHQ: Tensor
+    highest_BHQ: Tensor
+    offsets_BHO: Tensor
+
+
+def summarise(attention_BHQK: Tensor, patterns_BPQK: Tensor, valid_BT: Tensor, *, reach: int = 0) -> Summary:
+    """The numbers of one layer.
+
+    Args:
+        patterns_BPQK: the keys of each pattern, float; may have no pattern, (B, 0, Q, K).
+        valid_BT: bool, which tokens are no padding.
+        reach: the largest distance of ``offsets_BHO``.
+    """
+    attention = attention_BHQK.float() * valid_BT[:, None, :, None]
+    lengths_B1 = valid_BT.sum(-1, keepdim=True).clamp(min=1)
+    highest, top = attention.max(-1)
+    diagonals = [attention.diagonal(offset, -2, -1).sum(-1) for offset in range(-reach, reach + 1)]
+    return Summary(
+        masses(attention, patterns_BPQK, valid_BT),
+        -torch.special.xlogy(attention, attention).sum(-1),
+        attention.square().sum(-1),
+        top,
+        highest,
+        torch.stack(diagonals, dim=-1) / lengths_B1[:, None],
+    )
+
+
+def watch_summaries(
+    handle: Any,
+    receive: Callable[[Site, Summary], object],
+    patterns_BPQK: Tensor,
+    inputs: Mapping[str, Tensor],
+    *,
+    reach: int = 0,
+) -> None:
+    """Show a function the `Summary` of each layer, one after the other; the maps of only one layer are in memory.
+
+    Args:
+        handle: a `guidance.installation.Handle`.
+        inputs: ``input_ids``, ``attention_mask``, and the features that the plan reads.
+    """
+    valid_BT = inputs["attention_mask"].bool()
+
+    def watch(site: Site, attention_BHQK: Tensor) -> None:
+        receive(site, summarise(attention_BHQK, patterns_BPQK, valid_BT, reach=reach))
+
+    handle.watch(watch, **inputs)

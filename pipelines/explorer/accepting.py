@@ -1,0 +1,105 @@
+"""From heads that a person marked on the page to a plan, as artifacts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shlex
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.progress import Progress
+from pipelines.stages import discover_accept, discover_score
+from pipelines.stages.discover_score import PLAN
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.storage.store import Store
+
+
+def accept(
+    marked: Mapping[str, Any], model: str, data: str, config: Any, store: Store, progress: Progress
+) -> Mapping[str, Any]:
+    """Score the heads, unless that was done, and write the plan.
+
+    Args:
+        marked: ``decisions``, each with ``layer``, ``head``, ``kind`` and ``pattern``; ``into``, ``mechanism`` and ``pal`` as in
+            `discover_accept.Config`; ``seen``: what the person looked at.
+        config: the `SequencesConfig` with which the page reads the data.
+
+    Returns:
+        The reference of the findings, the plan as text, and a command that trains with it.
+
+    Raises:
+        InputError: nothing is marked, or a head that the plan would replace is an added one.
+        PlanError: a pattern does not exist, or the mechanism does not take it.
+    """
+    decisions = _decisions(marked)
+    into = str(marked.get("into", "each-layer"))
+    patterns = list(dict.fromkeys(pattern for _, _, pattern in decisions))
+    measured = {name: getattr(config, name) for name in type(config).model_fields}
+    known = discover_score.Config(**measured, patterns=_asked(patterns))
+    scored = discover_score.run(model, data, known, store=store, progress=progress)
+    chosen: dict[str, Any] = {"patterns": patterns, "into": into}
+    if into == "found":
+        chosen = {"heads": [f"{layer}-{head}={pattern}" for layer, head, pattern in decisions]}
+    seen = {"by": _user(), **dict(marked.get("seen", {})), "marked": [list(each) for each in decisions]}
+    settings = discover_accept.Config(
+        **chosen,
+        mechanism=marked.get("mechanism", "auto"),
+        pal=bool(marked.get("pal", False)),
+        seen=json.dumps(seen, ensure_ascii=False, sort_keys=True),
+    )
+    made = discover_accept.run(scored.reference, settings, store=store, progress=progress).artifact
+    with made.open(PLAN) as file:
+        plan = file.read().decode()
+    return {"reference": made.reference, "plan": plan, "command": command_for(made, model, data, store)}
+
+
+def _decisions(marked: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    found = []
+    rows = marked.get("decisions")
+    for row in rows if isinstance(rows, list) else []:
+        known = isinstance(row, dict) and all(type(row.get(name)) is int for name in ("layer", "head"))
+        if not known or not isinstance(row.get("pattern"), str):
+            raise InputError("a decision is a layer, a head and a pattern")
+        if row.get("kind", "self") != "self" and marked.get("into") == "found":
+            raise InputError(
+                f"head {row['layer']}-{row['head']} is one that a plan added", hint="put its pattern into every layer"
+            )
+        found.append((int(row["layer"]), int(row["head"]), str(row["pattern"])))
+    if not found:
+        raise InputError("no head is marked")
+    return found
+
+
+def _asked(patterns: list[str]) -> list[str]:
+    """The patterns to measure: none named, so the catalogue, unless one is a person's own."""
+    from guidance.patterns.catalogue import PATTERNS
+
+    return [] if all(pattern in PATTERNS for pattern in patterns) else patterns
+
+
+def _user() -> str | None:
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return None
+
+
+def command_for(findings: Artifact, model: str, data: str, store: Store) -> str:
+    """The command that trains a model like the one that was looked at, with the plan of findings."""
+    plan = shlex.quote(str(findings.path / PLAN))
+    with suppress(ArtifactMissing), ExitStack() as opened:
+        found = opened.enter_context(store.load(model, kind="model", verify=False))
+        given = found.manifest["config"]
+        if found.manifest["stage"] != "finetune":
+            return f"guide pretrain {shlex.quote(data)} --plan {plan}"
+        shape = ("architecture", "layers", "heads", "hidden_size", "learning_rate", "epochs", "max_length", "seed")
+        own = [f"--init {shlex.quote(given['init'])}"] if given.get("init") else []
+        taken = [name for name in shape if given.get(name) not in (None, "", "auto", 0)]
+        if own:
+            taken = [name for name in taken if name not in ("architecture", "layers", "heads", "hidden_size")]
+        flags = [f"--{name.replace('_', '-')} {given[name]}" for name in taken]
+        return " ".join(["guide finetune", shlex.quote(data), *own, f"--plan {plan}", *flags])
+    return f"guide finetune {shlex.quote(data)} --init {shlex.quote(model)} --plan {plan}"

@@ -1,0 +1,85 @@
+"""The page and what it shows as one HTML file, which opens without a server and asks for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from pipelines.explorer.workspace import Workspace, as_json
+
+MODULES = ("colours", "api", "grid", "matrix", "panels", "app")
+"""The scripts of the page, those first that others import."""
+
+
+def one_file(workspace: Workspace, examples: int) -> bytes:
+    """The page with all heads on some examples.
+
+    Args:
+        workspace: when it is ready.
+        examples: the first so many are saved, with the maps of every head.
+    """
+    page = files("pipelines.explorer") / "page"
+    script = _joined({name: (page / f"{name}.js").read_text("utf-8") for name in MODULES})
+    style = (page / "style.css").read_text("utf-8")
+    data = as_json(_answers(workspace, examples)).decode()
+    # inside of a script element only "</script" and "<!--" mean anything, and JSON may write "<" otherwise
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    html = (page / "index.html").read_text("utf-8")
+    html = html.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">', 1)
+    html = html.replace('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>", 1)
+    html = html.replace('<script type="module" src="app.js"></script>', "", 1)
+    html = html.replace(
+        "</body>",
+        f'<script type="application/json" id="guide-data">{data}</script>\n<script type="module">{script}</script>\n</body>',
+        1,
+    )
+    return html.encode()
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _joined(modules: Mapping[str, str]) -> str:
+    """All modules as one: their names are distinct, so imports and exports are left out."""
+    parts = []
+    for text in modules.values():
+        text = re.sub(r"^import [^;]*;\n", "", text, flags=re.MULTILINE)
+        parts.append(re.sub(r"^export ", "", text, flags=re.MULTILINE))
+    return "\n".join(parts)
+
+
+def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:
+    """What the page would ask for, by the path that it asks."""
+    found: dict[str, Any] = {"api/overview": {**workspace.overview(), "can_accept": False, "accepted": None}}
+
+    def raw(value: bytes) -> str:
+        return base64.b64encode(value).decode()
+
+    for side in range(len(workspace.sides)):
+        heads = workspace.heads(side)
+        number = min(examples, workspace.sides[side].ready().number)
+        found["api/overview"]["models"][side]["examples"] = number
+        found[f"api/heads?model={side}"] = heads
+        found[f"api/tiles?model={side}"] = raw(workspace.tiles(side, None))
+        for example in range(number):
+            found[f"api/example?model={side}&example={example}"] = workspace.example(side, example)
+            found[f"api/tiles?model={side}&example={example}"] = raw(workspace.tiles(side, example))
+        for row in heads["heads"]:
+            place = (row["layer"], row["head"], row["kind"])
+            asked = f"layer={row['layer']}&head={row['head']}&kind={row['kind']}"
+            found[f"api/average?model={side}&{asked}"] = raw(workspace.average(side, *place))
+            for example in range(number):
+                key = f"api/map?model={side}&example={example}&{asked}"
+                found[key] = raw(workspace.map(side, example, *place))
+    for name in heads["patterns"]:
+        for example in range(number):
+            key = f"api/preview?model=0&example={example}&pattern={quote(name, safe='')}"
+            found[key] = raw(workspace.preview(0, example, name))
+    return found

@@ -1,0 +1,58 @@
+// Asks the server, or, on a page that was saved to one file, the data in it.
+
+const saved = document.getElementById("guide-data");
+const answers = saved ? JSON.parse(saved.textContent) : null;
+
+export const isSaved = answers !== null;
+
+// Whether a saved page has an answer to a question; a server always has one.
+export function has(path) {
+  return !isSaved || path in answers;
+}
+
+export class Refused extends Error {}
+
+// Gives the token of the address for a cookie, and takes it out of the address and the history.
+export async function enter() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (isSaved || !token) {
+    return;
+  }
+  const rest = new URLSearchParams(location.hash.slice(1));
+  rest.delete("token");
+  history.replaceState(null, "", `#${rest}`);
+  await post("api/session", { token });
+}
+
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch {
+    throw new Error("gone");
+  }
+  if (!response.ok) {
+    const told = await response.json().catch(() => ({}));
+    throw new Refused([told.problem ?? `error ${response.status}`, told.hint].filter(Boolean).join(" "));
+  }
+  return response;
+}
+
+export async function json(path) {
+  if (isSaved) {
+    return structuredClone(answers[path]);
+  }
+  return (await ask(path)).json();
+}
+
+export async function bytes(path) {
+  if (isSaved) {
+    return Uint8Array.from(atob(answers[path]), (letter) => letter.charCodeAt(0));
+  }
+  return new Uint8Array(await (await ask(path)).arrayBuffer());
+}
+
+export async function post(path, value) {
+  const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) };
+  return (await ask(path, options)).json();
+}

@@ -1,0 +1,130 @@
+"""Stage ``discover-accept``: turns what was found in heads into a plan to train with.
+
+Reads a discovery.  Writes findings@1: ``plan.toml``, and ``findings.json``, which says what was accepted, by whom it was seen
+and on which evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, internal, run_stage
+from pipelines.stages.discover_score import PLAN, SUMMARY
+from pipelines.storage.store import Store
+
+
+class Config(stage.Config):
+    """What is accepted, and how it is injected."""
+
+    patterns: list[str] = Field(
+        [], description="a pattern to inject (repeatable); by default those that `discover score` proposed"
+    )
+    heads: list[str] = Field(
+        [],
+        description="a head and the pattern that goes into it, such as 2-5=previous (repeatable); instead of --patterns",
+    )
+    into: Literal["each-layer", "found", "least-important"] = Field(
+        "each-layer",
+        description="where patterns go: each-layer: one head of every layer for each pattern, as in the paper; found: the heads "
+        "that stand out; least-important: the least important heads of every layer, by --scores in training",
+    )
+    mechanism: Literal["auto", "mask", "fix", "bias", "attention_loss"] = Field(
+        "auto",
+        description="how they act; auto fixes heads on patterns of places, such as next, and masks heads for others",
+    )
+    pal: bool = Field(False, description="add heads beside those of the model, and guide these")
+    most: int = Field(4, ge=1, le=16, description="of the proposed patterns, at most so many")
+    seen: str = internal("what the page knows of how it was found, as JSON")
+
+
+def run(discovery: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Accept findings.
+
+    Args:
+        discovery: a reference of what ``discover-score`` wrote.
+
+    Raises:
+        InputError: nothing was found and nothing is given; or a head is not written as LAYER-HEAD=PATTERN.
+        PlanError: a pattern does not exist, or the mechanism does not take it.
+    """
+    check_working_folder()
+    for text in config.heads:
+        head_of(text)
+    with store.load(discovery, kind="discovery") as found:
+        return run_stage(STAGE, config, {"discovery": found}, store=store, **options)
+
+
+def head_of(text: str) -> tuple[tuple[int, int], str]:
+    """A head, and the pattern that goes into it.
+
+    Raises:
+        InputError: it is not written as LAYER-HEAD=PATTERN.
+    """
+    match = re.fullmatch(r"(\d{1,4})-(\d{1,4})=(.+)", text.strip(), re.DOTALL)
+    if match is None:
+        raise InputError(f"--heads {text!r} is not LAYER-HEAD=PATTERN", hint="for example: --heads 2-5=previous")
+    return (int(match[1]), int(match[2])), match[3].strip()
+
+
+def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list[tuple[int, int]]]]:
+    """What is injected: each pattern as it is written, with the heads that it was found in.
+
+    Args:
+        summary: the content of ``discovery.json``.
+
+    Raises:
+        InputError: there is nothing to inject.
+    """
+    found = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
+    if config.heads:
+        own: dict[str, list[tuple[int, int]]] = {}
+        for head, pattern in map(head_of, config.heads):
+            own.setdefault(pattern, []).append(head)
+        return list(own.items())
+    names = config.patterns or summary["proposed"][: config.most]
+    if not names:
+        raise InputError(
+            "no head stands out on a pattern, so there is nothing to accept",
+            hint="--patterns NAME injects one anyway; `guide discover score --deviations 2` is less strict",
+        )
+    if config.into == "found" and (missing := [name for name in names if name not in found]):
+        raise InputError(
+            f"no head stands out on {missing[0]}",
+            hint="--into each-layer, or name the heads: --heads 2-5=" + missing[0],
+        )
+    return [(name, found.get(name, [])) for name in names]
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    from guidance.probes.discovery import plan_for
+    from pipelines.probing.patterns import spec_of
+
+    config: Config = run.config
+    with run.inputs["discovery"].open(SUMMARY) as file:
+        summary = json.load(file)
+    accepted = patterns_of(config, summary)
+    into: Literal["each-layer", "found", "least-important"] = "found" if config.heads else config.into
+    specs: Sequence[tuple[Any, Any]] = [(spec_of(name), heads) for name, heads in accepted]
+    plan = plan_for(specs, into=into, mechanism=config.mechanism, pal=config.pal)
+    run.out.write(PLAN, plan.dumps().encode())
+    evidence = {each["pattern"]: each for each in summary["candidates"]}
+    rows = [
+        {"pattern": name, "heads": [list(head) for head in heads], "evidence": evidence.get(name)}
+        for name, heads in accepted
+    ]
+    inputs = run.inputs["discovery"].manifest["inputs"]
+    about = {"model": inputs["model"], "sequences": inputs["sequences"]}
+    seen = json.loads(config.seen) if config.seen else None
+    run.out.write_json("findings.json", {"schema": 1, "accepted": rows, "of": about, "seen": seen})
+    run.out.counts |= {"guides": len(plan.guides), "patterns": [name for name, _ in accepted]}
+
+
+STAGE = Stage("discover-accept", "findings", 1, Config, build)

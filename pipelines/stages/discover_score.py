@@ -1,0 +1,126 @@
+"""Stage ``discover-score``: how important is every head, on which patterns does it look, and which patterns are worth injecting?
+
+Reads a model, and sequences with masks if they are given.  Writes discovery@1: ``heads.parquet`` (one row for each head, with its
+importance, entropy and relevance to each pattern), ``discovery.json`` (the patterns on which heads stand out, ranked), ``plan.toml``
+(the plan that is proposed, if there is one) and ``heads.png``.
+
+Source: Li et al. 2022, section 3.1; `guidance.probes.discovery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
+from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.storage.store import Store
+
+PLAN = "plan.toml"
+SUMMARY = "discovery.json"
+
+
+class Config(SequencesConfig):
+    """Which patterns are looked for, and what stands out."""
+
+    patterns: list[str] = Field(
+        [],
+        description="a pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
+        "by default all patterns that the sequences and the masks have the features for",
+    )
+    deviations: float = Field(
+        3.0,
+        gt=0,
+        description="a head stands out if its relevance is so many standard deviations above the mean of all heads",
+    )
+    most: int = Field(4, ge=1, le=16, description="patterns in the plan that is proposed, at most")
+    importance: bool = Field(
+        True, description="also measure the importance of heads, if the model has a head for a task or predicts words"
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
+
+
+def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Score the heads of a model.
+
+    Args:
+        model, data: see `pipelines.probing.sequences.open_inputs`.
+
+    Raises:
+        InputError: there is no such pattern; or it needs a feature that is not there; or the split is empty.
+    """
+    from pipelines.probing.patterns import read_written
+
+    check_working_folder()
+    for name in config.patterns:
+        read_written(name)
+    with contextlib.ExitStack() as opened:
+        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    from guidance.probes.discovery import candidates, chosen, plan_for
+    from guidance.probes.importance import normalised
+    from pipelines.probing.heads import heads_picture, write_heads
+    from pipelines.probing.patterns import measurable, spec_of
+    from pipelines.probing.sequences import WatchedSequences
+    from pipelines.probing.survey import survey
+    from pipelines.stages import probe_relevance
+
+    config = run.config
+    watched = WatchedSequences(run.inputs, config)
+    patterns, left_out = measurable(config.patterns, watched.known)
+    with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
+        found = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
+    importance, task = _importance(run)
+    ranked = candidates(found.relevance, importance, deviations=config.deviations)
+    figures = {"entropy": found.mean_entropy()}
+    units = {"entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike"}
+    if importance:
+        figures |= {"score": normalised(importance), "importance": importance}
+        units |= {"score": "importance from 0 to 1, over all heads", "importance": "see `guide probe importance`"}
+    figures |= {name: found.relevance.of(name) for name in patterns}
+    units |= dict.fromkeys(patterns, probe_relevance.UNIT)
+    table = write_heads(run, figures, units)
+    proposed = chosen(ranked, config.most)
+    if proposed:
+        plan = plan_for([(spec_of(candidate.pattern), candidate.heads) for candidate in proposed])
+        run.out.write(PLAN, plan.dumps().encode())
+    counts = {"sequences": watched.number, "heads": len(table), "candidates": len(ranked)}
+    summary = {
+        "task": task,
+        "candidates": [{**vars(each), "heads": [list(head) for head in each.heads]} for each in ranked],
+        "proposed": [each.pattern for each in proposed],
+        "left_out": left_out,
+    }
+    run.out.write_json(SUMMARY, {"schema": 1, "counts": counts, **summary})
+    shown = "score" if importance else "entropy"
+    title = f"{'Importance' if importance else 'Entropy'} of heads (%)\n{watched.number:,} sequences"
+    run.out.write("heads.png", heads_picture(table, shown, title=title, label=shown))
+    run.out.counts |= {**counts, **summary}
+
+
+def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
+    """The importance of heads, and for which loss; None if the model has no loss on these data."""
+    from types import SimpleNamespace
+
+    from pipelines.probing.losses import HeldOut
+    from pipelines.stages.probe_importance import importance_of
+
+    if not run.config.importance:
+        return None, None
+    try:
+        held_out = HeldOut(run.inputs, run.config)
+        how = SimpleNamespace(form="elementwise", accumulate="gradients", split=run.config.split)
+        return importance_of(held_out, how, run.progress), held_out.task
+    except InputError as error:
+        run.warn(f"the importance of heads is not measured: {error.message}")
+        return None, None
+
+
+STAGE = Stage("discover-score", "discovery", 1, Config, build)

@@ -59,7 +59,7 @@ def candidates(
     *,
     deviations: float = DEVIATIONS,
 ) -> list[Candidate]:
-    """The patterns on which heads stand out, the farthest above the mean first.
+    """The patterns on which heads stand out, those first that are farthest above chance.
 
     A pattern is kept if some head is more than ``deviations`` above the mean of all heads on the first half of the examples, and
     again on the second, and looks there more than a head that looks at all tokens alike.  With one example there is no second
@@ -92,7 +92,7 @@ def candidates(
                 None if important is None else len(important & set(own)),
             )
         )
-    found.sort(key=lambda candidate: -candidate.deviations)
+    found.sort(key=lambda candidate: -candidate.lift)
     return _with_covered(found)
 
 
@@ -143,7 +143,7 @@ def plan_for(
         pal: add a head beside every layer for each pattern, instead of taking those of the model.
 
     Raises:
-        PlanError: a pattern does not exist, or the mechanism does not take it.
+        PlanError, UnknownName: a pattern does not exist, or the mechanism does not take it.
     """
     guides = []
     for place, (spec, heads) in enumerate(patterns):

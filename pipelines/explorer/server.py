@@ -324,11 +324,16 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # the command line has its own
 
+    begun = False
+
     def serve() -> None:
+        nonlocal begun
+        begun = True
         server.run(sockets=[listening])
 
     try:
         yield f"http://{shown}:{number}/#token={token}", serve
     finally:
-        server.should_exit = True
-        listening.close()
+        server.should_exit = True  # it closes its socket itself
+        if not begun:
+            listening.close()

@@ -46,8 +46,9 @@ class Survey:
 
     def snapshot(self) -> Survey:
         """What is known so far, which later batches do not change; the lists go on growing."""
-        sums = {"entropy": dict(self.entropy), "offsets": dict(self.offsets)}
-        return replace(self, relevance=self.relevance.snapshot(), **sums)
+        return replace(
+            self, relevance=self.relevance.snapshot(), entropy=dict(self.entropy), offsets=dict(self.offsets)
+        )
 
     def mean_entropy(self) -> Mapping[Site, Tensor]:
         """The mean entropy of each head, from 0, one key, to 1, all keys alike."""

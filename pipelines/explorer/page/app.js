@@ -155,10 +155,11 @@ async function refresh() {
     if (first) {
       await choose(first);
     }
-  } else if (!sides.some((side) => side.matrix.map)) {
-    await show();
   } else {
     facts();
+    if (!sides.some((side) => side.matrix.map)) {
+      await show();
+    }
   }
 }
 
@@ -379,7 +380,9 @@ async function show() {
     problem("reading", error);
   }
   $("examples").textContent = ` of ${overview.models[0].examples ?? "?"}`;
-  $("example").value = String(view.example);
+  if (document.activeElement !== $("example")) {
+    $("example").value = String(view.example);
+  }
   $("example").max = String((overview.models[0].examples ?? 1) - 1);
 }
 
@@ -396,6 +399,7 @@ function offerRoles(example) {
 async function goTo(number) {
   const last = (overview.models[0].examples ?? 1) - 1;
   view.example = Math.min(last, Math.max(0, number || 0));
+  $("example").value = String(view.example);
   writeAddress();
   await show();
   if (view.pictures === "example") {

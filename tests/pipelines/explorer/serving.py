@@ -1,0 +1,82 @@
+"""A page that is served in this process, on models with known heads."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.explorer.accepting import accept
+from pipelines.explorer.server import serving
+from pipelines.explorer.workspace import Workspace
+from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.storage.store import Store
+from tests import trainings
+from tests.pipelines.stages.test_probes import matching, saved, written
+
+HOSTILE = "<script>document.title='taken'</script>"
+TEXT = "anna saw anna . the dog saw the man . she fed it .\n" * 30
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that is served.
+
+    Attributes:
+        address: with the token.
+    """
+
+    address: str
+    workspace: Workspace
+    store: Store
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.address.split(":")[2].split("/")[0])
+
+    @property
+    def token(self) -> str:
+        """The secret of the address."""
+        return self.address.partition("#token=")[2]
+
+
+def model_folder(folder: Path, *, heads: int = 6, layers: int = 2) -> str:
+    """A model whose last head of layer 0 looks at tokens like its own, with a tokenizer that knows a hostile word."""
+    made = saved(folder, matching(layers, heads))
+    words = [
+        *trainings.SPECIAL,
+        *["anna", "saw", "the", "dog", ".", "she", "fed", "it", "was", "glad", "her", "man"],
+        HOSTILE,
+        "looooooooooooong",
+    ]
+    for name, data in trainings.tokenizer_files(words).items():
+        (folder / name).write_bytes(data)
+    return made
+
+
+@contextlib.contextmanager
+def served(
+    folder: Path, models: Sequence[str], text: str = TEXT, *, wait: bool = True, **settings: Any
+) -> Iterator[Page]:
+    """Serve models on a text; by default until their heads are known."""
+    store = Store(folder / "artifacts")
+    data = written(folder, "text.txt", text)
+    config = SequencesConfig(**{"sequence_length": 32, "limit": 40, **settings})
+    with ExitStack() as opened:
+        sides = {Path(name).name: (lambda name=name: open_inputs(name, data, config, store, opened)) for name in models}
+        make = lambda marked, progress: accept(marked, models[0], data, config, store, progress)  # noqa: E731
+        workspace = Workspace(sides, "text.txt", (), make)
+        with serving(workspace) as (address, serve):
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            workspace.start()
+            if wait:
+                workspace.wait()
+            yield Page(address, workspace, store)
+        thread.join(timeout=10)
+        workspace.close()

@@ -1,0 +1,339 @@
+"""The page in a real browser: every control, the keyboard, bad patterns, hostile tokens, and a server that is gone.
+
+A request to any other host, an error of the page, or a violation of its policy fails the test.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guidance.plan import Plan
+from pipelines.explorer.export import one_file
+from tests.pipelines.explorer.serving import HOSTILE, TEXT, Page, model_folder, served
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+    ]
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    folder = tmp_path_factory.mktemp("page")
+    models = [model_folder(folder / "guided"), model_folder(folder / "plain")]
+    with served(folder, models, TEXT + f"anna saw {HOSTILE} . looooooooooooong man .\n") as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Any, page: Page) -> Iterator[Any]:
+    with opened(browser, page.address) as found:
+        yield found
+
+
+class opened:
+    """A tab on an address; leaving it fails if it asked other hosts, or had an error."""
+
+    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+        self._browser, self.address, self._settings = browser, address, settings
+        self.wrong: list[str] = []
+
+    def __enter__(self) -> Any:
+        size = {"width": 1280, "height": 720}
+        self._context = self._browser.new_context(**{"viewport": size, "reduced_motion": "reduce", **self._settings})
+        tab = self._context.new_page()
+        origin = self.address.partition("#")[0]
+        tab.on("request", lambda r: r.url.startswith((origin, "data:")) or self.wrong.append(f"asked {r.url}"))
+        tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        tab.on("console", lambda m: self._heard(m))
+        tab.goto(self.address)
+        tab.wrong = self.wrong
+        return tab
+
+    def _heard(self, message: Any) -> None:
+        # browsers report every answer of 400 and above, and a server that is gone
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.wrong.append(message.text)
+
+    def __exit__(self, *_: Any) -> None:
+        self._context.close()
+        assert not self.wrong, self.wrong
+
+
+def head(tab: Any, layer: int, number: int, model: str = "guided") -> Any:
+    return tab.get_by_role("button", name=re.compile(rf"^{model}: layer {layer} head {number},"))
+
+
+def until(tab: Any, condition: str) -> None:
+    """Wait for a condition; the page's policy forbids the way in which Playwright does."""
+    ends = time.monotonic() + 15
+    while not tab.evaluate(condition):
+        assert time.monotonic() < ends, condition
+        time.sleep(0.03)
+
+
+def ready(tab: Any) -> None:
+    tab.get_by_text("ready", exact=True).wait_for(timeout=30_000)
+    tab.locator("#maps canvas[aria-label]").first.wait_for()
+
+
+def test_the_token_leaves_the_address_and_heads_are_there_at_once(tab: Any, page: Page) -> None:
+    ready(tab)
+    assert "token" not in tab.url
+    assert tab.get_by_role("button", name=re.compile("^guided: layer")).count() == 12
+    assert tab.title() == "guide discover"
+    assert "guided and plain on text.txt" in tab.locator("#about").inner_text()
+
+
+def test_without_the_token_nothing_is_shown(browser: Any, page: Page) -> None:
+    with opened(browser, page.address.partition("#")[0]) as tab:
+        tab.get_by_text("open the address that the command printed").wait_for()
+        assert tab.locator(".cell").count() == 0
+
+
+def test_a_head_is_chosen_by_mouse_and_keyboard_and_both_models_show_it(tab: Any) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    until(tab, "document.querySelector('#head-title').textContent === 'Layer 0, head 5'")
+    assert "matching_token" in tab.locator("#facts").inner_text()
+    assert head(tab, 0, 5).get_attribute("aria-pressed") == "true"
+    assert head(tab, 0, 5, "plain").get_attribute("aria-pressed") == "true"
+    tab.keyboard.press("ArrowDown")
+    until(tab, "document.querySelector('#head-title').textContent === 'Layer 1, head 5'")
+    tab.keyboard.press("ArrowLeft")
+    until(tab, "document.querySelector('#head-title').textContent === 'Layer 1, head 4'")
+    assert "layer=1&head=4" in tab.url
+    until(tab, "document.querySelectorAll('#maps canvas[aria-label]').length === 2")
+
+
+def test_cells_are_read_by_pointer_and_by_arrow_keys(tab: Any) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    canvas = tab.locator("#maps canvas").first
+    canvas.focus()
+    for _ in range(3):
+        tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    reading = tab.locator("#reading")
+    assert re.match(r"3 “anna” looks at 1 “anna”: \d+\.\d %", reading.inner_text())
+    box = canvas.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 4)
+    assert "looks at" in reading.inner_text() and not reading.inner_text().startswith("3 ")
+
+
+def test_examples_views_roles_and_pictures(tab: Any) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    tab.get_by_role("button", name="next example").click()
+    until(tab, "location.hash.includes('example=1')")
+    tab.get_by_role("button", name="previous example").click()
+    until(tab, "location.hash.includes('example=0')")
+    tab.get_by_label("Example", exact=True).fill("3")
+    tab.get_by_label("Example", exact=True).press("Enter")
+    until(tab, "location.hash.includes('example=3')")
+    tab.get_by_label("View").select_option("average")
+    until(tab, "location.hash.includes('view=average')")
+    until(tab, "document.querySelector('#maps canvas').getAttribute('aria-label').includes('tokens')")
+    tab.get_by_label("View").select_option("example")
+    with tab.expect_response(lambda r: "/api/tiles" in r.url and "example=3" in r.url):
+        tab.get_by_label("Pictures").select_option("example")
+    before = tab.locator("#maps canvas").first.screenshot()
+    tab.get_by_label("sentences").uncheck()
+    time.sleep(0.3)
+    assert tab.locator("#maps canvas").first.screenshot() != before
+    tab.get_by_text("Where it looks most").click()
+    tab.locator("#top button").first.wait_for()
+    tab.locator("#top button").nth(1).click()
+    assert tab.locator("#top li").count() == min(12, 40, tab.locator("#top li").count())
+
+
+def test_a_pattern_is_drawn_as_it_is_written_and_measured_on_all_examples(tab: Any) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    before = tab.locator("#maps canvas").first.screenshot()
+    field = tab.get_by_label("A name, or a condition on query and key")
+    field.fill("query.id == key.id and distance > 1")
+    field.press("Tab")
+    time.sleep(0.4)
+    assert tab.locator("#maps canvas").first.screenshot() != before, "the pattern is outlined"
+    tab.get_by_role("button", name="Measure on all examples").click()
+    tab.get_by_text("Heads that look most at query.id == key.id and distance > 1").wait_for(timeout=20_000)
+    assert tab.locator("#found tbody tr").first.inner_text().startswith("0-5")
+    assert "★" in head(tab, 0, 5).inner_text()
+    tab.get_by_label("Colour").select_option("entropy")
+    until(tab, "location.hash.includes('colour=entropy')")
+    tab.locator("#found").wait_for()
+
+
+def test_a_bad_pattern_is_told_with_its_place(tab: Any) -> None:
+    ready(tab)
+    field = tab.get_by_label("A name, or a condition on query and key")
+    field.fill("distance = 1")
+    tab.get_by_role("button", name="Measure on all examples").click()
+    tab.get_by_text("'=' is not expected").wait_for()
+    field.fill("key.idf > 3")
+    field.press("Tab")
+    tab.get_by_text("it needs the feature idf").wait_for()
+    field.fill("")
+    field.press("Tab")
+    until(tab, "document.querySelector('#pattern-problem').textContent === ''")
+
+
+def test_hostile_tokens_are_text(tab: Any, page: Page) -> None:
+    ready(tab)
+    last = page.workspace.sides[0].ready().number - 1
+    tab.get_by_label("Example", exact=True).fill(str(last))
+    tab.get_by_label("Example", exact=True).press("Enter")
+    until(tab, f"location.hash.includes('example={last}')")
+    tokens = page.workspace.example(0, last)["tokens"]
+    place = tokens.index(HOSTILE)
+    canvas = tab.locator("#maps canvas").first
+    time.sleep(0.3)
+    canvas.focus()
+    for _ in range(place):
+        tab.keyboard.press("ArrowDown")
+    assert HOSTILE in tab.locator("#reading").inner_text()
+    assert tab.title() == "guide discover" and tab.locator("main script").count() == 0
+    head(tab, 0, 5).click()
+    tab.get_by_text("Where it looks most").click()
+    tab.locator("#top button").first.wait_for()
+    assert tab.title() == "guide discover"
+    field = tab.get_by_label("A name, or a condition on query and key")
+    field.fill(f"'{HOSTILE}'")
+    field.press("Tab")
+    tab.locator("#pattern-problem", has_text="quoted name").wait_for()
+
+
+def test_marked_heads_become_a_plan(tab: Any, page: Page) -> None:
+    ready(tab)
+    head(tab, 0, 5).click()
+    tab.keyboard.press("Enter")
+    tab.get_by_text("Choose or write a pattern first").wait_for()
+    tab.get_by_label("A name, or a condition on query and key").fill("matching_token")
+    head(tab, 0, 5).press("Enter")
+    assert tab.locator("#decisions li").count() == 1
+    assert "●" in head(tab, 0, 5).inner_text()
+    head(tab, 1, 2).click()
+    tab.get_by_role("button", name="Mark this head for the pattern").click()
+    tab.get_by_role("button", name="remove 1-2 matching_token").click()
+    assert tab.locator("#decisions li").count() == 1
+    tab.get_by_label("Put patterns").select_option("found")
+    tab.locator("#mechanism").select_option("bias")
+    until(tab, "!document.querySelector('#accept').disabled")
+    tab.get_by_role("button", name="Accept").click()
+    tab.locator("#accepted").wait_for(timeout=40_000)
+    reference = tab.locator("#accepted-reference").inner_text()
+    assert "guide finetune" in tab.locator("#accepted-command").inner_text()
+    made = page.store.load(reference)
+    (guide,) = Plan.load(made.path / "plan.toml").guides
+    assert (guide.pattern, guide.mechanism, guide.layers, guide.heads) == ("matching_token", "bias", (0,), (5,))
+    told = (made.path / "findings.json").read_text()
+    assert '"marked"' in told and '"examples"' in told
+
+
+def test_an_address_leads_to_the_same_view(browser: Any, tab: Any, page: Page) -> None:
+    ready(tab)
+    head(tab, 1, 3).click()
+    tab.get_by_label("View").select_option("average")
+    tab.get_by_label("Colour").select_option("on next")
+    until(tab, "location.hash.includes('colour=on+next')")
+    with opened(browser, f"{tab.url}&token={page.token}") as other:
+        ready(other)
+        until(other, "document.querySelector('#head-title').textContent === 'Layer 1, head 3'")
+        assert other.get_by_label("View").input_value() == "average"
+        assert other.get_by_label("Colour").input_value() == "on next"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_and_nothing_overflows(browser: Any, page: Page, scheme: str) -> None:
+    with opened(browser, page.address, color_scheme=scheme) as tab:
+        ready(tab)
+        wide = "document.documentElement.scrollWidth <= innerWidth && [...document.querySelectorAll('main > *')]"
+        assert tab.evaluate(wide + ".every(e => e.scrollWidth <= e.clientWidth + 1)")
+        contrast = """() => {
+          const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+            .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
+          const back = light(getComputedStyle(document.body).backgroundColor);
+          return [...document.querySelectorAll('h1, h2, #facts, .hint, #reading, label, #about')].map(e => {
+            const ink = light(getComputedStyle(e).color);
+            return (Math.max(ink, back) + .05) / (Math.min(ink, back) + .05); });
+        }"""
+        assert min(tab.evaluate(contrast)) >= 4.5
+
+
+def test_every_control_has_a_name(tab: Any) -> None:
+    ready(tab)
+    nameless = """() => [...document.querySelectorAll('button, input, select')].filter(e => !(e.getAttribute('aria-label')
+      || e.textContent.trim() || (e.labels && e.labels.length))).map(e => e.outerHTML)"""
+    assert tab.evaluate(nameless) == []
+
+
+def test_a_page_whose_server_is_gone_says_so_and_keeps_its_pictures(browser: Any, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    with served(tmp_path, [model]) as page:
+        look = opened(browser, page.address)
+        tab = look.__enter__()
+        ready(tab)
+    tab.get_by_text("The server has ended").wait_for(timeout=15_000)
+    assert tab.locator("#maps canvas[aria-label]").is_visible()
+    look.wrong.clear()
+    look.__exit__()
+
+
+def test_long_examples_are_drawn_and_read(browser: Any, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    text = "anna saw the dog . she fed it was glad her man ." * 60 + "\n"
+    with served(tmp_path, [model], text * 3, sequence_length=512) as page, opened(browser, page.address) as tab:
+        ready(tab)
+        assert "attention of 51" in tab.locator("#maps canvas").first.get_attribute("aria-label")
+        tab.get_by_label("A name, or a condition on query and key").fill("matching_token")
+        tab.get_by_label("A name, or a condition on query and key").press("Tab")
+        canvas = tab.locator("#maps canvas").first
+        begun = time.monotonic()
+        box = canvas.bounding_box()
+        for step in range(50):
+            tab.mouse.move(box["x"] + 20 + 5 * step, box["y"] + 20 + 3 * step)
+        assert time.monotonic() - begun < 10
+        assert "looks at" in tab.locator("#reading").inner_text()
+
+
+def test_a_saved_page_shows_the_same_without_a_server(browser: Any, page: Page, tmp_path: Path) -> None:
+    saved = tmp_path / "heads.html"
+    saved.write_bytes(one_file(page.workspace, 2))
+    assert b"</script><" not in saved.read_bytes().partition(b"guide-data")[2].partition(b"</script>")[0]
+    with opened(browser, saved.as_uri()) as tab:
+        tab.get_by_text("saved page").wait_for()
+        tab.locator("#maps canvas[aria-label]").first.wait_for()
+        head(tab, 0, 5).click()
+        until(tab, "document.querySelector('#head-title').textContent === 'Layer 0, head 5'")
+        tab.get_by_role("button", name="next example").click()
+        until(tab, "location.hash.includes('example=1')")
+        tab.get_by_role("button", name="next example").click()
+        tab.get_by_label("Pictures").select_option("example")
+        tab.get_by_label("View").select_option("average")
+        assert not tab.get_by_role("button", name="Accept").is_visible()
+        tab.locator("#maps canvas").first.focus()
+        tab.keyboard.press("ArrowDown")
+        assert "looks at" in tab.locator("#reading").inner_text()

@@ -1,0 +1,125 @@
+"""``guide discover score`` and ``accept``: what is planted in a model is found, and becomes a plan that trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from guidance.errors import InputError, UnknownName
+from guidance.plan import Plan
+from pipelines.stages import discover_accept, discover_score
+from pipelines.storage.store import Store
+from tests import finetunings, trainings
+from tests.pipelines.stages.test_probes import matching, saved, written
+from tests.trainings import one_thread  # noqa: F401
+
+PLANTED = """
+[[guide]]
+pattern = "next"
+mechanism = "fix"
+layers = [0]
+heads = [1]
+
+[[guide]]
+pattern = "matching_token"
+mechanism = "mask"
+layers = [2]
+heads = [3]
+"""
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str, str, str]:
+    """A store with a model of two planted heads, its data, and its discovery."""
+    folder = tmp_path_factory.mktemp("discover")
+    store = Store(folder / "artifacts")
+    data = finetunings.build(store, folder, {"train": finetunings.reviews(30), "valid": finetunings.reviews(12)})
+    plan = written(folder, "plan.toml", PLANTED)
+    model = finetunings.train(store, data, plan=plan, layers=4, heads=4, steps=2).artifact
+    found = discover_score.run(model.reference, data.reference, discover_score.Config(), store=store).artifact
+    return store, model.reference, data.reference, found.reference
+
+
+def test_planted_heads_are_found_and_proposed(scored: tuple[Store, str, str, str]) -> None:
+    store, _, _, reference = scored
+    found = store.load(reference)
+    by_name = {each["pattern"]: each for each in found.counts["candidates"]}
+    assert by_name["next"]["heads"][0] == [0, 1] and by_name["next"]["lift"] > 3
+    assert by_name["window"]["covered_by"] == "next"
+    assert "next" in found.counts["proposed"] and "first" not in found.counts["proposed"]
+    assert found.counts["task"] == "classification"
+    rows = pq.read_table(found.path / "heads.parquet").to_pylist()
+    assert len(rows) == 16 and {"score", "importance", "entropy", "next"} <= set(rows[0])
+    planted = next(row for row in rows if (row["layer"], row["head"]) == (0, 1))
+    assert planted["next"] == max(row["next"] for row in rows) > 0.5
+    assert 0 <= planted["entropy"] < min(row["entropy"] for row in rows if row is not planted)
+    plan = Plan.load(found.path / "plan.toml")
+    assert [guide.pattern for guide in plan.guides] == found.counts["proposed"]
+
+
+def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str], tmp_path: Path) -> None:
+    store, model, data, reference = scored
+    made = discover_accept.run(reference, discover_accept.Config(patterns=["next"], into="found"), store=store).artifact
+    told = json.loads((made.path / "findings.json").read_text())
+    assert told["accepted"][0]["pattern"] == "next" and told["accepted"][0]["heads"] == [[0, 1]]
+    assert told["accepted"][0]["evidence"]["lift"] > 3
+    assert told["of"]["model"]["recipe"].startswith(model.partition("/")[2])
+    (guide,) = Plan.load(made.path / "plan.toml").guides
+    assert (guide.mechanism, guide.layers, guide.heads) == ("fix", (0,), (1,))
+    again = finetunings.train(
+        store, store.load(data), plan=str(made.path / "plan.toml"), layers=4, heads=4, steps=1
+    ).artifact
+    assert again.manifest["config"]["plan"]
+    own = discover_accept.Config(heads=["1-0=distance == 2", "3-2=distance == 2", "0-0=previous"], mechanism="bias")
+    plan = Plan.load(discover_accept.run(reference, own, store=store).artifact.path / "plan.toml")
+    assert [(g.layers, g.heads, g.mechanism) for g in plan.guides] == [
+        ((1,), (0,), "bias"),
+        ((3,), (2,), "bias"),
+        ((0,), (0,), "bias"),
+    ]
+    assert plan.guides[0].pattern == {"where": "distance == 2"}
+    added = discover_accept.run(reference, discover_accept.Config(patterns=["next"], pal=True), store=store).artifact
+    assert Plan.load(added.path / "plan.toml").pal is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": ["next"]}, "not LAYER-HEAD=PATTERN"),
+        ({"patterns": ["nxt"]}, "unknown pattern 'nxt'"),
+        ({"patterns": ["period"], "into": "found"}, "no head stands out on period"),
+        ({"heads": ["0-0=distance ="]}, "not expected|something is missing"),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused(
+    scored: tuple[Store, str, str, str], settings: dict[str, object], message: str
+) -> None:
+    store, _, _, reference = scored
+    with pytest.raises(InputError, match=message):
+        discover_accept.run(reference, discover_accept.Config(**settings), store=store)  # type: ignore[arg-type]
+
+
+def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    folder = saved(tmp_path / "model", matching(3, 4))
+    text = written(tmp_path, "text.txt", "anna saw anna . the dog saw the man .\n" * 12)
+    config = discover_score.Config(patterns=["matching_token and not self", "next"], sequence_length=24)
+    found = discover_score.run(folder, text, config, store=store).artifact
+    assert found.counts["task"] is None and any("importance" in each for each in found.manifest["warnings"])
+    assert found.counts["sequences"] > 1
+    with pytest.raises(UnknownName):
+        discover_score.run(folder, text, discover_score.Config(patterns=["nothing_like_it"]), store=store)
+
+
+def test_few_heads_have_no_candidates(tmp_path: Path) -> None:
+    store = Store(tmp_path / "artifacts")
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, layers=1, heads=2, steps=1).reference
+    found = discover_score.run(model, data.reference, discover_score.Config(), store=store).artifact
+    assert found.counts["candidates"] == [] or found.counts["proposed"] == []
+    assert not (found.path / "plan.toml").exists() and found.counts["task"] == "masked-lm"
+    with pytest.raises(InputError, match="nothing to accept"):
+        discover_accept.run(found.reference, discover_accept.Config(), store=store)

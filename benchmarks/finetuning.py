@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 
 from guidance.plan import Guide, Plan
-from pipelines.stages import corpus, dataset, pretrain, search, sequences, tokenizer
+from pipelines.stages import corpus, dataset, discover_accept, discover_score, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -132,6 +133,39 @@ def patterns(*numbers: int) -> Plan:
             for (name, mechanism), number, first in zip(names, numbers, firsts, strict=False)
         )
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan from patterns that heads of a fine-tuned model were found to look at; see `guide discover`.
+
+    Attributes:
+        data: the data set of the table on whose validation split they are looked for, in a plain model of its first seed.
+        pal: into heads that are added, instead of the model's own.
+        wrong: put as many patterns in their place that no head was found to look at: the token 7, 8, ... places ahead.
+    """
+
+    data: str
+    pal: bool = False
+    wrong: bool = False
+
+    def plan(self, table: Table, store: Store) -> Plan:
+        """The plan; empty if no head stands out."""
+        data = table.data[self.data]
+        reference = data.build(store)
+        grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
+        first = searched(reference, config_of(table, data, {}, store, grid=grid), store)
+        with first.open("runs.parquet") as file:
+            (model,) = [row["model"] for row in pq.read_table(file).to_pylist() if row["chosen"]]
+        found = discover_score.run(f"model/{model}", reference, discover_score.Config(limit=200), store=store).artifact
+        names = found.counts["proposed"]
+        if not names:
+            return Plan()
+        if self.wrong:
+            names = [f"distance == {7 + place}" for place in range(len(names))]
+        settings = discover_accept.Config(patterns=names, pal=self.pal)
+        made = discover_accept.run(found.reference, settings, store=store).artifact
+        return Plan.load(made.path / discover_score.PLAN)
 
 
 # tables
@@ -241,6 +275,30 @@ TABLES = {
         (3e-4, 1e-3),
         {"architecture": "bert", "layers": 4, "hidden": 128, "heads": 8, "ffn": 512},
     ),
+    "discovered": Table(
+        "Patterns found in the heads of a fine-tuned model, put into new ones (paper E, the whole loop)",
+        {
+            "plain": {},
+            "found patterns, own heads": {"plan": Found("ScisummNet")},
+            "found patterns, PAL": {"plan": Found("ScisummNet", pal=True)},
+            "wrong patterns, own heads": {"plan": Found("ScisummNet", wrong=True)},
+        },
+        {
+            "ScisummNet": Data(
+                lambda s: files(s, "sum-scisummnet", format="scisummnet", test_fraction=0.2),
+                "rouge1",
+                settings={"max_length": 512, "batch_size": 4, "epochs": 4},
+            ),
+            "SciTLDR": Data(
+                lambda s: files(s, "sum-scitldr/train.jsonl.gz", "sum-scitldr/test.jsonl", format="scitldr"),
+                "rouge1",
+                settings={"max_length": 256, "batch_size": 16, "epochs": 2, "bucket": True},
+            ),
+        },
+        (3e-4, 1e-3),
+        {"extend_positions": True},
+        learned=True,
+    ),
 }
 
 
@@ -254,6 +312,8 @@ def config_of(table: Table, data: Data, changes: Mapping[str, Any], store: Store
     given = {**table.settings, **data.settings, **changes, **more}
     if (table.learned and "init" not in given) or given.get("init") == "starter":
         given["init"] = starter(store)
+    if isinstance(given.get("plan"), Found):
+        given["plan"] = given["plan"].plan(table, store)
     if isinstance(given.get("plan"), Plan):
         given["plan"] = plan_file(given["plan"], store)
     return search.Config(**{name: value for name, value in given.items() if value not in (None, "")})
@@ -278,8 +338,6 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
         rate = float(first.counts["chosen"][0].partition("=")[2])
         made = searched(reference, config_of(table, data, changes, store, learning_rate=rate, seeds=RUNS), store)
     with made.open("runs.parquet") as file:
-        import pyarrow.parquet as pq
-
         runs = [row for row in pq.read_table(file).to_pylist() if row["chosen"]]
     models = [store.load(f"model/{run['model']}") for run in runs]
     return {
@@ -296,7 +354,10 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
 
 
 def _digest(table: Table, label: str, name: str) -> str:
-    changes = {key: value.dumps() if isinstance(value, Plan) else value for key, value in table.rows[label].items()}
+    changes = {
+        key: value.dumps() if isinstance(value, Plan) else vars(value) if isinstance(value, Found) else value
+        for key, value in table.rows[label].items()
+    }
     changes.pop("parser", None)  # a path
     return digest([dict(table.settings), dict(table.data[name].settings), changes, list(table.rates), RUNS])[:16]
 

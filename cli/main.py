@@ -55,6 +55,7 @@ COMMANDS = (
     "glue",
     "probe",
     "discover",
+    "attention",
     "convert",
     "patterns",
     "plan",

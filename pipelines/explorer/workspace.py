@@ -134,7 +134,8 @@ class Workspace:
         """End the work; what runs stops at the next batch."""
         self._stop = True
         self._wake.set()
-        self._thread.join(timeout=10)
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
 
     def wait(self) -> None:
         """Wait until all that was asked for is done.

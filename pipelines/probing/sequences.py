@@ -193,18 +193,17 @@ class WatchedSequences:
 
 
 def token_labels(tokenizer: Any, ids: np.ndarray) -> list[str]:
-    """The text of each token: without marks for word starts, and with ``##`` before tokens inside of a word."""
+    """The text of each token: without marks for word starts, and with ``##`` before tokens that continue a word."""
     names = tokenizer.convert_ids_to_tokens(ids.tolist())
     special = set(tokenizer.all_special_tokens)
-    marks = [mark for mark in ("Ġ", "▁") if any(name.startswith(mark) for name in names)]
-    found = []
+    marks = tuple(mark for mark in ("Ġ", "▁") if any(name.startswith(mark) for name in names))
+    found: list[str] = []
     for name in names:
         if name in special or name.startswith("##") or not marks:
             found.append(name)
-        elif name.startswith(tuple(marks)):
-            text = tokenizer.convert_tokens_to_string([name]).strip()
-            found.append(text or name[1:] or name)
-        else:
-            text = tokenizer.convert_tokens_to_string([name])
-            found.append(f"##{text}")
+            continue
+        text = tokenizer.convert_tokens_to_string([name]).strip()
+        begins = name.startswith(marks)
+        continues = not begins and text[:1].isalnum() and bool(found) and found[-1][-1:].isalnum()
+        found.append(f"##{text}" if continues else text or ("␣" if begins else name))
     return found

@@ -1,0 +1,121 @@
+"""Where a trained model looks on one text, and which patterns its heads come closest to there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guidance.errors import InputError
+from guidance.patterns.features import Tokens, Vocabulary
+from guidance.probes.relevance import keys_of, masses, uniform
+from guidance.sites import Site
+from pipelines.probing.patterns import lack, measurable
+from pipelines.probing.sequences import token_labels
+from pipelines.probing.watched import WatchedModel
+
+WORD_FEATURES = ("word", "segment")
+"""What the rules find in a bare text."""
+
+BARELY = 0.9
+"""A pattern that covers so much of what every token may look at tells nothing of a head."""
+
+
+@dataclass(frozen=True)
+class HeadOnText:
+    """One head on a text.
+
+    Attributes:
+        entropy: the mean over rows, from 0, one key, to 1, all keys alike.
+        closest: patterns, each with the share of attention on it, and that divided by the share of even attention; the highest
+            quotient first.
+    """
+
+    layer: int
+    head: int
+    kind: str
+    entropy: float
+    closest: Sequence[tuple[str, float, float]]
+
+
+@dataclass(frozen=True)
+class TextAttention:
+    """A text, as a model reads it.
+
+    Attributes:
+        labels: of its tokens.
+        maps: of each site (H, T, T), float32.
+        heads: in the order of layers.
+        cut: whether the text was longer than the model reads.
+    """
+
+    labels: Sequence[str]
+    maps: Mapping[Site, np.ndarray]
+    heads: Sequence[HeadOnText]
+    cut: bool
+
+    def map(self, layer: int, head: int, kind: str = "self") -> np.ndarray:
+        """The attention of one head, (T, T).
+
+        Raises:
+            InputError: the model has no such head.
+        """
+        for site, maps in self.maps.items():
+            if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
+                found: np.ndarray = maps[head]
+                return found
+        layers = 1 + max(site.layer for site in self.maps)
+        raise InputError(f"there is no head {layer}-{head}: the model has layers 0 to {layers - 1}")
+
+
+def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") -> TextAttention:
+    """Show a text to a model, with its plan at work.
+
+    Raises:
+        InputError: the text is empty, or the folder is no encoder.
+        PlanError: the plan needs more than text.
+    """
+    if not text.strip():
+        raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
+    model = WatchedModel(folder, length=length, device=device)
+    model.needed = tuple(dict.fromkeys((*model.needed, *WORD_FEATURES)))
+    batch = model.read([text])
+    ids_BT, valid_BT = batch.inputs["input_ids"], batch.inputs["attention_mask"].bool()
+    wrapped = _wrapped(model)
+    columns = {**Vocabulary.from_tokenizer(wrapped).columns(ids_BT), **batch.columns}
+    tokens = Tokens(ids_BT, valid_BT, columns, {})
+    known, _ = measurable([], WORD_FEATURES)
+    patterns = {name: pattern for name, pattern in known.items() if lack(pattern, WORD_FEATURES) is None}
+    wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
+    even = uniform(wanted, valid_BT)[0].tolist()
+    maps: dict[Site, np.ndarray] = {}
+    heads: list[HeadOnText] = []
+
+    def watch(site: Site, attention_BHTT: torch.Tensor) -> None:
+        maps[site] = attention_BHTT[0].float().cpu().numpy()
+        found_HP = masses(attention_BHTT, wanted, valid_BT)[0].tolist()
+        size = max(2, ids_BT.shape[1])
+        entropy_H = -torch.special.xlogy(attention_BHTT[0].float(), attention_BHTT[0].float()).sum(-1).mean(-1)
+        for head in range(site.num_heads):
+            rows = zip(patterns, found_HP[head], even, strict=True)
+            closest = [(name, share, share / chance) for name, share, chance in rows if 0 < chance < BARELY]
+            closest.sort(key=lambda row: -row[2])
+            spread = float(entropy_H[head]) / float(np.log(size))
+            heads.append(HeadOnText(site.layer, head, site.attention, spread, closest))
+
+    model.handle.watch(watch, **batch.inputs, **batch.columns)
+    heads.sort(key=lambda head: (head.kind != "self", head.layer, head.head))
+    return TextAttention(token_labels(wrapped, ids_BT[0].cpu().numpy()), maps, heads, bool(model.cut))
+
+
+def _wrapped(model: WatchedModel) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    names = {
+        f"{role}_token": model.tokenizer.id_to_token(id_) for role, id_ in model.special.items() if id_ is not None
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=model.tokenizer, **names)

@@ -1,0 +1,137 @@
+"""``guide attention`` and the commands of ``guide discover``, as a person with a folder and a text file uses them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from pipelines.probing.one_text import look
+from pipelines.probing.sequences import token_labels
+from tests.pipelines.stages.test_probes import matching, saved, written
+
+TEXT = "anna saw anna . the dog saw the man ."
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return saved(tmp_path / "model", matching(2, 6))
+
+
+def test_attention_names_the_patterns_that_heads_come_close_to(guide: Callable[..., Any], folder: str) -> None:
+    done = guide("attention", folder, "--text", TEXT)
+    assert done.code == 0, done.err
+    rows = done.out.splitlines()
+    (line,) = [row for row in rows if row.startswith("0-5")]
+    assert "matching_token" in line and len(rows) == 13
+    assert all("–" in row for row in rows[1:] if not row.startswith("0-5")), "even attention is close to nothing"
+    done = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--ascii")
+    assert done.code == 0 and "layer 0, head 5" in done.out and "the darkest is" in done.out
+
+
+def test_attention_is_that_of_the_model_as_json_and_pictures(
+    guide: Callable[..., Any], folder: str, tmp_path: Path
+) -> None:
+    done = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--json", "--png", "one.png")
+    told = json.loads(done.out)
+    attention = np.array(told["heads"][0]["attention"])
+    assert attention.shape == (12, 12) and np.allclose(attention.sum(-1), 1, atol=1e-5)
+    assert told["tokens"] == ["<s>", *TEXT.split(), "</s>"]
+    assert attention[1, 3] > 2 * attention[1, 2]
+    found = look(Path(folder), TEXT)
+    assert np.allclose(found.map(0, 5), attention, atol=1e-6)
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    done = guide("attention", folder, "--text", TEXT, "--png", "all.png", "--html", "page.html")
+    assert done.code == 0, done.err
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert b"guide-data" in (tmp_path / "page.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--text", ""], "the text is empty"),
+        (["--text", "a", "--head", "1"], "--head without --layer"),
+        (["--text", "a", "--layer", "9"], "there is no head 9-0: the model has layers 0 to 1"),
+        (["--text", "a", "--png", "x.gif"], "--png"),
+    ],
+)
+def test_attention_refuses(guide: Callable[..., Any], folder: str, flags: list[str], message: str) -> None:
+    done = guide("attention", folder, *flags)
+    assert done.code == 2 and message in done.err
+
+
+def test_tokens_that_continue_a_word_are_marked() -> None:
+    vocabulary = {name: n for n, name in enumerate(["<s>", "the", "Ġdog", "s", ",", "Ġ", "T", "he", "</s>", "Ã"])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<s>"))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    labels = token_labels(tokenizer, np.arange(9))
+    assert labels == ["<s>", "the", "dog", "##s", ",", "␣", "T", "##he", "</s>"]
+
+
+def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], folder: str, tmp_path: Path) -> None:
+    text = written(tmp_path, "text.txt", f"{TEXT}\n" * 30)
+    condition = "matching_token and not self"
+    done = guide(
+        "discover", "score", folder, text, "--patterns", condition, "--patterns", "next", "--sequence-length", 24
+    )
+    assert done.code == 0, done.err
+    assert "0-5" in done.err and "proposed" in done.err and "discover accept" in done.err
+    reference = done.out.strip()
+    done = guide("discover", "accept", reference, "--into", "found", "--to", "plan.toml")
+    assert done.code == 0, done.err
+    assert condition in (tmp_path / "plan.toml").read_text()
+    assert guide("plan", "check", "plan.toml").code == 0
+    done = guide("discover", "export", folder, text, "--to", "heads.html", "--examples", 1, "--sequence-length", 24)
+    assert done.code == 0 and done.out.strip() == "heads.html", done.err
+    assert b"default-src 'none'" in (tmp_path / "heads.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "text.txt"], "no artifact 'nothing'"),
+        (["MODEL", "text.txt", "--patterns", "nxt"], "unknown pattern 'nxt'"),
+        (["MODEL", "text.txt", "--beside", "MODEL"], "--beside names the same model"),
+        (["MODEL", "text.txt", "--port", "1"], "port 1"),
+    ],
+)
+def test_serve_refuses_before_it_listens(
+    guide: Callable[..., Any], folder: str, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    written(tmp_path, "text.txt", TEXT)
+    done = guide("discover", "serve", *(folder if each == "MODEL" else each for each in arguments), "--host", "8.8.8.8")
+    assert done.code in (2, 3) and (message in done.err or "cannot be used" in done.err)
+
+
+def test_serve_prints_its_address_alone_and_ends_with_ctrl_c(folder: str, tmp_path: Path) -> None:
+    text = written(tmp_path, "text.txt", f"{TEXT}\n" * 5)
+    command = [sys.executable, "-m", "cli", "discover", "serve", folder, text, "--store", str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:") and "#token=" in address
+        for _ in range(100):
+            try:
+                page = urllib.request.urlopen(address.partition("#")[0], timeout=5).read()
+                break
+            except OSError:
+                time.sleep(0.1)
+        assert b"guide discover" in page
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        told = process.stderr.read()
+        assert process.stdout.read() == "" and address.partition("#token=")[2] not in told
+        assert "Traceback" not in told, told

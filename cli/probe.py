@@ -13,9 +13,12 @@ from pipelines.engine.stage import Result
 from pipelines.stages import (
     probe_coreference,
     probe_dependencies,
+    probe_distance,
     probe_importance,
+    probe_pairs,
     probe_reflexives,
     probe_relevance,
+    probe_sinks,
 )
 
 SHOWN = 15
@@ -23,6 +26,8 @@ SHOWN = 15
 
 SHOWN_HEADS = 8
 """Heads that stand out, for each pattern in the table on the terminal."""
+
+DATA = "Sequences of its tokenizer, a dataset or a corpus, or a text file."
 
 Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)]
 
@@ -153,6 +158,7 @@ def probe_reflexive(
         "guide probe relevance guided wiki-128",
         "guide probe relevance segmenter topics --split test --limit 0",
         "guide probe relevance guided wiki-128 --masks wiki-masks --patterns dependency --patterns rare",
+        "guide probe relevance ./bert-base text.txt --no-special --patterns 'matching_token and not self'",
     ],
     next_command="guide show {}",
 )
@@ -162,7 +168,7 @@ def probe_relevance_command(
     model: Model,
     data: Annotated[
         str,
-        typer.Argument(help="Sequences that were made with its tokenizer, or a dataset.", show_default=False),
+        typer.Argument(help=DATA, show_default=False),
     ],
 ) -> Result:
     """Measure how much of its attention each head spends on each pattern (global relevance).
@@ -186,11 +192,115 @@ def probe_relevance_command(
 
 
 @stage_command(
+    "probe blimp",
+    probe_pairs.Config,
+    examples=[
+        "guide probe blimp guided blimp/*.jsonl",
+        "guide probe blimp guided pairs.tsv --masking word --floors wiki-128",
+        "guide probe blimp guided blimp/ --limit 50 --each-head",
+    ],
+    next_command="guide show {}",
+)
+def probe_blimp(
+    session: Session,
+    config: probe_pairs.Config,
+    model: Model,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="JSON lines with sentence_good and sentence_bad, or lines of a good sentence, a tab and a bad one.",
+            show_default=False,
+        ),
+    ],
+) -> Result:
+    """Ask whether a masked language model finds the good sentence of minimal pairs more likely than the bad one.
+
+    The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.
+    """
+    result = probe_pairs.run(model, files, config, **session.options())
+    counts = result.artifact.counts
+    names = ("accuracy", *counts["floors"])
+    rows = [
+        (row["paradigm"], f"{row['pairs']:,}", *(_share(row[name]) for name in names)) for row in counts["paradigms"]
+    ]
+    rows.append(("mean", "", _share(counts["accuracy"]), *(_share(value) for value in counts["floors"].values())))
+    for line in folded(("paradigm", "pairs", "right", *names[1:]), rows, None):
+        session.tell(line)
+    if "heads" in counts:
+        worst = counts["heads"]["most_needed"]
+        session.tell(
+            f"without head {_head(worst)}: {_share(worst['accuracy'])}, of {_share(counts['heads']['pairs_right'])} of all pairs"
+        )
+    return result
+
+
+@stage_command(
+    "probe sinks",
+    probe_sinks.Config,
+    examples=["guide probe sinks guided wiki-128", "guide probe sinks ./bert-base text.txt --limit 200"],
+    next_command="guide show {}",
+)
+def probe_sinks_command(
+    session: Session,
+    config: probe_sinks.Config,
+    model: Model,
+    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
+) -> Result:
+    """Measure how much attention each head leaves on special tokens, on the first token and on itself.
+
+    `guide probe relevance --no-special` measures patterns on what is left.
+    """
+    result = probe_sinks.run(model, data, config, **session.options())
+    counts = result.artifact.counts
+    names = ("special", "first", "itself", "ordinary", "entropy")
+    rows = [(f"layer {row['layer']}", *(_share(row[name]) for name in names)) for row in counts["by_layer"]]
+    rows.append(("by chance", *(_share(counts["by_chance"].get(name)) for name in names)))
+    for line in folded(("", *names), rows, None):
+        session.tell(line)
+    session.tell(f"most on special tokens: head {_head(counts['best'])}, {_share(counts['best']['special'])}")
+    return result
+
+
+@stage_command(
+    "probe distance",
+    probe_distance.Config,
+    examples=[
+        "guide probe distance guided wiki-128 --limit 100",
+        "guide probe distance guided wiki-128 --from plain --limit 100",
+    ],
+    next_command="guide show {}",
+)
+def probe_distance_command(
+    session: Session,
+    config: probe_distance.Config,
+    model: Model,
+    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
+    other: Annotated[
+        str | None, typer.Option("--from", help="A second model: how far is each head from the same head there?")
+    ] = None,
+) -> Result:
+    """Measure how differently heads look (Jensen-Shannon divergence of their rows): within a model, or between two."""
+    import pyarrow.parquet as pq
+
+    result = probe_distance.run(model, other, data, config, **session.options())
+    with result.artifact.open("heads.parquet") as file:
+        table = pq.read_table(file).to_pylist()
+    shown = result.artifact.counts["shown"]
+    ranked = sorted(table, key=lambda row: row[shown])
+    chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
+    cells = [(_head(row), *(_nats(row[name]) for name in probe_distance.UNITS)) for row in chosen]
+    for line in folded(("head", "nearest", "mean", "counterpart"), cells, None):
+        session.tell(line)
+    return result
+
+
+@stage_command(
     "probe importance",
     probe_importance.Config,
     examples=[
         "guide probe importance reviews-model reviews",
         "guide probe importance summariser papers --split test --by-layer",
+        "guide probe importance guided wiki-128 --by off --limit 200   # the loss without each head",
         "guide finetune reviews --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
     ],
     next_command="guide show {}",
@@ -199,12 +309,18 @@ def probe_importance_command(
     session: Session,
     config: probe_importance.Config,
     model: Model,
-    data: Annotated[str, typer.Argument(help="A dataset of its task, or sequences of one.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset of its task or sequences of one, or for word models any text.", show_default=False
+        ),
+    ],
 ) -> Result:
-    """Measure how much the loss of a fine-tuned model depends on each head (first-order Taylor importance).
+    """Measure how much the loss of a model depends on each head (first-order Taylor importance).
 
-    Gradients of the mean loss are added up over the batches of a split.  The importance of a head is the sum of the squares of
-    gradient times weight, over its rows of the query, key and value matrices and its columns of the output matrix.
+    The loss is that of its task, or of masked words.  Gradients of the mean loss are added up over the batches of a split.  The importance of a head is the sum of the squares of
+    gradient times weight, over its rows of the query, key and value matrices and its columns of the output matrix.  With --by off it is how much the mean loss
+    rises when the head is switched off.
     """
     import pyarrow.parquet as pq
 
@@ -225,6 +341,10 @@ def _head(row: Mapping[str, Any]) -> str:
     from pipelines.probing.heads import name_of
 
     return name_of(row)
+
+
+def _nats(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _share(value: float | None) -> str:

@@ -86,24 +86,18 @@ class Places:
         return self.seen[at + offset] if offset else self.words[at]
 
 
-def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
-    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`.
+def estimates(
+    counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int
+) -> dict[str, Floats]:
+    """The probability of the word at each place of ``read`` under each of `FLOORS`.
 
     Args:
         counted: every ordinary token of the training text, unmasked.
         held: which of them belong to the part on which weights are fitted; their counts are left out while fitting.
-        fitted: masked places of that part.
-        read: masked places of the text to predict; their contexts are those of the masked text.
+        fitted: places of that part, usually masked.
+        read: places of the text to predict; their contexts are those of the text as a model sees it.
         num_words: how many ids a word can have.
-
-    Raises:
-        ValueError: there is no place to predict.
-
-    Example:
-        Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
     """
-    if not len(read):
-        raise ValueError("no place to predict")
     others = Places(counted.seen, counted.words, counted.at[~held])
     chains: dict[tuple[int, ...], tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] = {}
     found = {}
@@ -116,8 +110,26 @@ def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Place
             weights = fit_weights(_frequency(seen_fitted, with_fitted), before, level(seen_fitted))
             before = _mix(weights, seen_fitted, with_fitted, before)
             estimate = _mix(weights, seen, with_word, estimate)
-        found[name] = float(-np.log(estimate).mean())
+        found[name] = estimate
     return found
+
+
+def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
+    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`.
+
+    Args:
+        counted, held, fitted, read, num_words: see `estimates`.
+
+    Raises:
+        ValueError: there is no place to predict.
+
+    Example:
+        Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
+    """
+    if not len(read):
+        raise ValueError("no place to predict")
+    found = estimates(counted, held, fitted, read, num_words)
+    return {name: float(-np.log(estimate).mean()) for name, estimate in found.items()}
 
 
 def count(counted: Places, asked: Places, context: Sequence[int]) -> tuple[Ints, Ints]:

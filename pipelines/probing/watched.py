@@ -38,6 +38,12 @@ class Read:
         return {word: number for number, word in enumerate(self.words) if word is not None}
 
 
+def with_random_weights(model: Any, seed: int) -> Any:
+    """A model of the same shape with random weights, without a plan."""
+    torch.manual_seed(seed)
+    return type(model)(model.config).to(next(model.parameters()).device).eval()
+
+
 class WatchedModel(LiveModel):
     """A trained model, or one of its shape with random weights, with the heads of its encoder in view.
 
@@ -49,9 +55,7 @@ class WatchedModel(LiveModel):
     def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
         super().__init__(folder, device)
         if random_seed is not None:
-            torch.manual_seed(random_seed)
-            fresh = type(self.model)(self.model.config)
-            self.model = fresh.to(next(self.model.parameters()).device).eval()
+            self.model = with_random_weights(self.model, random_seed)
         if random_seed is not None or isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
         self.tokenizer.enable_truncation(min(length, self.longest or length))

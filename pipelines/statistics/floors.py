@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from guidance.objectives.masked_lm import IGNORED, Masker
-from guidance.statistics.ngrams import Places, floors
+from guidance.statistics.ngrams import Places, estimates, floors
 from pipelines.storage.artifacts import Artifact
 
 STRETCHES = 100
@@ -54,21 +54,50 @@ def floors_of(
         masker: masks the held-out tenth, as the sequences to predict were masked.
         seed: of that masking.
     """
-    edge = masker.vocab_size
-    ordinary = np.zeros(edge + 1, bool)
-    ordinary[masker.ordinary] = True
-    kept = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
-    ids, bounds = train.ids[np.repeat(kept, train.lengths)], np.cumsum([0, *train.lengths[kept]])
-    is_counted = ordinary[ids]
-    counted, read = Places.of(ids, ids, bounds, is_counted, edge), _predicted(masked, edge)
-    if not len(counted) or not len(read):
+    known = Counted.of(train, masker, seed=seed)
+    read = predicted(masked, masker.vocab_size)
+    if not len(known.places) or not len(read):
         return None
-    rows = held_out(len(bounds) - 1)
-    is_held = np.repeat(rows, np.diff(bounds))[is_counted]
-    held = np.flatnonzero(kept)[rows]
-    again = (masker(train[i], seed=seed, epoch=FIT_EPOCH, example=int(i)) for i in held)
-    nats = floors(counted, is_held, _predicted(again, edge), read, len(masker.ordinary))
-    return Floors(nats, len(counted), len(read))
+    return Floors(known.floors(read), len(known.places), len(read))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The training text whose n-grams are counted, and the held-out part on which their weights are fitted.
+
+    Attributes:
+        places: every ordinary token; ``held``: which of them are held out; ``fitted``: masked places of these.
+        num_words: how many ids a word can have.
+    """
+
+    places: Places
+    held: np.ndarray
+    fitted: Places
+    num_words: int
+
+    @classmethod
+    def of(cls, train: Any, masker: Masker, *, seed: int = 0) -> Counted:
+        """Count the sequences of a training split; see `floors_of`."""
+        edge = masker.vocab_size
+        ordinary = np.zeros(edge + 1, bool)
+        ordinary[masker.ordinary] = True
+        kept = np.arange(len(train)) % max(1, -(-int(train.bounds[-1]) // MOST_TOKENS)) == 0
+        ids, bounds = train.ids[np.repeat(kept, train.lengths)], np.cumsum([0, *train.lengths[kept]])
+        is_counted = ordinary[ids]
+        rows = held_out(len(bounds) - 1)
+        is_held = np.repeat(rows, np.diff(bounds))[is_counted]
+        held = np.flatnonzero(kept)[rows]
+        again = (masker(train[i], seed=seed, epoch=FIT_EPOCH, example=int(i)) for i in held)
+        places = Places.of(ids, ids, bounds, is_counted, edge)
+        return cls(places, is_held, predicted(again, edge), len(masker.ordinary))
+
+    def floors(self, read: Places) -> dict[str, float]:
+        """The floors of some places, in nats per token."""
+        return floors(self.places, self.held, self.fitted, read, self.num_words)
+
+    def estimates(self, read: Places) -> dict[str, np.ndarray]:
+        """The probability of the word at each place under each floor."""
+        return estimates(self.places, self.held, self.fitted, read, self.num_words)
 
 
 def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -94,7 +123,7 @@ def masked_rows(data: Artifact, tokenizer: Any, masker: Masker, config: Any) -> 
         yield masker(ids, seed=config.seed, epoch=VALID_EPOCH, example=i)
 
 
-def _predicted(masked: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
+def predicted(masked: Iterable[tuple[np.ndarray, np.ndarray]], edge: int) -> Places:
     """The predicted places of masked sequences."""
     empty = np.zeros(0, np.int64)
     rows = list(masked)

@@ -1,0 +1,321 @@
+"""Stage ``probe-blimp``: does a masked language model find the good sentence of a minimal pair more likely than the bad one?
+
+Reads a model and files of minimal pairs, and sequences for n-gram floors if they are given.  Writes probe@1: ``pairs.parquet`` (one
+row for each pair), ``paradigms.parquet`` (one row for each paradigm), ``probe.json``, and with ``--each-head`` ``heads.parquet`` and
+``heads.png``: the accuracy without each head.
+
+Source: Warstadt et al. 2020 (BLiMP); Salazar et al. 2020, equation 3; `pipelines.probing.likelihood`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.storage.columns import column
+from pipelines.storage.store import Store
+from pipelines.text.sources import expand
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipelines.probing.likelihood import Scorer
+
+PAIRS, PARADIGMS = "pairs.parquet", "paradigms.parquet"
+
+UNITS: Mapping[str, str] = {
+    "accuracy": "share of pairs whose good sentence is the more likely one, without the head",
+    "rise": "that share minus the one of the whole model",
+}
+
+
+class Config(stage.Config):
+    """How sentences are scored."""
+
+    masking: Literal["token", "word"] = Field(
+        "token",
+        description="what is hidden while a token is scored: the token; or also the later tokens of its word, so that they do "
+        "not give it away",
+    )
+    limit: int = Field(0, ge=0, description="at most so many pairs of each paradigm; 0 for all")
+    floors: str = Field(
+        "", description="sequences whose n-grams are counted, to compare with: usually those of the training"
+    )
+    random: int | None = Field(
+        None, ge=0, description="seed of random weights for the same shape, to compare with; the plan is left out"
+    )
+    plan: bool = Field(True, description="let the plan of the model act, if it acts at inference")
+    off: list[str] = Field([], description="switch a head off: LAYER-HEAD, such as 2-5 (repeatable)")
+    each_head: bool = Field(False, description="also measure the accuracy without each head, one after the other")
+    encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
+    batch_size: int = knob(128, "masked sentences per batch", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A good sentence and a bad one."""
+
+    paradigm: str
+    good: str
+    bad: str
+
+
+def run(model: str, files: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Probe a model.
+
+    Args:
+        model: a reference, or a model folder.
+        files: as arguments of `pipelines.text.sources.expand`: JSON lines with ``sentence_good`` and ``sentence_bad``, or two
+            columns with a tab between.
+
+    Raises:
+        InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
+    """
+    from pipelines.training.plan_inputs import model_input
+
+    check_working_folder()
+    for text in config.off:
+        head_of(text)
+    with ExitStack() as opened:
+        found = opened.enter_context(expand(files, any_kind=True, stdin=None))
+        inputs: dict[str, Any] = {"model": model_input(model, store), "pairs": found.files(None, None)}
+        if config.floors:
+            inputs["sequences"] = opened.enter_context(store.load(config.floors, kind="sequences"))
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def head_of(text: str) -> tuple[int, int]:
+    """A head that is written as LAYER-HEAD.
+
+    Raises:
+        InputError: it is not.
+    """
+    match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text.strip())
+    if match is None:
+        raise InputError(f"--off {text!r} is not LAYER-HEAD", hint="for example: --off 2-5")
+    return int(match[1]), int(match[2])
+
+
+def pair_schema() -> Any:
+    """Columns of ``pairs.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("paradigm", pa.string(), "UID of the pair, or the name of its file"),
+            column("good", pa.string(), "the good sentence"),
+            column("bad", pa.string(), "the bad one"),
+            column("good_score", pa.float64(), "pseudo-log-likelihood of the good sentence, in nats"),
+            column("bad_score", pa.float64(), "pseudo-log-likelihood of the bad one, in nats"),
+            column("right", pa.bool_(), "whether the good one is higher; equal scores are wrong"),
+        ]
+    )
+
+
+def paradigm_schema() -> Any:
+    """Columns of ``paradigms.parquet``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            column("paradigm", pa.string(), "UID of the pairs, or the name of their file"),
+            column("pairs", pa.int64(), "count"),
+            column("accuracy", pa.float64(), "share of pairs whose good sentence is the more likely one"),
+            column("equal", pa.int64(), "pairs whose sentences have equal scores"),
+            pa.field("unigram", pa.float64(), metadata={"unit": "accuracy of the unigram floor; null without floors"}),
+            pa.field("ngrams", pa.float64(), metadata={"unit": "accuracy of the n-gram floor; null without floors"}),
+        ]
+    )
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    import pyarrow as pa
+
+    from pipelines.probing.likelihood import Scorer
+    from pipelines.training.learner import folder_of
+
+    config = run.config
+    pairs = list(_pairs(run))
+    scorer = Scorer(folder_of(run.inputs["model"]), device=config.device, random_seed=config.random, guided=config.plan)
+    off = [head_of(text) for text in config.off]
+    passes = 1 + (len(scorer.heads()) if config.each_head else 0)
+    with run.progress.task("probe", total=passes * len(pairs), unit="pairs") as bar, scorer.without(off):
+        scores, ids = _scores(scorer, pairs, config, bar)
+        right = scores[:, 0] > scores[:, 1]
+        floors = _floors(run, scorer, ids) if config.floors else {}
+        by_head = _by_head(scorer, pairs, config, bar) if config.each_head else {}
+    rows = [
+        {**vars(pair), "good_score": float(good), "bad_score": float(bad), "right": bool(is_right)}
+        for pair, (good, bad), is_right in zip(pairs, scores, right, strict=True)
+    ]
+    with run.out.parquet(PAIRS, pair_schema()) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, pair_schema()))
+    paradigms = _paradigms(pairs, scores, floors)
+    with run.out.parquet(PARADIGMS, paradigm_schema()) as writer:
+        writer.write_table(pa.Table.from_pylist(paradigms, paradigm_schema()))
+    mean = sum(row["accuracy"] for row in paradigms) / len(paradigms)
+    known = {name: sum(row[name] for row in paradigms) / len(paradigms) for name in floors}
+    summary: dict[str, Any] = {"accuracy": mean, "floors": known, "paradigms": paradigms}
+    if by_head:
+        summary["heads"] = _write_heads(run, by_head, float(right.mean()))
+    counts = {"pairs": len(pairs), "cut_sentences": scorer.cut}
+    run.out.write_json("probe.json", {"schema": 1, "probe": "blimp", "counts": counts, **summary})
+    run.out.counts |= {"probe": "blimp", **counts, **summary}
+    if scorer.cut:
+        run.warn(f"{scorer.cut:,} sentences were longer than the model reads, and were cut")
+
+
+CHUNK = 64
+"""Pairs that are scored at once."""
+
+
+def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The scores of both sentences of each pair, (pairs, 2), and the ids of all sentences."""
+    import numpy as np
+
+    scores = np.zeros((len(pairs), 2))
+    ids: list[np.ndarray] = []
+    for start in range(0, len(pairs), CHUNK):
+        some = pairs[start : start + CHUNK]
+        texts = [text for pair in some for text in (pair.good, pair.bad)]
+        found = scorer.likelihoods(texts, config.masking, config.batch_size)
+        scores[start : start + len(some)] = np.array([each.total for each in found]).reshape(-1, 2)
+        ids += [each.ids for each in found]
+        bar.advance(len(some))
+    return scores, ids
+
+
+def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """By floor, the scores of both sentences of each pair, (pairs, 2): log-probabilities of tokens between their neighbours."""
+    import numpy as np
+
+    from guidance.statistics.ngrams import Places
+    from pipelines.statistics.floors import Counted
+    from pipelines.training.batches import Examples
+    from pipelines.training.models import check_model, masker_of, read_tokenizer
+
+    data = run.inputs["sequences"]
+    tokenizer = read_tokenizer(data)
+    check_model(scorer.model, scorer.folder, tokenizer)
+    masker = masker_of(tokenizer, 0.15)
+    counted = Counted.of(Examples.read(data, "train", len(tokenizer)), masker)
+    if not len(counted.places):
+        raise InputError(f"{data.reference}: no training text to count")
+    flat = np.concatenate(ids)
+    bounds = np.cumsum([0, *map(len, ids)])
+    ends = np.repeat([tokenizer.cls_token_id], 1)
+    # each sentence between the special tokens that training sequences have
+    framed = np.concatenate([np.concatenate([ends, one, [tokenizer.sep_token_id]]) for one in ids])
+    is_text = np.concatenate([np.array([False, *[True] * len(one), False]) for one in ids])
+    places = Places.of(framed, framed, np.cumsum([0, *(len(one) + 2 for one in ids)]), is_text, masker.vocab_size)
+    assert len(places) == len(flat)
+    found = {}
+    for name, estimate in counted.estimates(places).items():
+        if name in ("unigram", "ngrams"):
+            sums = np.add.reduceat(np.append(np.log(estimate), 0.0), bounds[:-1])
+            found[name] = np.where(np.diff(bounds) > 0, sums, 0.0).reshape(-1, 2)
+    return found
+
+
+def _paradigms(pairs: Sequence[Pair], scores: np.ndarray, floors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    import numpy as np
+
+    names = np.array([pair.paradigm for pair in pairs])
+    rows = []
+    for name in dict.fromkeys(names.tolist()):
+        own = names == name
+        row: dict[str, Any] = {
+            "paradigm": name,
+            "pairs": int(own.sum()),
+            "accuracy": float((scores[own, 0] > scores[own, 1]).mean()),
+            "equal": int((scores[own, 0] == scores[own, 1]).sum()),
+        }
+        for floor in ("unigram", "ngrams"):
+            given = floors.get(floor)
+            row[floor] = None if given is None else float((given[own, 0] > given[own, 1]).mean())
+        rows.append(row)
+    return rows
+
+
+def _by_head(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> dict[Any, list[float]]:
+    """The accuracy without each head, by site."""
+    from guidance.probes.importance import switched_off
+
+    found: dict[Any, list[float]] = {}
+    for module, head, site in scorer.heads():
+        with switched_off(scorer.model, scorer.handle.sites, [(module, head)]):
+            scores, _ = _scores(scorer, pairs, config, bar)
+        found.setdefault(site, []).append(float((scores[:, 0] > scores[:, 1]).mean()))
+    return found
+
+
+def _write_heads(run: Run, by_head: Mapping[Any, list[float]], whole: float) -> dict[str, Any]:
+    import torch
+
+    from pipelines.probing.heads import heads_picture, write_heads
+
+    accuracy = {site: torch.tensor(values, dtype=torch.float64) for site, values in by_head.items()}
+    table = write_heads(run, {"accuracy": accuracy, "rise": {s: v - whole for s, v in accuracy.items()}}, UNITS)
+    title = "Minimal pairs that are right without the head (%)"
+    run.out.write("heads.png", heads_picture(table, "accuracy", title=title, label="share of pairs"))
+    worst = min(table, key=lambda row: float(row["rise"]))
+    return {"most_needed": worst, "pairs_right": whole}
+
+
+def _pairs(run: Run) -> Iterator[Pair]:
+    """The pairs of all files.
+
+    Raises:
+        InputError: a line is no pair, or there is none.
+    """
+    from pipelines.text.blocks import Notes
+    from pipelines.text.readers import open_lines
+
+    given, config, number = run.inputs["pairs"], run.config, 0
+    counts: dict[str, int] = {}
+    for path, name in zip(given.paths, given.names, strict=True):
+        own = PurePosixPath(name).name.partition(".")[0]
+        for line_number, line in open_lines(path, name, config.encoding, Notes()):
+            if not line.strip():
+                continue
+            pair = _pair(line.rstrip("\r\n"), own, f"{name!r}, line {line_number}")
+            counts[pair.paradigm] = counts.get(pair.paradigm, 0) + 1
+            if not config.limit or counts[pair.paradigm] <= config.limit:
+                number += 1
+                yield pair
+    if not number:
+        raise InputError("there are no minimal pairs in these files")
+
+
+def _pair(line: str, paradigm: str, place: str) -> Pair:
+    if line.lstrip().startswith("{"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = {}
+        good, bad = row.get("sentence_good", row.get("good")), row.get("sentence_bad", row.get("bad"))
+        name = row.get("UID", paradigm)
+    else:
+        good, bad, *_ = [*line.split("\t"), None, None]
+        name = paradigm
+    if not (isinstance(good, str) and isinstance(bad, str) and good.strip() and bad.strip() and isinstance(name, str)):
+        raise InputError(
+            f"{place}: not a minimal pair",
+            hint='JSON lines with "sentence_good" and "sentence_bad", or a good sentence, a tab and a bad one',
+        )
+    return Pair(name, good.strip(), bad.strip())
+
+
+STAGE = Stage("probe-blimp", "probe", 1, Config, build)

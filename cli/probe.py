@@ -15,6 +15,7 @@ from pipelines.stages import (
     probe_dependencies,
     probe_distance,
     probe_importance,
+    probe_loss,
     probe_pairs,
     probe_reflexives,
     probe_relevance,
@@ -231,6 +232,39 @@ def probe_blimp(
         session.tell(
             f"without head {_head(worst)}: {_share(worst['accuracy'])}, of {_share(counts['heads']['pairs_right'])} of all pairs"
         )
+    return result
+
+
+@stage_command(
+    "probe loss",
+    probe_loss.Config,
+    examples=["guide probe loss guided wiki-128", "guide probe loss guided wiki-128 --masks wiki-masks --limit 0"],
+    next_command="guide show {}",
+)
+def probe_loss_command(
+    session: Session,
+    config: probe_loss.Config,
+    model: Model,
+    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
+) -> Result:
+    """Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
+
+    Beside each stand the n-gram floors of the same tokens, counted in the training text of the sequences.
+    """
+    result = probe_loss.run(model, data, config, **session.options())
+    names = ("loss", *probe_loss.FLOORS)
+    rows = [
+        (
+            row["slice"],
+            row["value"],
+            f"{row['tokens']:,}",
+            *(_nats(row[name]) for name in names),
+            _share(row["accuracy"]),
+        )
+        for row in result.artifact.counts["slices"]
+    ]
+    for line in folded(("", "", "tokens", *names, "right"), rows, None):
+        session.tell(line)
     return result
 
 

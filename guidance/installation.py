@@ -22,7 +22,7 @@ from guidance.calls import BeforeCall, installed_in, keep_source, leading
 from guidance.errors import InputError, PlanError, UnsupportedModel, did_you_mean
 from guidance.guided_model import PLAN_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
-from guidance.models.added_heads import ProjectedAttention, add_pending, normalisation_of
+from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.methods import drop_marker, replace_methods
 from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, Vocabulary, is_feature
@@ -298,14 +298,17 @@ class Installation:
         for module, sites in self.handle.added.items():
             pal = self.handle.plan.pal
             assert pal is not None
-            normalisation = normalisation_of(self.handle.model, module, pal.placement)
+            place, is_after = place_of(self.handle.model, module, pal.placement)
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
             self.handle.sites[added] = added.guide_sites = sites
             # in a tuple, so that it does not count as a second child module, and is copied with the model
-            normalisation.__dict__["guide_pal"] = (added,)
-            self._undo.append(partial(_forget, normalisation, "guide_pal"))
-            self._hook(normalisation.register_forward_pre_hook(add_pending))
+            place.__dict__["guide_pal"] = (added,)
+            self._undo.append(partial(_forget, place, "guide_pal"))
+            if is_after:
+                self._hook(place.register_forward_hook(add_to_output))
+            else:
+                self._hook(place.register_forward_pre_hook(add_pending))
 
     def _add_parameters(self) -> None:
         """The parameters of mechanisms, and the hooks that show what layers read to mechanisms and to added heads."""

@@ -5,7 +5,8 @@ Source: Li et al. 2022, section 3.3, after Stickland & Murray 2019.  With the la
     PAL(h) = gelu(W2 MHA(W1 h + b1) + b2),
 
 is added to the input of the layer's last normalisation, as in the published code, or of the normalisation after the
-self-attention, as in the paper.  The published code starts every weight at zero, and from there only b2 ever moves.  Here
+self-attention, as in the paper.  A pre-norm layer has no such normalisation: there h is the layer's input after its attention norm,
+and PAL(h) is added to the residual stream where the attention's output is (METHODS E.4, ours).  The published code starts every weight at zero, and from there only b2 ever moves.  Here
 only W2 and b2 are zero, so the model starts out equal to the plain one and every weight can learn.
 """
 
@@ -31,6 +32,7 @@ class Pal:
         heads: the number of extra heads in a layer.
         layers: the layers that get extra heads.
         placement: ``layer``: before the layer's last normalisation; ``attention``: before the one after the self-attention.
+            Pre-norm layers have one place only, whatever this says.
         dropout: the dropout of the attention probabilities.
         start: ``trainable``, or ``zero`` as in the published code.
     """
@@ -97,6 +99,15 @@ NORMALISATIONS: dict[str, tuple[str, str]] = {
 """By layer class: the normalisation after the self-attention, and the last one.  Extra heads are added to their input."""
 
 
+PRE_NORM: dict[str, str] = {
+    "ModernBertEncoderLayer": "attn",
+    "T5LayerSelfAttention": "SelfAttention",
+    "MT5LayerSelfAttention": "SelfAttention",
+    "MBartEncoderLayer": "self_attn",
+}
+"""By layer class, of layers that normalise before the attention: the module to whose output extra heads are added."""
+
+
 def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[nn.Module, tuple[Site, ...]]:
     """The sites of a model's extra heads, by the attention module beside which they stand; one for each of its calls.
 
@@ -129,21 +140,34 @@ def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[n
     }
 
 
-def normalisation_of(model: nn.Module, attention: nn.Module, placement: str) -> nn.Module:
-    """The normalisation to whose input the extra heads beside an attention module are added.
+def place_of(model: nn.Module, attention: nn.Module, placement: str) -> tuple[nn.Module, bool]:
+    """The module at which the extra heads beside an attention module are added: to its output if True, else to its input.
 
     Raises:
-        PlanError: the layer is not in `NORMALISATIONS`; pre-norm layers have no such normalisation.
+        PlanError: the layer is neither in `NORMALISATIONS` nor in `PRE_NORM`.
     """
     for layer in model.modules():
         for base in type(layer).__mro__:
-            if base.__name__ in NORMALISATIONS and any(module is attention for module in layer.modules()):
-                return layer.get_submodule(NORMALISATIONS[base.__name__][placement == "layer"])
+            known = base.__name__ in NORMALISATIONS or base.__name__ in PRE_NORM
+            if known and any(module is attention for module in layer.modules()):
+                if base.__name__ in PRE_NORM:
+                    return layer.get_submodule(PRE_NORM[base.__name__]), True
+                return layer.get_submodule(NORMALISATIONS[base.__name__][placement == "layer"]), False
     raise PlanError(
-        f"[pal]: {type(model).__name__} has pre-norm layers; extra heads are added before a normalisation that follows"
-        " the attention or the feed-forward part",
-        hint=f"layers that can have extra heads: {', '.join(sorted(NORMALISATIONS))}",
+        f"[pal]: it is not known where extra heads are added in the layers of a {type(model).__name__}",
+        hint=f"layers that can have extra heads: {', '.join(sorted((*NORMALISATIONS, *PRE_NORM)))}",
     )
+
+
+def add_to_output(module: nn.Module, arguments: Any, output: Any) -> Any:
+    """After a module of a pre-norm layer has run: add the output of the layer's extra heads to its own."""
+    pal: ProjectedAttention = module.__dict__["guide_pal"][0]
+    if pal.pending is None:
+        return None
+    added, pal.pending = pal.pending, None
+    if isinstance(output, Tensor):
+        return output + added.to(output.dtype)
+    return (output[0] + added.to(output[0].dtype), *output[1:])
 
 
 def add_pending(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:

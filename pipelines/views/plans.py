@@ -206,13 +206,13 @@ def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
 
 def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
     """The sites of heads that the plan adds to the model."""
-    from guidance.models.added_heads import added_sites, normalisation_of
+    from guidance.models.added_heads import added_sites, place_of
     from guidance.models.families import find_sites
 
     if plan.pal is None:
         return
     for module, sites in added_sites(plan.pal, find_sites(shape.model)).items():
-        normalisation_of(shape.model, module, plan.pal.placement)
+        place_of(shape.model, module, plan.pal.placement)
         yield from sites
 
 

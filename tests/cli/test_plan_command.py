@@ -255,7 +255,6 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
         (ROW.format("mask", '"least important 1"'), "roberta:2x2", "needs a table of scores"),
         (ROW.format("mask", '"fraction 0.1"'), "roberta:2x2", "plan.toml: guide 1 (next) selects no head"),
         ("[pal]\nlayers = [5]", "roberta:2x2", "plan.toml: [pal]: layer 5 does not exist"),
-        ("[pal]\nwidth = 8", "modernbert:2x2", "plan.toml: [pal]: ModernBertModel has pre-norm layers"),
         (ROW.format("mask", 0), "robreta:2x2", "did you mean 'roberta'?"),
         (ROW.format("mask", 0), "gpt2:2x2", "unknown family of models 'gpt2'"),
         (ROW.format("mask", 0), "roberta:0x2", "roberta:0x2 has no heads"),

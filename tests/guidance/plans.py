@@ -18,8 +18,6 @@ from guidance.plan import Guide, Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
 
 EVERY = (*FAMILIES, *SEQ2SEQ)
-WITHOUT_PAL = ("modernbert", "t5")
-"""Families with pre-norm layers, which cannot have added heads."""
 
 
 def guide(mechanism: str, pattern: str | Mapping[str, Any] = "", *heads: int | str, **more: Any) -> Guide:
@@ -186,10 +184,5 @@ def example(inputs: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
     }
 
 
-def plans_of(family: str) -> list[str]:
-    """The plans that can be installed on a family."""
-    return [name for name, plan in PLANS.items() if not (plan.pal and family in WITHOUT_PAL)]
-
-
-CASES = [(family, name) for family in EVERY for name in plans_of(family)]
-"""Every family with every plan that can be installed on it."""
+CASES = [(family, name) for family in EVERY for name in PLANS]
+"""Every family with every plan."""

@@ -86,10 +86,6 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
         (NEXT,),
         *(Pal(width=8, layers=(1,)), "albert", r"\[pal\]: layer 1 shares its module", "layers 0 to 1 together"),
     ),
-    "added heads in pre-norm layers": (
-        (NEXT,),
-        *(PAL, "modernbert", "ModernBertForMaskedLM has pre-norm layers", "BertLayer"),
-    ),
     **{
         f"fix and {mechanism} on one head": (
             (guide("fix", "next", 0, 1), row),

@@ -29,7 +29,7 @@ PATTERNS = (
 )
 """Guides for three of the four added heads."""
 
-every_family = pytest.mark.parametrize("family", POST_NORM)
+every_family = pytest.mark.parametrize("family", [*POST_NORM, *PRE_NORM])
 every_placement = pytest.mark.parametrize("placement", ["layer", "attention"])
 
 
@@ -161,7 +161,34 @@ def layer_of(family: str, extra: Written, placement: str) -> Callable[..., Calla
         layer.norm = norm  # its parameters stay parameters of the model
         return forward
 
-    kinds = {"deberta-v2": deberta, "distilbert": distilbert, "bart": bart, "marian": bart, "albert": albert}
+    def modernbert(layer: Any) -> Callable[..., Tensor]:
+        def forward(h: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+            normed = layer.attn_norm(h)
+            h = h + layer.attn(normed, attention_mask=attention_mask, **kwargs)[0] + extra(normed)
+            return h + layer.mlp(layer.mlp_norm(h))
+
+        return forward
+
+    def t5(layer: Any) -> Callable[..., Any]:
+        part, whole = layer.layer[0], layer.forward
+
+        def attend(h: Tensor, attention_mask: Tensor, position_bias: Any = None, **kwargs: Any) -> Any:
+            normed = part.layer_norm(h)
+            found, *rest = part.SelfAttention(normed, mask=attention_mask, position_bias=position_bias, **kwargs)
+            return h + found + extra(normed), *rest
+
+        part.forward = attend
+        return whole
+
+    kinds = {
+        "modernbert": modernbert,
+        "t5": t5,
+        "deberta-v2": deberta,
+        "distilbert": distilbert,
+        "bart": bart,
+        "marian": bart,
+        "albert": albert,
+    }
     return kinds.get(family, bert)
 
 
@@ -177,7 +204,8 @@ def test_outputs_loss_and_gradients_follow_the_equations(family: str, placement:
     loss = guidance.loss()
     (logits.square().mean() + loss).backward()
 
-    other = tiny_model(family, "eager").double().train()
+    # eager attention of ModernBERT takes the softmax in float32, and has NaN where a query sees no key
+    other = tiny_model(family, "sdpa" if family == "modernbert" else "eager").double().train()
     written: dict[str, Written] = {}
     for module in handle.sites:
         if not isinstance(module, ProjectedAttention):
@@ -212,7 +240,8 @@ def test_outputs_loss_and_gradients_follow_the_equations(family: str, placement:
     close = {"rtol": 1e-5, "atol": 1e-7}
     for name, parameter in other.named_parameters():
         if parameter.grad is not None:
-            found = model.get_parameter(name.replace(".norm.", ".attention.LayerNorm.")).grad
+            own = name.replace(".norm.", ".attention.LayerNorm.") if family == "albert" else name
+            found = model.get_parameter(own).grad
             assert found is not None, name
             torch.testing.assert_close(found, parameter.grad, **close, msg=lambda m, name=name: f"{name}: {m}")
     for site_name, one in written.items():
@@ -351,17 +380,6 @@ def test_layers_and_heads_that_do_not_exist_are_refused() -> None:
         with pytest.raises(PlanError, match=message):
             install(model, plan)
         assert list(model.state_dict()) == names
-
-
-@pytest.mark.parametrize("family", PRE_NORM)
-@every_placement
-def test_pre_norm_layers_are_refused_and_left_unchanged(family: str, placement: str) -> None:
-    model, inputs = tiny_model(family), inputs_of(family)
-    names, before = list(model.state_dict()), model(**inputs).logits
-    with pytest.raises(PlanError, match="has pre-norm layers"):
-        install(model, Plan(pal=pal(placement=placement)))
-    assert list(model.state_dict()) == names
-    assert torch.equal(model(**inputs).logits, before)
 
 
 def test_other_parts_of_a_plan_get_no_added_heads() -> None:

@@ -32,7 +32,7 @@ from guidance.installation import Handle, install
 from guidance.objectives.translation import translate
 from guidance.plan import Plan
 from tests.guidance.models import FAMILIES, RELATED, SEQ2SEQ, batch, inputs_of, tiny_config, tiny_model
-from tests.guidance.plans import PLANS, Words, guide, installed, plans_of
+from tests.guidance.plans import PLANS, Words, guide, installed
 from tests.guidance.test_trainer import arguments, examples
 
 WINDOW = Plan((guide("mask", "window", 0), guide("fix", "previous", 1)))
@@ -354,7 +354,7 @@ def test_output_attentions_of_a_model_under_losses_are_those_of_eager_attention(
             )
 
 
-@pytest.mark.parametrize("name", [name for name in plans_of("bert") if name != "attention_loss"])
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "attention_loss"])
 def test_output_attentions_of_a_shaped_model_are_those_of_its_handle(name: str) -> None:
     model, handle = installed("bert", name)
     inputs = batch()

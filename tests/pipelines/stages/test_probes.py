@@ -20,11 +20,15 @@ from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
+    evaluate,
     probe_coreference,
     probe_dependencies,
+    probe_distance,
     probe_importance,
+    probe_loss,
     probe_reflexives,
     probe_relevance,
+    probe_sinks,
 )
 from pipelines.storage.store import Store
 from tests import finetunings, trainings
@@ -426,3 +430,69 @@ def test_importance_needs_a_head_for_the_task(store: Store, tmp_path: Path) -> N
     trained = finetunings.train(store, data, steps=1).reference
     with pytest.raises(InputError, match="has no sequences in 'test'"):
         probe_importance.run(trained, data.reference, probe_importance.Config(split="test"), store=store)
+
+
+def test_the_loss_of_all_slices_is_that_of_an_evaluation(store: Store) -> None:
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, layers=1, heads=2, steps=20).reference
+    made = probe_loss.run(model, data.reference, probe_loss.Config(limit=0), store=store).artifact
+    rows = pq.read_table(made.path / "slices.parquet").to_pylist()
+    whole = rows[0]
+    measured = evaluate.run(model, data.reference, evaluate.Config(split="valid"), store=store).artifact
+    metrics = json.loads((measured.path / "metrics.json").read_text())
+    assert whole["loss"] == pytest.approx(metrics["metrics"]["loss"], abs=1e-5)
+    assert whole["accuracy"] == pytest.approx(metrics["metrics"]["accuracy"], abs=1e-6)
+    for floor in ("unigram", "previous", "neighbours", "ngrams"):
+        assert whole[floor] == pytest.approx(metrics["floors"][floor], abs=1e-9)
+    slices = {row["slice"] for row in rows}
+    assert {"frequency", "place", "neighbours"} <= slices
+    for name in slices:
+        own = [row for row in rows if row["slice"] == name]
+        assert sum(row["tokens"] for row in own) == whole["tokens"]
+        total = sum(row["loss"] * row["tokens"] for row in own)
+        assert total / whole["tokens"] == pytest.approx(whole["loss"], abs=1e-9)
+    assert (made.path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_models_of_words_have_a_loss(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    text = written(tmp_path, "text.txt", "anna saw the dog .\n" * 9)
+    with pytest.raises(InputError, match="predicts no masked words"):
+        probe_loss.run(folder, text, probe_loss.Config(), store=store)
+
+
+def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    text = written(tmp_path, "text.txt", "anna saw the dog .\n")
+    made = probe_sinks.run(folder, text, probe_sinks.Config(), store=store).artifact
+    rows = {(row["layer"], row["head"]): row for row in pq.read_table(made.path / "heads.parquet").to_pylist()}
+    even = rows[0, 0]
+    # seven tokens, two of them special, and a head that looks at all alike
+    assert even["special"] == pytest.approx(2 / 7) and even["first"] == pytest.approx(1 / 7)
+    assert even["entropy"] == pytest.approx(1.0) and even["highest"] == pytest.approx(1 / 7)
+    assert even["itself"] == pytest.approx(5 / 7 / 7), "special tokens that look at themselves rest on special tokens"
+    for row in rows.values():
+        assert row["special"] + row["itself"] + row["ordinary"] == pytest.approx(1.0)
+    assert rows[0, 1]["itself"] > even["itself"]
+    assert made.counts["by_chance"] == {"special": pytest.approx(2 / 7), "first": pytest.approx(1 / 7)}
+
+
+def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None:
+    one, other = (saved(tmp_path / name, matching(2, 3)) for name in ("one", "other"))
+    text = written(tmp_path, "text.txt", "anna saw anna . she fed the man .\n" * 3)
+    alone = probe_distance.run(one, None, text, probe_distance.Config(), store=store).artifact
+    rows = {(row["layer"], row["head"]): row for row in pq.read_table(alone.path / "heads.parquet").to_pylist()}
+    assert rows[0, 2]["nearest"] > 0.01 and rows[0, 0]["nearest"] == pytest.approx(0, abs=1e-9)
+    assert all(row["counterpart"] is None for row in rows.values())
+    pairs = pq.read_table(alone.path / "distances.parquet").to_pylist()
+    assert len(pairs) == 36
+    both = probe_distance.run(one, other, text, probe_distance.Config(), store=store).artifact
+    found = pq.read_table(both.path / "heads.parquet").to_pylist()
+    assert all(row["counterpart"] == pytest.approx(0, abs=1e-9) for row in found)
+    assert both.counts["shown"] == "counterpart"
+    strange = saved(tmp_path / "strange", matching(1, 3))
+    names = [*trainings.SPECIAL, *WORDS[::-1]]
+    for name, data in trainings.tokenizer_files(names).items():
+        (tmp_path / "strange" / name).write_bytes(data)
+    with pytest.raises(InputError, match="other tokens"):
+        probe_distance.run(one, strange, text, probe_distance.Config(), store=store)

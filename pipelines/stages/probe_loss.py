@@ -1,0 +1,231 @@
+"""Stage ``probe-loss``: where is a masked language model good?
+
+Reads a model and sequences, and masks if they are given.  Writes probe@1: ``slices.parquet`` (one row for each slice: the loss of the
+model beside n-gram floors), ``probe.json`` and ``loss.png``.
+
+The slices are by how often the token occurs in the training text, its place in the sequence, whether its neighbours are masked, whether
+it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams` (METHODS M).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from pydantic import Field
+
+from guidance.errors import InputError
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
+from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.storage.columns import column
+from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TABLE = "slices.parquet"
+
+FREQUENCIES = (0, 1, 10, 100, 1000, 10_000)
+"""The least counts of the bands of frequency."""
+
+FLOORS = ("unigram", "previous", "neighbours", "ngrams")
+
+
+class Config(SequencesConfig):
+    """Which words are masked."""
+
+    limit: int = Field(2000, ge=0, description="at most so many sequences; 0 for all")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masking, as in training")
+    mask_probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are masked and predicted")
+
+
+def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
+    """Probe a model.
+
+    Args:
+        model, data: see `pipelines.probing.sequences.open_inputs`.
+
+    Raises:
+        InputError: the model predicts no masked words, or there is no training text to count.
+    """
+    check_working_folder()
+    with contextlib.ExitStack() as opened:
+        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
+        return run_stage(STAGE, config, inputs, store=store, **options)
+
+
+def slice_schema() -> Any:
+    """Columns of ``slices.parquet``."""
+    import pyarrow as pa
+
+    floors = {name: pa.field(name, pa.float64(), metadata={"unit": "loss of the n-gram floor"}) for name in FLOORS}
+    return pa.schema(
+        [
+            column("slice", pa.string(), "what the tokens are divided by; all for all of them"),
+            column("value", pa.string(), "which of them"),
+            column("tokens", pa.int64(), "masked tokens"),
+            column("loss", pa.float64(), "nats per masked token"),
+            column("accuracy", pa.float64(), "share of the masked tokens that the model predicts"),
+            *floors.values(),
+        ]
+    )
+
+
+def build(run: Run) -> None:
+    """The stage itself; see `run`."""
+    import numpy as np
+    import pyarrow as pa
+    import torch
+
+    from guidance.objectives.masked_lm import IGNORED
+    from guidance.objectives.selection import logits_at, places_of
+    from pipelines.probing.sequences import WatchedSequences
+    from pipelines.statistics.floors import Counted, predicted
+    from pipelines.training.batches import Examples, pad
+    from pipelines.training.learners.guided import VALID_EPOCH
+    from pipelines.training.models import masker_of, read_tokenizer
+
+    config, data = run.config, run.inputs["sequences"]
+    watched = WatchedSequences(run.inputs, config)
+    if watched.model.get_output_embeddings() is None:
+        raise InputError("the model predicts no masked words", hint="a masked language model of `guide pretrain`")
+    tokenizer = read_tokenizer(data)
+    masker = masker_of(tokenizer, config.mask_probability)
+    masked = [masker(watched.rows[n], seed=config.seed, epoch=VALID_EPOCH, example=n) for n in range(watched.number)]
+    nll, right = [np.zeros(0)], [np.zeros(0, bool)]
+    with run.progress.task("probe", total=watched.number, unit="sequences") as bar, torch.no_grad():
+        for batch in watched.batches(config.batch_size):
+            some = [masked[n] for n in batch.numbers]
+            length, device = batch.inputs["input_ids"].shape[1], watched.device
+            labels_BT = pad([labels for _, labels in some], IGNORED, length)
+            places_N = places_of(labels_BT != IGNORED)
+            bar.advance(len(some))
+            if not len(places_N):
+                continue
+            inputs = {
+                **watched.guide_inputs(batch),
+                "input_ids": pad([ids for ids, _ in some], tokenizer.pad_token_id, length, device),
+            }
+            given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            extra = watched.handle.at_inference(**inputs)
+            logits_NV = logits_at(watched.model, places_N.to(device), **given, **extra).logits.float()
+            wanted_N = labels_BT.flatten()[places_N].to(device)
+            losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
+            nll.append(losses_N.double().cpu().numpy())
+            right.append((logits_NV.argmax(-1) == wanted_N).cpu().numpy())
+    losses, correct = np.concatenate(nll), np.concatenate(right)
+    if not len(losses):
+        raise InputError(f"{data.reference}: no token of {config.split!r} was masked", hint="--limit 0")
+    train = Examples.read(data, "train", len(tokenizer))
+    counted = Counted.of(train, masker, seed=config.seed)
+    floors: dict[str, np.ndarray] = {}
+    if len(counted.places):
+        found = counted.estimates(predicted(masked, masker.vocab_size))
+        floors = {name: -np.log(found[name]) for name in FLOORS}
+    else:
+        run.warn(f"{data.reference} has no training text, so there are no floors")
+    names = _slices(watched, masked, np.bincount(train.ids, minlength=len(tokenizer)))
+    rows = _rows(names, losses, correct, floors)
+    with run.out.parquet(TABLE, slice_schema()) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, slice_schema()))
+    counts = {"sequences": watched.number, "tokens": len(losses)}
+    run.out.write_json("probe.json", {"schema": 1, "probe": "loss", "counts": counts, "slices": rows})
+    run.out.write("loss.png", _picture(rows))
+    run.out.counts |= {"probe": "loss", **counts, "slices": rows}
+
+
+def _slices(watched: Any, masked: Any, frequency: np.ndarray) -> dict[str, list[str]]:
+    """Of each masked token, in order, the part of each slice that it belongs to."""
+    import numpy as np
+
+    from guidance.objectives.masked_lm import IGNORED
+    from guidance.patterns.features import UPOS
+
+    tokenizer, rows = watched.tokenizer, watched.rows
+    begins = _begins(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    found: dict[str, list[str]] = {"frequency": [], "place": [], "neighbours": []}
+    found |= {"word": []} if begins is not None else {}
+    found |= {"part of speech": []} if "pos" in rows.columns else {}
+    for number, (seen, wanted) in enumerate(masked):
+        size = len(seen)
+        for place in np.flatnonzero(wanted != IGNORED).tolist():
+            found["frequency"].append(_band(int(frequency[wanted[place]])))
+            found["place"].append(f"quarter {1 + 4 * place // size}")
+            hidden = sum(0 <= place + step < size and seen[place + step] == tokenizer.mask_token_id for step in (-1, 1))
+            found["neighbours"].append(("both visible", "one masked", "both masked")[hidden])
+            if begins is not None:
+                found["word"].append("begins a word" if begins[wanted[place]] else "continues a word")
+            if "pos" in rows.columns:
+                code = int(rows.column("pos", number)[place])
+                found["part of speech"].append(UPOS[code] if code >= 0 else "none")
+    return found
+
+
+def _begins(labels: Sequence[str]) -> list[bool] | None:
+    """Whether each token of a vocabulary begins a word; None if its tokens do not say it."""
+    if any(label.startswith("##") for label in labels):
+        return [not label.startswith("##") for label in labels]
+    if any(label.startswith(("Ġ", "▁")) for label in labels):
+        return [label.startswith(("Ġ", "▁")) for label in labels]
+    return None
+
+
+def _band(count: int) -> str:
+    """The band of a frequency."""
+    band = max(n for n, least in enumerate(FREQUENCIES) if count >= least)
+    if band == 0:
+        return "never"
+    if band == len(FREQUENCIES) - 1:
+        return f"{FREQUENCIES[band]:,} times and more"
+    return f"{FREQUENCIES[band]:,} to {FREQUENCIES[band + 1] - 1:,} times"
+
+
+def _rows(
+    slices: Mapping[str, Sequence[str]], losses: np.ndarray, correct: np.ndarray, floors: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """The rows of the table: all tokens, and each part of each slice."""
+    import numpy as np
+
+    rows = []
+    for name, parts in {"all": ["all"] * len(losses), **slices}.items():
+        known = np.array(parts)
+        for part in sorted(set(parts), key=_order):
+            own = known == part
+            row = {"slice": name, "value": part, "tokens": int(own.sum()), "loss": float(losses[own].mean())}
+            row |= {"accuracy": float(correct[own].mean())}
+            rows.append(row | {floor: float(floors[floor][own].mean()) if floors else None for floor in FLOORS})
+    return rows
+
+
+_ORDER = ("never", "both visible", "one masked", "both masked")
+
+
+def _order(part: str) -> tuple[float, str]:
+    """Bands by their number, what `_ORDER` names as it stands there, all else by name."""
+    if part in _ORDER:
+        return _ORDER.index(part) - len(_ORDER), part
+    digits = part.partition(" ")[0].replace(",", "")
+    return (float(digits), part) if digits.isdigit() else (float("inf"), part)
+
+
+def _picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The loss of each part of each slice as a bar, with the best n-gram floor as a mark."""
+    from pipelines.views.drawing import figure_of, png
+
+    figure, ((axes,),) = figure_of(7.0, 1.2 + 0.3 * len(rows))
+    places = list(range(len(rows)))[::-1]
+    axes.barh(places, [row["loss"] for row in rows], color="#0072B2", height=0.7, label="model")
+    for floor, mark, colour in (("unigram", "|", "#999999"), ("ngrams", "D", "#D55E00")):
+        if rows and rows[0][floor] is not None:
+            axes.scatter([row[floor] for row in rows], places, marker=mark, color=colour, label=floor, zorder=3)
+    axes.set_yticks(
+        places, [row["value"] if row["slice"] == "all" else f"{row['slice']}: {row['value']}" for row in rows]
+    )
+    axes.set_xlabel("nats per masked token")
+    axes.legend(loc="lower right", fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return png(figure)
+
+
+STAGE = Stage("probe-loss", "probe", 1, Config, build)

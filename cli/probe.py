@@ -11,6 +11,7 @@ from cli.options import Session, stage_command
 from cli.tables import folded
 from pipelines.engine.stage import Result
 from pipelines.stages import (
+    probe_attack,
     probe_coreference,
     probe_dependencies,
     probe_distance,
@@ -264,6 +265,34 @@ def probe_loss_command(
         for row in result.artifact.counts["slices"]
     ]
     for line in folded(("", "", "tokens", *names, "right"), rows, None):
+        session.tell(line)
+    return result
+
+
+@stage_command(
+    "probe attack",
+    probe_attack.Config,
+    examples=[
+        "guide probe attack reviews-asa reviews",
+        "guide probe attack reviews-model reviews --by freelb --limit 100",
+    ],
+    next_command="guide show {}",
+)
+def probe_attack_command(
+    session: Session,
+    config: probe_attack.Config,
+    model: Model,
+    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
+) -> Result:
+    """Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
+
+    The table has, by layer, the share of units that an adversary switches off, and how spread attention is without and under the attack.
+    """
+    result = probe_attack.run(model, data, config, **session.options())
+    names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
+    rows = [(str(row["layer"]), *(_share(row[name]) for name in names)) for row in result.artifact.counts["by_layer"]]
+    heads = ("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked")
+    for line in folded(heads, rows, None):
         session.tell(line)
     return result
 

@@ -360,11 +360,13 @@ class Workspace:
 
     def example(self, side: int, number: int) -> dict[str, Any]:
         """The tokens of an example, with what is known of them."""
-        from guidance.patterns.features import CODES
+        from guidance.patterns.features import CODES, FEATURES
 
         watched = self._example(side, number)
         columns: dict[str, list[Any]] = {}
         for name in watched.rows.columns:
+            if name not in FEATURES:
+                continue
             values = watched.rows.column(name, number).tolist()
             if name in CODES:
                 values = [CODES[name][value] if value >= 0 else "" for value in values]

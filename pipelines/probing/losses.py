@@ -45,6 +45,19 @@ class Loss:
     examples: int
 
 
+@dataclass(frozen=True)
+class TaskBatch:
+    """A batch of labelled examples.
+
+    Attributes:
+        inputs: of the model, by name; ``seen``: what its plan reads.
+    """
+
+    examples: Any
+    inputs: Mapping[str, Tensor]
+    seen: Mapping[str, Tensor]
+
+
 class HeldOut:
     """A trained model with the batches of a split; each call of `losses` reads them again.
 
@@ -116,19 +129,42 @@ class HeldOut:
                 advance(loss.examples)
         return total / count if count else float("nan")
 
-    def _of_task(self) -> Iterator[Loss]:
-        head, examples = self._head, self._examples
-        assert head is not None and examples is not None
+    def task_batches(self) -> Iterator[TaskBatch]:
+        """The batches of a model of a task.
+
+        Raises:
+            InputError: the model is of none.
+        """
+        if self._examples is None:
+            raise InputError("the model has no head for a task", hint="guide finetune DATASET --init MODEL")
         inputs = ModelInputs(self.model, self.tokenizer.pad_token_id)
-        for batch in batches_of(examples, self.config.batch_size, self.config.limit):
-            count = float(head.count(batch))
-            if not count:
-                yield Loss(torch.zeros(()), 0.0, len(batch.sizes))
-                continue
+        for batch in batches_of(self._examples, self.config.batch_size, self.config.limit):
             given = inputs.of(batch)
-            extra = self.handle.at_inference(**inputs.seen(given, batch))
-            outputs = head.outputs(self.model(**given, **extra).logits, batch)
-            yield Loss(head.loss(outputs, head.targets(batch).to(outputs.device), batch), count, len(batch.sizes))
+            yield TaskBatch(batch, given, inputs.seen(given, batch))
+
+    def outputs(self, batch: TaskBatch) -> Tensor:
+        """The outputs of the model for a batch, with its plan at work."""
+        assert self._head is not None
+        extra = self.handle.at_inference(**batch.seen)
+        return self._head.outputs(self.model(**batch.inputs, **extra).logits, batch.examples)
+
+    def loss_of(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+        """The sum of the losses of outputs."""
+        assert self._head is not None
+        return self._head.loss(outputs, self._head.targets(batch.examples).to(outputs.device), batch.examples)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the outputs are values, not classes."""
+        return self._head is not None and self._head.form == "regression"
+
+    def _of_task(self) -> Iterator[Loss]:
+        assert self._head is not None
+        for batch in self.task_batches():
+            count = float(self._head.count(batch.examples))
+            size = len(batch.examples.sizes)
+            total = self.loss_of(self.outputs(batch), batch) if count else torch.zeros(())
+            yield Loss(total, count, size)
 
     def _of_words(self) -> Iterator[Loss]:
         masker, rows, device = self._masker, self._rows, next(self.model.parameters()).device

@@ -91,7 +91,7 @@ class Batch:
 
     Attributes:
         numbers: of the sequences in their split.
-        inputs: ``input_ids`` and ``attention_mask``, (B, T) each; columns: features, (B, T) each.
+        inputs: ``input_ids``, ``attention_mask``, and ``token_type_ids`` where the model reads them, (B, T) each; columns: features, (B, T) each.
     """
 
     numbers: range
@@ -142,7 +142,10 @@ class WatchedSequences:
         self.known: tuple[str, ...] = tuple(masks.counts["columns"]) if masks else ("segment",)
         self._plans = features(self.plan, training=False)
         needed = tuple(dict.fromkeys((*self._plans, *self.known)))
-        self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks)
+        # models with segment embeddings learned pairs of texts with them
+        self._segments = "shape" in data.counts and getattr(self.model.config, "type_vocab_size", 0) > 1
+        own: dict[str, Any] = {"own": ("text",)} if self._segments else {}
+        self.rows = Examples.read(data, config.split, len(self.tokenizer), features=needed, masks=masks, **own)
         check_lengths(self.model.config, {config.split: self.rows}, data.reference)
         self.number = min(len(self.rows), config.limit or len(self.rows))
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
@@ -169,7 +172,11 @@ class WatchedSequences:
         columns = {
             name: pad([self.rows.column(name, n) for n in numbers], COLUMNS[name].fill, length, device)
             for name in self.rows.columns
+            if name in COLUMNS
         }
+        if self._segments:
+            segments = [self.rows.column("text", n) for n in numbers]
+            inputs["token_type_ids"] = pad(segments, 0, length, device)
         return Batch(numbers, inputs, columns)
 
     def tokens(self, batch: Batch) -> Tokens:

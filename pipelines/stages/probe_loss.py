@@ -103,12 +103,9 @@ def build(run: Run) -> None:
             bar.advance(len(some))
             if not len(places_N):
                 continue
-            inputs = {
-                **watched.guide_inputs(batch),
-                "input_ids": pad([ids for ids, _ in some], tokenizer.pad_token_id, length, device),
-            }
-            given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            extra = watched.handle.at_inference(**inputs)
+            seen = {"input_ids": pad([ids for ids, _ in some], tokenizer.pad_token_id, length, device)}
+            given = {**batch.inputs, **seen}
+            extra = watched.handle.at_inference(**watched.guide_inputs(batch) | seen)
             logits_NV = logits_at(watched.model, places_N.to(device), **given, **extra).logits.float()
             wanted_N = labels_BT.flatten()[places_N].to(device)
             losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")

@@ -21,6 +21,7 @@ from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
     evaluate,
+    probe_attack,
     probe_coreference,
     probe_dependencies,
     probe_distance,
@@ -496,3 +497,45 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
         (tmp_path / "strange" / name).write_bytes(data)
     with pytest.raises(InputError, match="other tokens"):
         probe_distance.run(one, strange, text, probe_distance.Config(), store=store)
+
+
+def test_an_attack_of_the_plan_switches_units_off_and_attention_changes(store: Store, tmp_path: Path) -> None:
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(40)})
+    plan = '[[guide]]\nmechanism = "random_mask"\nkind = "bernoulli"\nproportion = 0.3\nlayers = [0]\n'
+    file = written(tmp_path, "plan.toml", plan)
+    trained = finetunings.train(store, data, steps=3, plan=file).reference
+    config = probe_attack.Config(batch_size=4)
+    made = probe_attack.run(trained, data.reference, config, store=store).artifact
+    first, second = made.counts["by_layer"]
+    assert made.counts["examples"] == 40
+    assert first["masked"] == pytest.approx(0.3, abs=0.05) and second["masked"] is None
+    # of rows that are nearly even, three tenths of the keys are gone
+    assert first["entropy"] - first["entropy_attacked"] > 0.05
+    assert first["highest_attacked"] > 1.2 * first["highest"]
+    rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    assert {"entropy", "entropy_attacked", "special", "special_attacked"} <= set(rows[0])
+    assert (made.path / "maps.png").read_bytes().startswith(b"\x89PNG")
+    again = probe_attack.run(
+        trained, data.reference, probe_attack.Config(batch_size=7), store=store, force=True
+    ).artifact
+    assert again.counts["by_layer"][0]["masked"] == pytest.approx(first["masked"], abs=1e-9), "whatever the batches"
+    plain = finetunings.train(store, data, steps=1).reference
+    with pytest.raises(InputError, match="attacks nothing"):
+        probe_attack.run(plain, data.reference, probe_attack.Config(), store=store)
+
+
+@pytest.mark.parametrize("by", ["freelb", "smart"])
+def test_perturbed_embeddings_change_attention(store: Store, tmp_path: Path, by: Any) -> None:
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
+    trained = finetunings.train(store, data, steps=30, learning_rate=0.01).reference
+    strong = probe_attack.Config(by=by, rate=3.0, steps=2)
+    made = probe_attack.run(trained, data.reference, strong, store=store).artifact
+    layers = made.counts["by_layer"]
+    assert all(row["masked"] is None for row in layers)
+    moved = max(abs(row["entropy"] - row["entropy_attacked"]) for row in layers)
+    weak = probe_attack.run(trained, data.reference, probe_attack.Config(by=by, rate=1e-6, start=0.0), store=store)
+    still = max(abs(row["entropy"] - row["entropy_attacked"]) for row in weak.artifact.counts["by_layer"])
+    assert moved > 1e-3 > still
+    folder = saved(tmp_path / "model", matching())
+    with pytest.raises(InputError):
+        probe_attack.run(folder, data.reference, probe_attack.Config(by=by), store=store)

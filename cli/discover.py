@@ -85,7 +85,7 @@ def discover_score_command(session: Session, config: discover_score.Config, mode
     "discover accept",
     discover_accept.Config,
     examples=[
-        "guide discover accept discovery/58a1 --to plan.toml && guide finetune topics --init encoder --plan plan.toml",
+        "guide discover accept discovery/58a1 --to plan.toml",
         "guide discover accept discovery/58a1 --patterns matching_token --into found",
         "guide discover accept discovery/58a1 --heads 0-3=previous --heads 2-1='distance == 2' --pal",
     ],

@@ -21,8 +21,13 @@ from pipelines.stages import (
     masks,
     probe_coreference,
     probe_dependencies,
+    probe_distance,
     probe_importance,
+    probe_loss,
+    probe_pairs,
     probe_reflexives,
+    probe_relevance,
+    probe_sinks,
     sequences,
     tokenizer,
 )
@@ -61,8 +66,17 @@ SCHEMAS = {
     "heads.parquet of coref": head_schema(probe_coreference.UNITS),
     "heads.parquet of deps": head_schema(probe_dependencies.UNITS),
     "heads.parquet of reflexive": head_schema(probe_reflexives.UNITS),
-    "heads.parquet of importance": head_schema(probe_importance.UNITS),
+    "heads.parquet of importance": head_schema(probe_importance.UNITS["taylor"]),
+    "heads.parquet of importance by switching off": head_schema(probe_importance.UNITS["off"]),
+    "heads.parquet of sinks": head_schema(probe_sinks.UNITS),
+    "heads.parquet of distance": head_schema(probe_distance.UNITS),
+    "heads.parquet of minimal pairs": head_schema(probe_pairs.UNITS),
     "relations.parquet": probe_dependencies.relation_schema(),
+    "patterns.parquet": probe_relevance.pattern_schema(),
+    "distances.parquet": probe_distance.distance_schema(),
+    "pairs.parquet": probe_pairs.pair_schema(),
+    "paradigms.parquet": probe_pairs.paradigm_schema(),
+    "slices.parquet": probe_loss.slice_schema(),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

@@ -262,7 +262,7 @@ ROW = '[[guide]]\npattern = "next"\nmechanism = "{}"\nheads = [{}]\n'
         (ROW.format("mask", 0), ".", "not a model folder (no config.json)"),
         (ROW.format("mask", 0), "plan.toml", "plan.toml: not a model configuration"),
     ],
-    ids=range(20),
+    ids=range(19),
 )
 def test_a_plan_that_is_wrong_or_does_not_fit_the_model_is_refused_and_its_row_named(guide, text, model, message):
     Path("plan.toml").write_text(text)

@@ -142,7 +142,7 @@ def _save_page(path: Path, folder: Path, text: str, device: str) -> None:
 
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
-    from pipelines.probing.sequences import SequencesConfig, open_inputs
+    from pipelines.probe_inputs import SequencesConfig, open_inputs
     from pipelines.storage.files import write_file
     from pipelines.storage.store import Store
 

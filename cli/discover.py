@@ -16,7 +16,7 @@ from cli.output import check_output_path, escape, say, say_json
 from cli.tables import folded
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, check_working_folder
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probe_inputs import SequencesConfig
 from pipelines.stages import discover_accept, discover_score
 
 SHOWN_HEADS = 6
@@ -198,8 +198,8 @@ def _workspace(
 ) -> Iterator[Any]:
     from pipelines.explorer.accepting import accept
     from pipelines.explorer.workspace import Workspace
+    from pipelines.probe_inputs import open_inputs
     from pipelines.probing.patterns import read_written
-    from pipelines.probing.sequences import open_inputs
     from pipelines.progress import Progress
 
     check_working_folder()

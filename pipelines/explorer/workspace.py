@@ -92,7 +92,7 @@ class Workspace:
     """One or two models on the same data, and what was found in them.
 
     Args:
-        sides: by name, a function that finds the inputs of a model, as `pipelines.probing.sequences.open_inputs` does.
+        sides: by name, a function that finds the inputs of a model, as `pipelines.probe_inputs.open_inputs` does.
         data: how the data are called on the page.
         accept: turns marked heads into a plan; None where nothing may be written.
     """

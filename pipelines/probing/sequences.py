@@ -1,26 +1,16 @@
-"""What probes of sequences share: how a model and its data are found, opened, and read batch by batch."""
+"""A trained model on sequences, with its heads in view: what probes of sequences read, batch by batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines import task_inputs
-from pipelines.engine import stage
-from pipelines.engine.stage import knob
-from pipelines.progress import Progress
-from pipelines.stages import corpus, sequences
-from pipelines.storage.manifest import ArtifactMissing
-from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import check_needs, features, load_inputs, model_input, read_tables
+from pipelines.training.plan_inputs import check_needs, features, read_tables
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,61 +18,6 @@ if TYPE_CHECKING:
 
     from guidance.patterns.features import Tokens
     from guidance.sites import Site
-
-
-class SequencesConfig(stage.Config):
-    """Which sequences are read."""
-
-    split: Literal["train", "valid", "test"] = Field("valid", description="which split of the sequences")
-    limit: int = Field(1000, ge=0, description="at most so many sequences; 0 for all")
-    masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
-    scores: str = knob("", "a JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score")
-    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
-    sequence_length: int = knob(
-        0, "for a dataset or a text: longest sequence, in tokens; by default as in training, or 128", ge=0
-    )
-    batch_size: int = knob(8, "sequences per batch", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
-
-
-def open_inputs(
-    model: str, data: str, config: Any, store: Store, opened: ExitStack, progress: Progress | None = None
-) -> tuple[dict[str, Any], Any]:
-    """The inputs of a probe, and its configuration with the masks that the plan of the model needs.
-
-    Args:
-        model: a reference, or a model folder.
-        data: reference of sequences that were made with its tokenizer, of a dataset, or of a corpus; or a text file.  What is
-            missing is built, as artifacts of their own.
-
-    Raises:
-        InputError: there is no such model or data, or the split is empty.
-    """
-    inputs: dict[str, Any] = {"model": model_input(model, store)}
-    folder = folder_of(inputs["model"])
-    try:
-        given = opened.enter_context(store.load(data))
-    except ArtifactMissing:
-        if not Path(data).is_file():
-            raise
-        made = corpus.run([data], corpus.Config(valid=0.0), store=store, progress=progress)
-        assert made is not None, "only shards give None"
-        given = opened.enter_context(store.load(made.reference))
-        config = config.model_copy(update={"split": "train"})
-    if given.kind == "corpus" and task_inputs.is_dataset(given):
-        found, config = task_inputs.read_by(model, folder, given, config, store, progress)
-    elif given.kind == "corpus":
-        length = task_inputs.longest(model, config.sequence_length, store)
-        packed = sequences.run(
-            given.reference, str(folder), sequences.Config(max_length=length), store=store, progress=progress
-        )
-        found = store.load(packed.reference, kind="sequences")
-    else:
-        found = store.load(data, kind="sequences")
-    inputs["sequences"] = opened.enter_context(found)
-    inputs |= load_inputs(config, [found], store)
-    task_inputs.check_split(found, config.split)
-    return inputs, config
 
 
 @dataclass(frozen=True)
@@ -114,7 +49,7 @@ class WatchedSequences:
     def __init__(self, inputs: Mapping[str, Any], config: Any) -> None:
         """
         Args:
-            inputs: as `open_inputs` gives them; config: a `SequencesConfig`.
+            inputs: as `pipelines.probe_inputs.open_inputs` gives them; config: its `SequencesConfig`.
 
         Raises:
             InputError: the sequences were made with another tokenizer, or are longer than the model reads.

@@ -9,15 +9,14 @@ Source: Wu et al. 2023, figures 1, 5 and 6 (METHODS D.7); FreeLB and SMART as in
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage
+from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
@@ -51,15 +50,12 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """Probe a model.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
 
     Raises:
         InputError: the plan of the model attacks nothing; or for FreeLB and SMART the model has no head for a task.
     """
-    check_working_folder()
-    with contextlib.ExitStack() as opened:
-        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    return run_on(STAGE, model, data, config, store, options)
 
 
 def build(run: Run) -> None:

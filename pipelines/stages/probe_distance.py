@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.probe_inputs import SequencesConfig, open_inputs
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
 
@@ -43,7 +43,7 @@ def run(
     """Probe one model, or compare two.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
         other: a second model, which must read the data as the same tokens.
 
     Raises:

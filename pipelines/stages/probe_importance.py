@@ -10,15 +10,14 @@ Source: Li et al. 2022, section 3.1, by the code of T3-Vis; Michel et al. 2019, 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage
+from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.store import Store
 
 UNITS: Mapping[str, Mapping[str, str]] = {
@@ -57,16 +56,13 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """Probe a model.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
 
     Raises:
         InputError: the model has no head for a task and predicts no masked words; or the data are of another task, or have no
             labels.
     """
-    check_working_folder()
-    with contextlib.ExitStack() as opened:
-        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    return run_on(STAGE, model, data, config, store, options)
 
 
 def build(run: Run) -> None:

@@ -9,15 +9,14 @@ it begins a word, and its part of speech, if the masks have it.  Source of the f
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage
+from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
 
@@ -44,15 +43,12 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """Probe a model.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
 
     Raises:
         InputError: the model predicts no masked words, or there is no training text to count.
     """
-    check_working_folder()
-    with contextlib.ExitStack() as opened:
-        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    return run_on(STAGE, model, data, config, store, options)
 
 
 def slice_schema() -> Any:

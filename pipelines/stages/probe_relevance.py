@@ -9,14 +9,13 @@ Source: Li et al. 2022, equation 1 and section 3.1; `guidance.probes.relevance`.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import Field
 
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage
+from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
 
@@ -52,19 +51,16 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """Probe a model.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
 
     Raises:
         InputError: there is no such pattern; or it needs a feature that is not there; or the split is empty.
     """
     from pipelines.probing.patterns import read_written
 
-    check_working_folder()
     for name in config.patterns:
         read_written(name)
-    with contextlib.ExitStack() as opened:
-        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    return run_on(STAGE, model, data, config, store, options)
 
 
 def pattern_schema() -> Any:

@@ -7,12 +7,11 @@ Source: Clark et al. 2019, section 3.2 (separators and first tokens as a place t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.engine.stage import Options, Result, Run, Stage
+from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
@@ -39,12 +38,9 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """Probe a model.
 
     Args:
-        model, data: see `pipelines.probing.sequences.open_inputs`.
+        model, data: see `pipelines.probe_inputs.open_inputs`.
     """
-    check_working_folder()
-    with contextlib.ExitStack() as opened:
-        inputs, config = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    return run_on(STAGE, model, data, config, store, options)
 
 
 def build(run: Run) -> None:

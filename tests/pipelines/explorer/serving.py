@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.explorer.accepting import accept
 from pipelines.explorer.server import serving
 from pipelines.explorer.workspace import Workspace
-from pipelines.probing.sequences import SequencesConfig, open_inputs
+from pipelines.probe_inputs import SequencesConfig, open_inputs
 from pipelines.storage.store import Store
 from tests import trainings
 from tests.pipelines.stages.test_probes import matching, saved, written

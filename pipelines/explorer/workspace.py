@@ -277,8 +277,8 @@ class Workspace:
         from types import SimpleNamespace
 
         from guidance.probes.importance import normalised
+        from pipelines.probing.importance import importance_of
         from pipelines.probing.losses import HeldOut
-        from pipelines.stages.probe_importance import importance_of
 
         settings = {name: getattr(side.config, name) for name in ("split", "limit", "batch_size", "device")}
         config = SimpleNamespace(**settings, seed=0, form="elementwise", accumulate="gradients")

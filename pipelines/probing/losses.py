@@ -19,6 +19,7 @@ from guidance.plan import Plan
 from guidance.statistics.roles import COLUMNS
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples, pad
+from pipelines.training.evaluations import evaluation_of
 from pipelines.training.learner import folder_of
 from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
 from pipelines.training.learners.guided import VALID_EPOCH
@@ -76,8 +77,6 @@ class HeldOut:
             InputError: the model has neither a head for a task nor predicts masked words; or it does not fit the sequences.
             PlanError: its plan needs a feature that is not there.
         """
-        from pipelines.stages.evaluate import evaluation_of
-
         self.config, self._data, folder = config, inputs["sequences"], folder_of(inputs["model"])
         evaluation = evaluation_of(folder, self._data)
         task = TASKS.get(evaluation.task)

@@ -105,8 +105,8 @@ def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
     """The importance of heads, and for which loss; None if the model has no loss on these data."""
     from types import SimpleNamespace
 
+    from pipelines.probing.importance import importance_of
     from pipelines.probing.losses import HeldOut
-    from pipelines.stages.probe_importance import importance_of
 
     if not run.config.importance:
         return None, None

@@ -21,11 +21,10 @@ from pipelines.engine.stage import Options, Result, Run, Stage, check_working_fo
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig
+from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig, evaluation_of
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
-from pipelines.training.tasks import task_of
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -161,34 +160,6 @@ def no_weights(folder: Path, weights: str) -> InputError:
     return InputError(
         f"{folder}: has no {weights} weights", hint="guide finetune --keep-best keeps more than the best ones"
     )
-
-
-def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
-    """How the model of a folder is measured on some sequences.
-
-    Raises:
-        InputError: no objective can measure it.
-    """
-    from guidance.checkpoint import CONFIG_FILE, read_config
-
-    try:
-        config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
-    except OSError as error:
-        raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
-    found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
-    if found is None and (learned := task_of(config)) is not None and "shape" in data.counts:
-        raise InputError(
-            f"{folder}: a model for {learned.name}, which learns from {learned.shape}, and {data.reference} has "
-            f"{data.counts['shape']}",
-            hint="evaluate it on a dataset of its own task",
-        )
-    if found is None:
-        raise InputError(
-            f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
-            f"{', '.join(evaluation.task for evaluation in EVALUATIONS)}",
-            hint="`guide compare MODEL` shows the losses of its training, those of validation included",
-        )
-    return found
 
 
 STAGE = Stage("evaluate", "evaluation", 1, Config, build)

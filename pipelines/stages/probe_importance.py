@@ -15,7 +15,6 @@ from typing import Any, Literal, Unpack
 
 from pydantic import Field
 
-from guidance.errors import InputError
 from pipelines.engine.stage import Options, Result, Run, Stage
 from pipelines.probe_inputs import SequencesConfig, run_on
 from pipelines.storage.store import Store
@@ -69,6 +68,7 @@ def build(run: Run) -> None:
     """The stage itself; see `run`."""
     from guidance.probes.importance import normalised
     from pipelines.probing.heads import best, heads_picture, write_heads
+    from pipelines.probing.importance import importance_of, rises_of
     from pipelines.probing.losses import HeldOut
 
     config = run.config
@@ -88,58 +88,6 @@ def build(run: Run) -> None:
     title = f"Importance of heads (%)\n{held_out.task}, {held_out.number:,} examples"
     run.out.write("heads.png", heads_picture(table, "score", title=title, label="importance"))
     run.out.counts |= {"probe": "importance", "task": held_out.task, **counts, "best": summary["best"], **about}
-
-
-def importance_of(held_out: Any, config: Any, progress: Any) -> dict[Any, Any]:
-    """The Taylor importance of each head, by site, (H,).
-
-    Args:
-        held_out: a `pipelines.probing.losses.HeldOut`; config: with ``form`` and ``accumulate``.
-    """
-    from guidance.probes.importance import Importance
-
-    model, judged = held_out.model, 0.0
-    model.zero_grad()
-    counted = Importance(model, held_out.handle.sites, config.form)
-    found: dict[Any, Any] = {}
-    with progress.task("importance", total=held_out.number, unit="examples") as bar:
-        for loss in held_out.losses():
-            bar.advance(loss.examples)
-            if not loss.count:
-                continue
-            judged += loss.count
-            (loss.total / loss.count).backward()
-            if config.accumulate == "scores":
-                found = {site: found.get(site, 0) + scores for site, scores in counted.scores().items()}
-                model.zero_grad()
-    _check_judged(judged, config.split)
-    return found if config.accumulate == "scores" else counted.scores()
-
-
-def rises_of(held_out: Any, progress: Any) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """How much the mean loss rises without each head, by site, (H,), and the loss of the whole model."""
-    import torch
-
-    from guidance.probes.importance import switched_off
-
-    sites = held_out.handle.sites
-    passes = 1 + sum(own[0].num_heads for own in sites.values())
-    found: dict[Any, Any] = {}
-    with progress.task("importance", total=passes * held_out.number, unit="examples") as bar:
-        whole = held_out.mean(bar.advance)
-        _check_judged(whole == whole, held_out.config.split)
-        for module, own in sites.items():
-            rises = []
-            for head in range(own[0].num_heads):
-                with switched_off(held_out.model, sites, [(module, head)]):
-                    rises.append(held_out.mean(bar.advance) - whole)
-            found |= dict.fromkeys(own, torch.tensor(rises, dtype=torch.float64))
-    return found, {"loss": whole}
-
-
-def _check_judged(judged: float, split: str) -> None:
-    if not judged:
-        raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")
 
 
 STAGE = Stage("probe-importance", "probe", 2, Config, build)

@@ -13,6 +13,7 @@ const view = { layer: null, head: null, kind: "self", example: 0, view: "example
 const decisions = [];
 let overview = null;
 let sides = []; // for each model: {grid, matrix, heads}
+let chosen = false; // whether a person has chosen a colour; importance comes later than the rest
 let shown = 0; // counts requests for maps, so that a late answer is dropped
 
 function readAddress() {
@@ -21,6 +22,7 @@ function readAddress() {
       view[name] = Number(value);
     } else if (["kind", "view", "colour", "pictures", "role", "pattern"].includes(name)) {
       view[name] = value;
+      chosen ||= name === "colour";
     }
   }
   for (const name of ["view", "pictures"]) {
@@ -216,7 +218,7 @@ function offerChoices() {
     $("colour").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
     $("patterns").replaceChildren(...overview.patterns.map(({ name }) => new Option(name, name)));
   }
-  if (!options.some(([value]) => value === view.colour)) {
+  if (!chosen || !options.some(([value]) => value === view.colour)) {
     view.colour = options[0][0];
   }
   $("colour").value = view.colour;
@@ -319,8 +321,11 @@ function overlayOf(example, keys) {
   }
   const values = view.role ? example.columns[view.role] : null;
   const isKind = (value) => value !== null && value !== "" && value !== false && value !== -1;
-  const kinds = values ? { values: values.map((value) => (isKind(value) ? String(value) : "")), kinds: [] } : null;
-  if (kinds) {
+  const kinds = values ? { values: values.map((value) => (isKind(value) ? String(value) : "")), kinds: [], shades: null } : null;
+  if (kinds && values.some((value) => typeof value === "number" && !Number.isInteger(value))) {
+    const most = Math.max(...values.filter((value) => typeof value === "number"), 1e-9);
+    kinds.shades = values.map((value) => (typeof value === "number" ? value / most : null));
+  } else if (kinds) {
     kinds.kinds = [...new Set(kinds.values)].filter(Boolean).sort();
   }
   return { keys, bounds, kinds };
@@ -447,6 +452,7 @@ async function tryPattern(event) {
   try {
     const { name } = await post("api/patterns", { pattern: text });
     view.colour = `on ${name}`;
+    chosen = true;
     writeAddress();
     if (sides[0].heads?.patterns.includes(name)) {
       $("colour").value = view.colour;
@@ -526,7 +532,7 @@ async function accept(event) {
 // controls
 
 function connect() {
-  $("colour").addEventListener("change", () => { view.colour = $("colour").value; writeAddress(); paint(); listTop(); });
+  $("colour").addEventListener("change", () => { chosen = true; view.colour = $("colour").value; writeAddress(); paint(); listTop(); });
   $("pictures").addEventListener("change", () => { view.pictures = $("pictures").value; writeAddress(); drawTiles(); });
   $("view").addEventListener("change", () => { view.view = $("view").value; writeAddress(); show(); });
   $("role").addEventListener("change", () => { view.role = $("role").value; writeAddress(); show(); });

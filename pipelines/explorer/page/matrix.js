@@ -1,6 +1,6 @@
 // A map of attention at full length: one cell for each query and key, with labels where there is room.
 
-import { KINDS, PIXELS, percent, share } from "./colours.js";
+import { KINDS, PIXELS, css, percent, share } from "./colours.js";
 
 const LABELS = 92;
 const STRIP = 6;
@@ -128,11 +128,11 @@ export class Matrix {
 
   strips(context) {
     const { size, cell, left } = this;
-    const { values, kinds } = this.overlay.kinds;
+    const { values, kinds, shades } = this.overlay.kinds;
     for (let n = 0; n < size; n += 1) {
       const kind = kinds.indexOf(values[n]);
-      if (kind >= 0) {
-        context.fillStyle = KINDS[kind % KINDS.length];
+      if (kind >= 0 || (shades && shades[n] !== null)) {
+        context.fillStyle = shades ? css(shades[n]) : KINDS[kind % KINDS.length];
         context.fillRect(left - STRIP, left + n * cell, STRIP - 1, cell);
         context.fillRect(left + n * cell, left - STRIP, cell, STRIP - 1);
       }

@@ -53,7 +53,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 _WORD = re.compile(
-    r"""\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_]+)?)
+    r"""\s*(?:(?P<number>\d+(?:\.\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)?)
     |"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<sign>==|!=|<=|>=|[<>()+-]))""",
     re.VERBOSE,
 )

@@ -87,19 +87,35 @@ def _user() -> str | None:
     return None
 
 
+SHAPE = ("architecture", "layers", "heads", "hidden", "ffn", "tokenizer")
+"""The settings of a new model, which one that starts from another does not have."""
+
+TRAINING = ("learning_rate", "epochs", "steps", "batch_size", "max_length", "seed")
+
+
 def command_for(findings: Artifact, model: str, data: str, store: Store) -> str:
     """The command that trains a model like the one that was looked at, with the plan of findings."""
-    plan = shlex.quote(str(findings.path / PLAN))
-    with suppress(ArtifactMissing), ExitStack() as opened:
-        found = opened.enter_context(store.load(model, kind="model", verify=False))
-        given = found.manifest["config"]
-        if found.manifest["stage"] != "finetune":
-            return f"guide pretrain {shlex.quote(data)} --plan {plan}"
-        shape = ("architecture", "layers", "heads", "hidden_size", "learning_rate", "epochs", "max_length", "seed")
-        own = [f"--init {shlex.quote(given['init'])}"] if given.get("init") else []
-        taken = [name for name in shape if given.get(name) not in (None, "", "auto", 0)]
-        if own:
-            taken = [name for name in taken if name not in ("architecture", "layers", "heads", "hidden_size")]
-        flags = [f"--{name.replace('_', '-')} {given[name]}" for name in taken]
-        return " ".join(["guide finetune", shlex.quote(data), *own, f"--plan {plan}", *flags])
-    return f"guide finetune {shlex.quote(data)} --init {shlex.quote(model)} --plan {plan}"
+    from pipelines.probing.heads import TABLE  # imports torch
+
+    plan = f"--plan {shlex.quote(str(findings.path / PLAN))}"
+    with ExitStack() as opened:
+        if "least important" in (findings.path / PLAN).read_text(encoding="utf-8"):
+            scored = opened.enter_context(store.load_input(findings, "discovery"))
+            plan += f" --scores {shlex.quote(str(scored.path / TABLE))}"
+        with suppress(ArtifactMissing):
+            given = opened.enter_context(store.load(data, verify=False))
+            if given.kind == "sequences" and "shape" in given.counts:  # fine-tuning takes the dataset itself
+                data = opened.enter_context(store.load_input(given, "corpus", verify=False)).reference
+        try:
+            found = opened.enter_context(store.load(model, kind="model", verify=False)).manifest
+        except ArtifactMissing:
+            return f"guide finetune {shlex.quote(data)} --init {shlex.quote(model)} {plan}"
+        if found["stage"] != "finetune":
+            return f"guide pretrain {shlex.quote(data)} {plan}"
+        settings = found["config"]
+        names = ("init", *TRAINING) if settings.get("init") else (*SHAPE, *TRAINING)
+        kept = [name for name in names if settings.get(name) not in (None, "", "auto", 0)]
+        if "epochs" in kept and "steps" in kept:  # steps count only where no epochs are given
+            kept.remove("steps")
+        flags = [f"--{name.replace('_', '-')} {shlex.quote(str(settings[name]))}" for name in kept]
+        return " ".join(["guide finetune", shlex.quote(data), plan, *flags])

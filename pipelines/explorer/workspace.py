@@ -108,7 +108,7 @@ class Workspace:
         self.data, self._asked, self._accept = data, list(patterns), accept
         self.patterns: dict[str, Pattern] = {}
         self.left_out: dict[str, str] = {}
-        self.tried: dict[str, str] = {}
+        self.tried: list[str] = []
         self.state: dict[str, Any] = {"phase": "loading", "done": 0, "total": 0, "what": "opening the model"}
         self.problem = ""
         self.accepted: Mapping[str, Any] | None = None
@@ -301,7 +301,6 @@ class Workspace:
             if side.watched is not None:
                 row |= {"examples": side.watched.number, "plan": bool(side.watched.plan.guides)}
             rows.append(row)
-        tried = [{"name": name, "problem": problem} for name, problem in self.tried.items()]
         return {
             "schema": 1,
             "version": self.version,
@@ -310,7 +309,7 @@ class Workspace:
             "data": self.data,
             "models": rows,
             "patterns": [{"name": name, "summary": pattern.summary} for name, pattern in self.patterns.items()],
-            "tried": tried,
+            "tried": list(self.tried),
             "left_out": self.left_out,
             "can_accept": self._accept is not None,
             "accepted": self.accepted,
@@ -464,7 +463,7 @@ class Workspace:
             return text
         if len(self.tried) >= MOST_PATTERNS:
             raise InputError(f"{MOST_PATTERNS} patterns were tried already; start anew to try more")
-        self.tried[text] = ""
+        self.tried.append(text)
         self._saw("patterns", text)
 
         def job() -> None:
@@ -472,7 +471,7 @@ class Workspace:
                 for side in self.sides:
                     self._survey(side, {text: pattern}, f"measuring {text}")
             except BaseException:
-                self.tried.pop(text, None)
+                self.tried.remove(text)
                 raise
 
         self._add(f"measuring {text}", job)

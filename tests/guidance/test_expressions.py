@@ -81,6 +81,13 @@ def test_names_of_codes_and_what_is_not_known() -> None:
     assert guidance.pattern({"where": "key.relation == 'nsubj'"}, ids, relation=relation)[0, 2].tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "text", ["distance-1 == 0", "query.place-key.place==-1", "distance<2 and(next or key.place-1>=2)"]
+)
+def test_spaces_around_signs_are_left_to_taste(text: str) -> None:
+    assert where(text).on(tokens()).dense().tolist() == slowly(text)
+
+
 def test_patterns_in_conditions_keep_what_is_known_about_them() -> None:
     both = where("matching_token and not self")
     assert not both.looks_ahead and not both.same_keys and not both.needs

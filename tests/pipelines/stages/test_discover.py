@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from guidance.errors import InputError, UnknownName
 from guidance.plan import Plan
+from pipelines.explorer.accepting import command_for
 from pipelines.stages import discover_accept, discover_score
 from pipelines.storage.store import Store
 from tests import finetunings, trainings
@@ -123,3 +127,21 @@ def test_few_heads_have_no_candidates(tmp_path: Path) -> None:
     assert not (found.path / "plan.toml").exists() and found.counts["task"] == "masked-lm"
     with pytest.raises(InputError, match="nothing to accept"):
         discover_accept.run(found.reference, discover_accept.Config(), store=store)
+
+
+@pytest.mark.parametrize("into", ["each-layer", "least-important"])
+def test_the_command_that_is_shown_trains_a_model_of_the_same_shape(
+    scored: tuple[Store, str, str, str], guide: Callable[..., Any], into: Any
+) -> None:
+    store, model, data, reference = scored
+    config = discover_accept.Config(patterns=["previous"], into=into)
+    made = discover_accept.run(reference, config, store=store).artifact
+    for given in (data, store.load_input(store.load(reference), "sequences").reference):
+        command = shlex.split(command_for(made, model, given, store))
+        assert ("--scores" in command) == (into == "least-important")
+        done = guide(*command[1:], "--store", store.root)
+        assert done.code == 0, done.err
+        one, other = (store.load(each).manifest["config"] for each in (model, done.out.strip()))
+        same = ("architecture", "layers", "heads", "hidden", "ffn", "tokenizer", "learning_rate", "epochs", "seed")
+        assert [other[name] for name in same] == [one[name] for name in same]
+        assert other["epochs"] is not None or other["steps"] == one["steps"]

@@ -399,18 +399,24 @@ class BatchGuidance:
         queries, keys = self._stack(site.stack), self._stack(_stack_of_keys(site))
         return PatternInputs(guide.bound_pattern, predicate, scope, queries, keys)
 
-    def prepared(self, number: int, site: Site, scope: AttentionScope) -> Any:
-        """What the mechanism of a guide prepares for all layers with this scope; what its pattern matches is counted."""
+    def prepared(self, number: int, site: Site, scope: AttentionScope, masks: tuple[int, ...] = ()) -> Any:
+        """What the mechanism of a guide prepares for all layers with this scope; what its pattern matches is counted.
+
+        Args:
+            masks: the numbers of other guides within whose masks it is prepared.
+        """
 
         def prepare() -> Any:
             mechanism = self.guided.plan.guides[number].bound_mechanism
             inputs = self.pattern_inputs(number, site, scope)
+            if masks:
+                return mechanism.prepare(inputs.within(self.allowed((masks,), site, scope)[:, 0]))
             prepared = mechanism.prepare(inputs)
             if (found := mechanism.num_matches(inputs, prepared)) is not None:
                 self.guided.count_matches(number, found)
             return prepared
 
-        return self._once(("prepared", number, self._index(scope)), prepare)
+        return self._once(("prepared", number, masks, self._index(scope)), prepare)
 
     def head_inputs(
         self,

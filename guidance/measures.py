@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
-from guidance.mechanisms.attention_loss import AttentionLoss, target_of
+from guidance.mechanisms.attention_loss import AttentionLoss
+from guidance.mechanisms.base import PatternInputs
 from guidance.mechanisms.logit_loss import LogitLoss, Rows, row_losses
 from guidance.options import read
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens, Vocabulary
+from guidance.patterns.scope import AttentionScope
 
 
 def pattern(
@@ -70,15 +72,13 @@ def attention_loss(
     tokens = _tokens(ids, mask, tokenizer, tables, columns)
     _check_shape("probabilities", probabilities, ids)
     mechanism = AttentionLoss(**read(AttentionLoss, options or {}, "attention_loss"))
-    found, predicate = read_pattern(spec), read_pattern(spec).on(tokens)
-    sizes_BQ = tokens.lengths_B[:, None] * tokens.valid_BT.float()
-    target = target_of(found, predicate, mechanism, sizes_BQ)
+    found = read_pattern(spec)
+    length = ids.shape[1]
+    scope = AttentionScope(tokens.valid_BT[:, None].expand(-1, length, -1), is_causal=False, hides_padding_only=True)
+    target = mechanism.target_of(PatternInputs(found, found.on(tokens).written(), scope, tokens, tokens))
     with torch.autocast(probabilities.device.type, enabled=False):
         attention = probabilities.to(torch.promote_types(probabilities.dtype, torch.float32))
-        squares_BHQ = attention.square().sum(-1)
-        mass_BHQ = target.predicate.mass(attention)
-        distances = squares_BHQ - 2 * target.value_BQ[:, None] * mass_BHQ + target.constant_BQ[:, None]
-    return mechanism.reduce(distances, target)
+        return mechanism.reduce(target.of_probabilities(attention), target)
 
 
 def logit_loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -52,6 +53,20 @@ class AttentionCall:
     def inputs(self, assignment: HeadAssignment) -> HeadInputs:
         """What the mechanism of an assignment gets at this call."""
         return self.batch.head_inputs(assignment, self.module, self.site, self.scope, self.layer_input)
+
+    def prepared(self, assignment: HeadAssignment, masks: tuple[int, ...] = ()) -> Any:
+        """What the mechanism of an assignment has prepared for this scope, within the masks of some guides."""
+        return self.batch.prepared(assignment.number, self.site, self.scope, masks)
+
+    def grouped_by_masks(self, assignment: HeadAssignment) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The heads of an assignment in order, in groups with the same masks: (numbers of the masking guides, heads).
+
+        One group without masks, if the mechanism does not heed them.
+        """
+        if not assignment.mechanism.heeds_masks:
+            return [((), assignment.heads)]
+        each = zip(self.site_plan.masks_of(assignment.heads), assignment.heads, strict=True)
+        return [(masks, tuple(head for _, head in group)) for masks, group in groupby(each, key=lambda pair: pair[0])]
 
     def record(self, heads: tuple[int, ...], attention_BhQK: Tensor) -> None:
         """Keep the probabilities of some heads, if they are wanted."""

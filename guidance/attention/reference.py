@@ -7,21 +7,68 @@ read before dropout; masks stay boolean until they are applied; losses are at le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from guidance.attention.call import AttentionCall, edited, heads_of, positions
-from guidance.mechanisms.attention_loss import GuidedSoftmax
+from guidance.mechanisms.targets import GuidedSoftmax, SquaredTarget, Target
+from guidance.site_plans import HeadAssignment
 
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
+    measured = measurements(call, heads)
+    output, distances = attend_rows(call, heads, measured, slice(0, call.query.shape[2]))
+    note(call, measured, distances)
+    return output
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A target, and the heads whose distance from it is measured, as positions among those that are computed."""
+
+    assignment: HeadAssignment
+    at: tuple[int, ...]
+    target: Target
+
+
+def measurements(call: AttentionCall, heads: tuple[int, ...]) -> list[Measurement]:
+    """What is to be measured on some heads in this pass."""
+    if not call.batch.measuring or call.batch.attacking:
+        return []
+    found = []
+    for assignment in call.making("target", heads):
+        for masks, group in call.grouped_by_masks(assignment):
+            target = assignment.mechanism.target(call.prepared(assignment, masks))
+            found.append(Measurement(assignment, positions(group, heads), target))
+    return found
+
+
+def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequence[Tensor]) -> None:
+    """Keep the losses on probabilities, from the distances (B, heads, Q) of each measurement."""
+    for assignment, group in groupby(zip(measured, distances, strict=True), key=lambda pair: pair[0].assignment):
+        # a mask may leave rows without a target that other heads have
+        rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in group], dim=1)
+        target = assignment.mechanism.target(call.prepared(assignment))
+        # assigned, not appended: gradient checkpointing runs the forward pass twice
+        call.batch.found[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)
+
+
+def attend_rows(
+    call: AttentionCall, heads: tuple[int, ...], measured: Sequence[Measurement], rows: slice
+) -> tuple[Tensor, list[Tensor]]:
+    """The output of some heads for some neighbouring queries, (B, rows, heads, D), and the distances of each measurement.
+
+    Attacks and edits are made where these are all queries.
+    """
     batch = call.batch
-    scores = (heads_of(call.query, heads) * call.scale) @ heads_of(call.key, heads).transpose(-1, -2)
+    scores = (heads_of(call.query, heads)[:, :, rows] * call.scale) @ heads_of(call.key, heads).transpose(-1, -2)
     if call.position_bias is not None:
-        scores = scores + heads_of(call.position_bias, heads)
+        scores = scores + heads_of(call.position_bias, heads)[:, :, rows]
     attacks = []
     for assignment in (
         call.making("attack", heads) if batch.attacking else ()
@@ -40,8 +87,8 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     allowed = batch.allowed(masks, call.site, call.scope) if any(masks) else call.scope.allowed_BQK[:, None]
     is_restricted = call.mask_B1QK is not None or call.scope.is_causal or any(masks)
     if is_restricted:
-        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    attention = _softmax(call, heads, scores)
+        scores = scores.masked_fill(~allowed[:, :, rows], torch.finfo(scores.dtype).min)
+    attention, distances = _softmax(scores, [(each.at, each.target.part(rows)) for each in measured])
     for assignment in call.making("edit_probabilities", heads):
         mechanism, inputs = assignment.mechanism, call.inputs(assignment)
         at = positions(assignment.heads, heads)
@@ -50,22 +97,21 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     attention = nn.functional.dropout(attention, call.dropout, training=call.dropout > 0).to(call.value.dtype)
     output = attention @ heads_of(call.value, heads)
     if is_restricted:
-        output = output.masked_fill(batch.empty(call.scope), 0.0)
-    return output.transpose(1, 2)
+        output = output.masked_fill(batch.empty(call.scope)[:, :, rows], 0.0)
+    return output.transpose(1, 2), distances
 
 
-def _softmax(call: AttentionCall, heads: tuple[int, ...], scores: Tensor) -> Tensor:
-    """The probabilities; losses on them are measured on the way."""
-    batch = call.batch
-    measured = call.making("target", heads) if batch.measuring and not batch.attacking else []
-    targets = tuple((a, a.mechanism.target(call.inputs(a).prepared)) for a in measured)
-    runs = tuple((neighbours(positions(a.heads, heads)), target) for a, target in targets)
-    attention, *distances = GuidedSoftmax.apply(scores, runs)
-    for (assignment, target), distances_BhQ in zip(targets, distances, strict=True):
-        # assigned, not appended: gradient checkpointing runs the forward pass twice
-        batch.found[assignment.number, call.site] = assignment.mechanism.reduce(distances_BhQ, target)
-    found: Tensor = attention
-    return found
+def _softmax(scores: Tensor, measured: Sequence[tuple[tuple[int, ...], Target]]) -> tuple[Tensor, list[Tensor]]:
+    """The probabilities, and how far some heads are from their targets."""
+    squared = tuple((neighbours(at), target) for at, target in measured if isinstance(target, SquaredTarget))
+    attention, *of_squared = GuidedSoftmax.apply(scores, squared)
+    dtype, distances = torch.promote_types(scores.dtype, torch.float32), []
+    for at, target in measured:
+        if isinstance(target, SquaredTarget):
+            distances.append(of_squared.pop(0))
+        else:
+            distances.append(target.distances(torch.log_softmax(heads_of(scores, at), -1, dtype=dtype)))
+    return attention, distances
 
 
 def neighbours(at: tuple[int, ...]) -> tuple[slice, ...]:

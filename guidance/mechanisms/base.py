@@ -12,12 +12,13 @@ A new kind of contribution is a method and a row here, the mechanism that makes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from guidance.mechanisms.results import Attack, Target
+from guidance.mechanisms.results import Attack
+from guidance.mechanisms.targets import Target
 from guidance.patterns.features import Tokens
 from guidance.patterns.pattern import Pattern
 from guidance.patterns.predicates import Predicate
@@ -94,6 +95,12 @@ class PatternInputs:
     scope: AttentionScope
     queries: Tokens
     keys: Tokens
+
+    def within(self, allowed_BQK: Tensor) -> PatternInputs:
+        """The same where a mask leaves queries less than the scope does."""
+        scope = replace(self.scope, allowed_BQK=allowed_BQK, hides_padding_only=False)
+        predicate = None if self.predicate is None else self.predicate.restricted(allowed_BQK)
+        return replace(self, scope=scope, predicate=predicate)
 
     @property
     def row_sizes_BQ(self) -> Tensor:
@@ -188,6 +195,11 @@ class Mechanism:
     def one_sequence_because(self) -> str:
         """What in its options compares positions of queries and keys, which rules out cross-attention; empty if nothing."""
         return ""
+
+    @property
+    def heeds_masks(self) -> bool:
+        """What it prepares depends on the masks that other guides put on its heads."""
+        return False
 
     def refuses_reference_length(self) -> str:
         """Why a guide of it cannot have a ``reference_length``; empty if it can."""

@@ -1,32 +1,10 @@
-"""What mechanisms hand to the attention path: the targets of losses, and attacks."""
+"""What an attack hands to the attention path."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torch import Tensor
-
-from guidance.patterns.predicates import Predicate
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a guide wants of every row of a batch, in closed form.
-
-    Attributes:
-        predicate: the keys that each row should look at, with their weights.
-        value_BQ: the probability that is wanted for each unit of weight.
-        constant_BQ: the part of the squared distance that does not depend on the probabilities.
-        rows_BQ: 1 for the rows that enter the loss.
-        entries_B: the number of entries of the matrix, valid queries times valid keys.
-    """
-
-    predicate: Predicate
-    value_BQ: Tensor
-    constant_BQ: Tensor
-    rows_BQ: Tensor
-    entries_B: Tensor
-
 
 OFF = 10_000.0
 """What is subtracted from the score of a key that an attack switches off."""

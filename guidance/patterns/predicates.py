@@ -91,12 +91,18 @@ class Predicate(ABC):
         """
         return self.rows(places_BR).any(-1)
 
+    def part(self, rows: slice) -> Predicate:
+        """The same predicate for some neighbouring queries, which are then counted from 0."""
+        return _written(self.dense()[:, rows], self.valid_BT, self.rows_BQ[:, rows])
+
+    def named(self) -> Predicate:
+        """The keys that have any weight: the predicate itself, if it is yes or no."""
+        return self
+
     def restricted(self, allowed_BQK: Tensor) -> Predicate:
-        """The same predicate without the keys that causality or a sliding window hide from a query."""
+        """The same predicate without the keys that causality, a sliding window or a mask hide from a query."""
         dense_BQK = self.dense()
-        if dense_BQK.dtype == torch.bool:
-            return Pairs(dense_BQK & allowed_BQK, self.valid_BT, self.rows_BQ)
-        return Weights(dense_BQK * allowed_BQK, self.valid_BT, self.rows_BQ)
+        return _written(dense_BQK * allowed_BQK, self.valid_BT, self.rows_BQ)
 
     def for_queries(self, queries_BQ: Tensor) -> Predicate:
         """The same predicate for the queries of another sequence, as cross-attention has them.
@@ -110,27 +116,49 @@ class Predicate(ABC):
         raise PlanError("the pattern relates tokens of one sequence; cross-attention has two")
 
 
+def _written(dense_BQK: Tensor, valid_BT: Tensor, queries_BQ: Tensor) -> Pairs | Weights:
+    kind = Pairs if dense_BQK.dtype == torch.bool else Weights
+    return kind(dense_BQK, valid_BT, queries_BQ)
+
+
 @dataclass(frozen=True)
 class Shift(Predicate):
-    """Each query looks at the token ``offset`` places to its right, if a valid one is there."""
+    """Each query looks at the token ``offset`` places to its right, if a valid one is there.
+
+    Attributes:
+        start: the position of the first query, where the queries are only a part of the sequence.
+    """
 
     offset: int
     valid_BT: Tensor
+    queries_BQ: Tensor | None = None
+    start: int = 0
 
     def value_at(self, example: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key == query + self.offset) & self.valid_BT[example, key] & self.valid_BT[example, query]
+        return (key == query + self._diagonal) & self.valid_BT[example, key] & self.rows_BQ[example, query]
+
+    @property
+    def _diagonal(self) -> int:
+        """The diagonal of the matrix (queries, keys) on which the keys lie."""
+        return self.start + self.offset
+
+    @property
+    def _queries(self) -> slice:
+        """The queries whose key lies in the sequence."""
+        queries, keys, diagonal = self.rows_BQ.shape[1], self.valid_BT.shape[1], self._diagonal
+        first = max(0, -diagonal)
+        return slice(first, max(first, min(queries, keys - diagonal)))
 
     def _has_target(self) -> Tensor:
-        target = torch.zeros_like(self.valid_BT)
-        source, goal = _shifted(self.valid_BT, self.offset)
-        target[:, source] = self.valid_BT[:, goal]
-        return target & self.valid_BT
+        target, queries = torch.zeros_like(self.rows_BQ), self._queries
+        target[:, queries] = self.valid_BT[:, queries.start + self._diagonal : queries.stop + self._diagonal]
+        return target & self.rows_BQ
 
     def dense(self) -> Tensor:
-        has_target = self._has_target()
-        dense = has_target.new_zeros((*has_target.shape, has_target.shape[1]))
-        queries, _ = _shifted(has_target, self.offset)
-        dense.diagonal(self.offset, -2, -1).copy_(has_target[:, queries])
+        has_target, queries = self._has_target(), self._queries
+        dense = has_target.new_zeros((*has_target.shape, self.valid_BT.shape[1]))
+        if queries.start < queries.stop:
+            dense.diagonal(self._diagonal, -2, -1).copy_(has_target[:, queries])
         return dense
 
     def counts(self) -> Tensor:
@@ -140,23 +168,19 @@ class Shift(Predicate):
         return self.counts()
 
     def mass(self, attention_BHQK: Tensor) -> Tensor:
-        queries, _ = _shifted(self.valid_BT, self.offset)
-        mass = attention_BHQK.new_zeros(attention_BHQK.shape[:-1])
-        mass[..., queries] = attention_BHQK.diagonal(self.offset, -2, -1)
+        mass, queries = attention_BHQK.new_zeros(attention_BHQK.shape[:-1]), self._queries
+        if queries.start < queries.stop:
+            mass[..., queries] = attention_BHQK.diagonal(self._diagonal, -2, -1)
         return mass * self._has_target()[:, None]
 
     def add_mass_gradient(self, grad_BHQK: Tensor, grad_BHQ: Tensor) -> None:
-        queries, _ = _shifted(self.valid_BT, self.offset)
-        wanted = grad_BHQ * self._has_target()[:, None]
-        grad_BHQK.diagonal(self.offset, -2, -1).add_(wanted[..., queries])
+        queries = self._queries
+        if queries.start < queries.stop:
+            wanted = grad_BHQ * self._has_target()[:, None]
+            grad_BHQK.diagonal(self._diagonal, -2, -1).add_(wanted[..., queries])
 
-
-def _shifted(valid_BT: Tensor, offset: int) -> tuple[slice, slice]:
-    """The queries whose position ``offset`` to the right lies in the sequence, and these positions."""
-    length = valid_BT.shape[1]
-    start, stop = max(0, -offset), min(length, length - offset)
-    stop = max(start, stop)
-    return slice(start, stop), slice(start + offset, stop + offset)
+    def part(self, rows: slice) -> Shift:
+        return replace(self, queries_BQ=self.rows_BQ[:, rows], start=self.start + (rows.start or 0))
 
 
 @dataclass(frozen=True)
@@ -192,6 +216,9 @@ class Columns(Predicate):
 
     def for_queries(self, queries_BQ: Tensor) -> Columns:
         return replace(self, queries_BQ=queries_BQ)
+
+    def part(self, rows: slice) -> Columns:
+        return self.for_queries(self.rows_BQ[:, rows])
 
 
 @dataclass(frozen=True)
@@ -250,6 +277,9 @@ class Weights(Predicate):
     def dense(self) -> Tensor:
         return self.weights_BQK.float() * (self.valid_BT[:, None, :] & self.rows_BQ[:, :, None])
 
+    def named(self) -> Pairs:
+        return Pairs(self.dense() > 0, self.valid_BT, self.rows_BQ)
+
 
 @dataclass(frozen=True)
 class Conflict(Predicate):
@@ -282,3 +312,6 @@ class Conflict(Predicate):
     def restricted(self, allowed_BQK: Tensor) -> Conflict:
         within = allowed_BQK if self.allowed_BQK is None else allowed_BQK & self.allowed_BQK
         return replace(self, allowed_BQK=within)
+
+    def named(self) -> Pairs:
+        return Pairs(self.dense() > 0, self.valid_BT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError, PlanError
-from guidance.mechanisms.attention_loss import AttentionLoss, GuidedSoftmax, target_of
-from guidance.mechanisms.results import Target
+from guidance.mechanisms.attention_loss import AttentionLoss
+from guidance.mechanisms.base import PatternInputs
+from guidance.mechanisms.targets import GuidedSoftmax, SquaredTarget
 from guidance.options import read
-from guidance.patterns.catalogue import PATTERNS, Predicate
+from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens
+from guidance.patterns.scope import AttentionScope
 from tests.guidance.pattern_oracle import SPECS, Example, keys, padded, sentence
 from tests.guidance.pattern_oracle import tokens as tokens_of
 
@@ -31,17 +34,14 @@ Runs = tuple[slice, ...]
 
 def target(
     spec: Any, options: AttentionLoss = AttentionLoss(), tokens: Tokens = TOKENS, reach: int | None = None
-) -> Target:
-    pattern = read_pattern(spec)
-    predicate: Predicate = pattern.build(tokens)
-    sizes_BQ = tokens.lengths_B[:, None] * tokens.valid_BT.float()
+) -> Any:
+    pattern, length = read_pattern(spec), tokens.ids_BT.shape[1]
+    allowed = tokens.valid_BT[:, None].expand(-1, length, -1)
+    inputs = PatternInputs(pattern, pattern.build(tokens), AttentionScope(allowed, False, True), tokens, tokens)
     if reach is not None:
-        T = tokens.ids_BT.shape[1]
-        near = (torch.arange(T)[:, None] - torch.arange(T)[None]).abs() <= reach
-        allowed = near & tokens.valid_BT[:, None]
-        predicate = predicate.restricted(allowed)
-        sizes_BQ = (allowed & tokens.valid_BT[:, None]).sum(-1).float()
-    return target_of(pattern, predicate, options, sizes_BQ)
+        near = (torch.arange(length)[:, None] - torch.arange(length)[None]).abs() <= reach
+        inputs = inputs.within(near & allowed)
+    return options.target_of(inputs)
 
 
 def masked(scores: Tensor, reach: int | None = None) -> Tensor:
@@ -90,6 +90,10 @@ def written_out(
                 continue
             if fallback == "uniform":
                 wanted = dict.fromkeys(seen, 1 / len(seen))
+        if options.distance == "kl":
+            for k, share in wanted.items():
+                total = total + share * (math.log(share) - torch.log(exponentials[k] / denominator))
+            continue
         for k in range(size):
             probability = exponentials[k] / denominator if k in seen else 0.0
             total = total + (probability - wanted.get(k, 0.0)) ** 2
@@ -136,6 +140,93 @@ def test_values_and_gradients_equal_those_of_the_loops_with_every_option(spec: A
             torch.testing.assert_close(found, expected, **close, msg=str(options))
 
 
+KL_OPTIONS = [
+    AttentionLoss(reduction, boundary, "normalised", empty_rows, "kl")  # type: ignore[arg-type]
+    for reduction, boundary, empty_rows in (
+        ("group_mean", "skip", "skip"),
+        ("head_mean", "uniform", "skip"),
+        ("frobenius", "skip", "uniform"),
+    )
+]
+
+
+@pytest.mark.parametrize("reach", [None, 1])
+@every_pattern
+def test_divergences_and_their_gradients_equal_those_of_the_loops(spec: Any, reach: int | None) -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    for options in KL_OPTIONS:
+        q, k = queries_and_keys()
+        scores, positional = q @ k.transpose(-1, -2), read_pattern(spec).positional
+        expected = torch.stack(
+            [written_out(scores[b], EXAMPLES[b], spec, positional, options, reach) for b in range(4)]
+        )
+        wanted = target(spec, options, reach=reach)
+        found = options.reduce(wanted.distances(torch.log_softmax(masked(scores, reach), -1)), wanted)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7, msg=str(options))
+        gradients = (
+            torch.autograd.grad((weights * each).sum(), (q, k), retain_graph=True) for each in (found, expected)
+        )
+        for mine, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7, msg=str(options))
+
+
+@every_pattern
+def test_the_mass_of_the_keys_together_is_pulled_up_whatever_its_split(spec: Any) -> None:
+    options = AttentionLoss(distance="kl", mass=True)
+    q, k = queries_and_keys()
+    wanted = target(spec, options)
+    log_attention = torch.log_softmax(masked(q @ k.transpose(-1, -2)), -1)
+    found = wanted.distances(log_attention)
+    for b, example in enumerate(EXAMPLES):
+        for query in example.positions:
+            named = [key for key, weight in keys(spec, example, query).items() if weight > 0]
+            expected = -log_attention[b, :, query, named].exp().sum(-1).log() if named else torch.zeros(2).double()
+            torch.testing.assert_close(found[b, :, query], expected)
+
+
+def test_a_divergence_by_hand() -> None:
+    """Flat attention over four keys and one wanted: log 4, and a pull of 1 - 1/4 on its score; two wanted: log 2."""
+    tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool))
+    scores = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    options = AttentionLoss(distance="kl", reduction="frobenius")
+    wanted = target("next", options, tokens)
+    distances = wanted.distances(torch.log_softmax(scores, -1))
+    assert distances[0, 0].tolist() == pytest.approx([math.log(4)] * 3 + [0])  # the last has no next token
+    (gradient,) = torch.autograd.grad(distances.sum(), scores)
+    assert gradient[0, 0, 0].tolist() == pytest.approx([0.25, -0.75, 0.25, 0.25])
+    mark = torch.tensor([[True, False, False, True]])
+    wanted = target("delimiter", options, Tokens(tokens.ids_BT, tokens.valid_BT, {"delimiter": mark}))
+    assert wanted.distances(torch.log_softmax(scores, -1))[0, 0].tolist() == pytest.approx([math.log(2)] * 4)
+
+
+def test_rows_whose_keys_have_enough_mass_are_not_pulled_any_more() -> None:
+    tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
+    scores = torch.tensor([[[[0.0, 3.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]]], requires_grad=True)
+    for mass in (False, True):
+        wanted = target("next", AttentionLoss(distance="kl", stop_at=0.9, mass=mass), tokens)
+        distances = wanted.distances(torch.log_softmax(scores, -1))  # 0.91 and 0.58 on the next token
+        assert (distances[0, 0] > 0).tolist() == [False, True, False]
+        (gradient,) = torch.autograd.grad(distances.sum(), scores)
+        assert gradient[0, 0].any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distance": "kl", "boundary": "zero"}, "no distribution"),
+        ({"distance": "kl", "empty_rows": "zero"}, "no distribution"),
+        ({"distance": "kl", "token_rows": "indicator"}, "sums to more than 1"),
+        ({"mass": True}, "belong to the other distance"),
+        ({"stop_at": 0.9}, "belong to the other distance"),
+        ({"distance": "kl", "stop_at": 1.5}, "not between 0 and 1"),
+        ({"distance": "euclid"}, "not a choice"),
+    ],
+)
+def test_options_that_have_no_meaning_for_a_distance_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        AttentionLoss(**read(AttentionLoss, options, "attention_loss"))
+
+
 def test_next_token_on_uniform_attention_by_hand() -> None:
     """Three tokens, p = 1/3: rows 0 and 1 cost (2/3)^2 + 2/9 = 2/3 each, and the last row, a uniform one, costs 0."""
     tokens = Tokens(torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.bool))
@@ -178,7 +269,7 @@ def test_losses_of_uniform_attention_at_length_512_match_the_paper_and_its_code(
 def test_autograd_agrees_with_finite_differences(spec: Any) -> None:
     tokens = tokens_of(padded(sentence(32, 3), 0, 1), sentence(44, 4))
     wanted, other = target(spec, tokens=tokens), target("self", tokens=tokens)
-    runs: tuple[tuple[Runs, Target], ...] = (((slice(0, 1), slice(2, 3)), wanted), ((slice(1, 3),), other))
+    runs: tuple[tuple[Runs, SquaredTarget], ...] = (((slice(0, 1), slice(2, 3)), wanted), ((slice(1, 3),), other))
     scores = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: GuidedSoftmax.apply(s, runs), (scores,))
 
@@ -188,7 +279,7 @@ def test_guides_that_share_heads_add_their_gradients() -> None:
     first, period = target("first"), target("period")
     groups = [((slice(0, 2),), first), ((slice(1, 3),), period)]
 
-    def gradient(chosen: list[tuple[Runs, Target]]) -> Tensor:
+    def gradient(chosen: list[tuple[Runs, SquaredTarget]]) -> Tensor:
         _, *distances = GuidedSoftmax.apply(masked(scores), tuple(chosen))
         total = sum((d * (1 + n)).sum() for n, d in enumerate(distances))
         return torch.autograd.grad(total, scores)[0]
@@ -254,4 +345,4 @@ def test_unknown_options_are_refused_with_the_known_ones() -> None:
     with pytest.raises(PlanError, match="reduction = 'sum'") as raised:
         read(AttentionLoss, {"reduction": "sum"}, "attention_loss")
     assert "group_mean" in str(raised.value.hint)
-    assert AttentionLoss() == AttentionLoss("group_mean", "uniform", "normalised", "uniform")
+    assert AttentionLoss() == AttentionLoss("group_mean", "uniform", "normalised", "uniform", "squared")

@@ -1,0 +1,42 @@
+"""The backend ``blocks``: `guidance.attention.reference` by blocks of queries, which keeps no matrix of scores.
+
+The backward pass computes each block anew, so memory grows with the length of sequences and not with its square.  Heads
+whose scores or probabilities are changed, and matrices that are one block, are left to the reference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from guidance.attention import reference
+from guidance.attention.call import AttentionCall
+
+BLOCK_ENTRIES = 1 << 22
+"""The largest block of scores, in numbers."""
+
+_EDITS = ("edit_scores", "edit_probabilities", "attack")
+
+
+def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
+    """The output of some heads, (B, Q, heads, D)."""
+    batch_size, _, queries, _ = call.query.shape
+    num_rows = max(1, BLOCK_ENTRIES // max(1, batch_size * len(heads) * call.key.shape[2]))
+    is_whole = call.batch.recorded is not None or any(call.making(each, heads) for each in _EDITS)
+    if is_whole or num_rows >= queries or not torch.is_grad_enabled():
+        return reference.attend(call, heads)
+    measured = reference.measurements(call, heads)
+    blocks = [slice(start, min(start + num_rows, queries)) for start in range(0, queries, num_rows)]
+    found = [
+        checkpoint(
+            reference.attend_rows,
+            *(call, heads, measured, rows),
+            use_reentrant=False,
+            preserve_rng_state=call.dropout > 0,
+        )
+        for rows in blocks
+    ]
+    outputs, distances = zip(*found, strict=True)
+    reference.note(call, measured, [torch.cat(each, dim=2) for each in zip(*distances, strict=True)])
+    return torch.cat(outputs, dim=1)

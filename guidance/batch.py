@@ -49,6 +49,8 @@ class BatchGuidance:
         found: per (guide, site), the loss of each example, (B,); filled by the forward pass.
         attacks: per (guide, site), what the attack did; filled by the forward pass.
         recorded: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
+        strengths: by number, how much each guide that fades still does; see `GuidedModel.strengths`.
+        site_plans: what is to be done at each site, without guides whose strength is 0.
         watcher: if set, gets each site's entry of ``recorded`` as soon as it is complete, and nothing is kept.
     """
 
@@ -62,11 +64,16 @@ class BatchGuidance:
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     recorded: dict[Site, Tensor] | None = None
     watcher: Callable[[Site, Tensor], object] | None = None
+    strengths: Mapping[int, Tensor] = field(default_factory=dict)
+    site_plans: Mapping[Site, SitePlan] = field(init=False)
     _cache: dict[Any, Any] = field(default_factory=dict)
     _booleans: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _additive: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _scopes: list[tuple[Tensor | None, Any, AttentionScope]] = field(default_factory=list)
     _calls: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.site_plans = self.guided.remaining(self.strengths)
 
     # losses
 
@@ -165,7 +172,10 @@ class BatchGuidance:
             raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
         if seeds_B is None:
             seeds_B = torch.randint(1 << 62, (len(self._ids),))
-        return BatchGuidance(self.guided, self.tokens, self.step, attacking=True, seeds_B=seeds_B.to(self._ids.device))
+        seeds_B = seeds_B.to(self._ids.device)
+        return BatchGuidance(
+            self.guided, self.tokens, self.step, attacking=True, seeds_B=seeds_B, strengths=self.strengths
+        )
 
     def adversarial_loss(
         self,
@@ -283,7 +293,7 @@ class BatchGuidance:
 
     def site_plan(self, site: Site) -> SitePlan | None:
         """What is to be done at a site in this pass; None for nothing."""
-        found = self.guided.site_plans.get(site)
+        found = self.site_plans.get(site)
         if self.recorded is not None:
             return found or SitePlan((), site.num_heads)
         return found if found and found.acts(attacking=self.attacking, measuring=self.measuring) else None

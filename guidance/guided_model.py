@@ -17,7 +17,7 @@ from guidance.models.added_heads import added_sites
 from guidance.models.families import find_sites
 from guidance.patterns.features import TABLES, Cooccurrence, Vocabulary
 from guidance.plan import Guide, Plan
-from guidance.site_plans import plan_sites
+from guidance.site_plans import SitePlan, plan_sites
 from guidance.sites import EXTRA, Site
 
 _TABLE_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -30,6 +30,9 @@ Attend = Callable[[Any, tuple[int, ...]], Tensor]
 
 PLAN_KEY = "guide_plan"
 """The key under which the configuration of a guided model holds the text of its plan."""
+
+PROGRESS_KEY = "guide_progress"
+"""The key under which the configuration of a model whose plan fades holds the step that its training is at, and the last."""
 
 
 class GuidedModel:
@@ -45,6 +48,8 @@ class GuidedModel:
         attacks: the guides that attack in a second pass, by number, with each of their sites.
         tables: what patterns and rules look up beside tokens: ``cooccurrence``, ``importance``, ``masking_proportion``.
         backends: the function that computes the heads of each path; see `guidance.attention.backends`.
+        fading: the guides that a schedule takes away in the course of training, by number.
+        progress: the step that training is at, and the last one, for guides that fade; None if that is not known.
     """
 
     def __init__(
@@ -75,6 +80,11 @@ class GuidedModel:
                 self.num_guided[assignment.number] += len(assignment.heads)
         self.attacks = [(a.number, site) for site, found in self.site_plans.items() for a in found.making("attack")]
         self.backends: Mapping[str, Attend] = {}
+        self.progress: tuple[int, int] | None = None
+        self.fading = {
+            number: guide for number, guide in self.guides.items() if guide.fades and number in self.num_guided
+        }
+        self._remaining: dict[frozenset[int], Mapping[Site, SitePlan]] = {frozenset(): self.site_plans}
 
     def _check_tables(self) -> None:
         """Raises InputError if a table has another type, or belongs to another model."""
@@ -151,6 +161,50 @@ class GuidedModel:
         guide = self.plan.guides[number]
         return guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
 
+    # guides that fade
+
+    def advance(self, step: int, total_steps: int) -> None:
+        """Say how far training is, which guides that fade follow, also at inference.
+
+        A training loop of one's own calls it before each step and before each evaluation; ours do.  The configuration of the
+        model carries it, so that a saved model computes what it did when it was saved.
+
+        Args:
+            step, total_steps: finished optimizer steps, and all of them.
+        """
+        if self.fading:
+            self.progress = (step, total_steps)
+            setattr(self.model.config, PROGRESS_KEY, list(self.progress))
+
+    def strengths(self) -> dict[int, Tensor]:
+        """By number, how much each guide that fades still does, from 1 to 0.
+
+        Raises:
+            InputError: nobody has said how far training is.
+        """
+        if not self.fading:
+            return {}
+        if self.progress is None:
+            label = self.plan.labels[next(iter(self.fading))]
+            raise InputError(
+                f"the guide {label!r} fades in the course of training, and nothing says how far that is",
+                hint="handle.advance(step, total_steps) does; a model that is saved after it carries it",
+            )
+        # tensors, because compiled graphs are made anew for other numbers
+        return {number: torch.tensor(guide.factor(*self.progress)) for number, guide in self.fading.items()}
+
+    def remaining(self, strengths: Mapping[int, Tensor]) -> Mapping[Site, SitePlan]:
+        """What the plan says about each site when guides whose strength is 0 are left out."""
+        over = frozenset(number for number, strength in strengths.items() if not strength)
+        if over not in self._remaining:
+            self._remaining[over] = {site: plan.without(over) for site, plan in self.site_plans.items()}
+        return self._remaining[over]
+
+    @property
+    def over(self) -> frozenset[int]:
+        """The guides that have faded for good."""
+        return frozenset(n for n, s in self.strengths().items() if not s) if self.progress else frozenset()
+
     @property
     def sentence(self) -> str:
         """Which output stands for a whole example when attacks are judged in pre-training.
@@ -199,7 +253,7 @@ class GuidedModel:
         found: dict[str, str] = {}
         for number in self.num_guided:
             guide = self.plan.guides[number]
-            if guide.is_loss and not training:
+            if not training and (guide.is_loss or number in self.over):
                 continue
             known = Vocabulary.FEATURES if self.vocabulary_of(guide) else ()
             reads_targets = (guide.stack, guide.attention) == ("decoder", "self") and self.stack_of_inputs != "decoder"
@@ -221,7 +275,7 @@ class GuidedModel:
                 which a tokenizer would give.
         """
         for number, guide in self.guides.items():
-            if guide.enabled and (training or not guide.is_loss):
+            if guide.enabled and (training or not (guide.is_loss or number in self.over)):
                 label = self.plan.labels[number]
                 yield from ((label, "table", name) for name in guide.tables if name not in self.tables)
         for name, label in self.needs(training=training).items():

@@ -20,7 +20,7 @@ from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
 from guidance.calls import BeforeCall, installed_in, keep_source, leading
 from guidance.errors import InputError, PlanError, UnsupportedModel, did_you_mean
-from guidance.guided_model import PLAN_KEY, GuidedModel
+from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
@@ -124,15 +124,22 @@ class Handle(GuidedModel):
         with evaluating(self.model), torch.no_grad():
             self.model(**inputs, guidance=guidance)
 
-    def guide_batch(
-        self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True, complete: bool = True
-    ) -> BatchGuidance:
+    def guide_batch(self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True) -> BatchGuidance:
         """The guidance of a batch.
 
         Args:
             batch: the arguments of `guide`.
             measuring: losses will be asked for.
-            complete: the batch must have the features that the plan reads.
+
+        Raises:
+            InputError: see `guide`; or a guide fades, and nothing says how far training is.
+        """
+        tokens = self.tokens_of(batch)
+        self._check_features(tokens, measuring)
+        return BatchGuidance(self, tokens, step, measuring=measuring, strengths=self.strengths())
+
+    def tokens_of(self, batch: Mapping[str, Any]) -> dict[str, Tokens]:
+        """The features of a batch by stack; the batch need not have all that the plan reads.
 
         Raises:
             InputError: see `guide`.
@@ -161,9 +168,7 @@ class Handle(GuidedModel):
             raise InputError(
                 "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
             )
-        if complete:
-            self._check_features(tokens, measuring)
-        return BatchGuidance(self, tokens, step, measuring=measuring)
+        return tokens
 
     def _check_names(self, batch: Mapping[str, Any]) -> None:
         """Raises InputError if a name is neither a feature nor an argument of the model."""
@@ -352,7 +357,7 @@ class Installation:
     def _freeze(self) -> None:
         """Freeze the parameters that the plan leaves unused: data parallelism waits for a gradient of all others."""
         whole = any(
-            sum(len(assignment.heads) for assignment in plan.making("replace")) == plan.num_heads
+            sum(len(a.heads) for a in plan.making("replace") if a.number not in plan.fading) == plan.num_heads
             for plan in self.handle.site_plans.values()
         )
         if whole:
@@ -401,7 +406,8 @@ class _EveryKey(BatchGuidance):
         nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         given = {key: value for key, value in batch.items() if key != "use_cache"}
         given |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
-        super().__init__(handle, handle.guide_batch(given, complete=False).tokens)
+        tokens = handle.tokens_of(given)
+        super().__init__(handle, tokens, strengths=dict.fromkeys(handle.fading, torch.tensor(0.5)))
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))
@@ -410,6 +416,8 @@ class _EveryKey(BatchGuidance):
 def _carry(model: PreTrainedModel) -> None:
     """Put the text of the leading plan into the configuration, which every way of saving a model saves too."""
     handle = leading(model)
+    if handle is None or handle.progress is None:
+        model.config.__dict__.pop(PROGRESS_KEY, None)
     if handle is not None and (text := handle.plan.dumps()):
         setattr(model.config, PLAN_KEY, text)
     else:
@@ -466,6 +474,7 @@ def install(
     tables: Mapping[str, Any] | None = None,
     training: bool = True,
     backend: str = "auto",
+    progress: tuple[int, int] | None = None,
 ) -> Handle:
     """Make a Hugging Face model follow a plan.
 
@@ -482,6 +491,7 @@ def install(
         training: the losses of the plan will be asked for.  If not, what only they read need not be given.
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
             compute a head of the plan is refused.
+        progress: how far training is, for guides that fade: see `GuidedModel.advance`.
 
     Raises:
         UnsupportedModel: the attention of this model cannot be guided.
@@ -508,6 +518,8 @@ def install(
         tables=tables,
         backend=backend,
     )
+    if progress is not None:
+        handle.advance(*progress)
     given = None if columns is None else {columns} if isinstance(columns, str) else set(columns)
     for label, what, name in handle.missing(training=training, columns=given):
         if what == "table":

@@ -57,7 +57,7 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], float]] = {
     "cosine": cosine,
     "hold": lambda step, total, hold: float(step < hold),
 }
-"""How a weight moves: from (step, total steps, steps to hold) to a factor."""
+"""How a weight, or the share of what a guide does, moves: from (step, total steps, steps to hold) to a factor."""
 
 
 def _key(types: tuple[type, ...], help: str) -> Any:
@@ -74,7 +74,8 @@ class Guide:
         weight: the factor of a loss, or pairs (from this many layers on, factor).
         reference_length: the default reduction of ``attention_loss`` is a mean over n x n entries and shrinks as 1/n.  With
             a reference length, an example of n tokens counts n / reference_length.
-        schedule: see `SCHEDULES`.
+        schedule: see `SCHEDULES`.  A guide that is no loss acts in full with the factor 1, and not at all with 0; between
+            them, scores, probabilities and outputs are those of the head itself, moved that part of the way.
         options: further keys, for the pattern and the mechanism.
 
     Example:
@@ -105,7 +106,9 @@ class Guide:
         (int,),
         "attention_loss: the sequence length for which the weight is meant; n tokens count n / this",
     )
-    schedule: str = _key((str,), "how the weight changes over the run")
+    schedule: str = _key(
+        (str,), "how the weight of a loss, or the share of what a guide does to a head, falls over the run"
+    )
     hold_steps: int = _key((int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
     optional: bool = _key((bool,), "true: the row may select no head, for example in smaller models")
     enabled: bool = _key((bool,), "false: ignore the row")
@@ -193,10 +196,14 @@ class Guide:
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
         if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
             raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
-        if not self.is_loss and (self.weight != 1.0 or self.schedule != "constant"):
+        if not self.is_loss and self.weight != 1.0:
             raise PlanError(
-                f"weights and schedules belong to losses, and {self.mechanism} is none",
-                hint="enabled = false leaves a row out",
+                f"weights belong to losses, and {self.mechanism} is none", hint="enabled = false leaves a row out"
+            )
+        if self.schedule != "constant" and not MECHANISMS[self.mechanism].fades():
+            raise PlanError(
+                f"a {self.mechanism} cannot fade: a key is visible or not",
+                hint='mechanism = "bias" with a small outside is a mask that can',
             )
 
     @cached_property
@@ -216,6 +223,11 @@ class Guide:
     def is_loss(self) -> bool:
         """It adds a term to the objective and does nothing at inference."""
         return MECHANISMS[self.mechanism].is_loss()
+
+    @property
+    def fades(self) -> bool:
+        """It shapes outputs of heads, and a schedule takes that away in the course of training."""
+        return not self.is_loss and self.schedule != "constant"
 
     def makes(self, contribution: str) -> bool:
         """Whether its mechanism makes a contribution of that name; see `guidance.mechanisms.base.CONTRIBUTIONS`."""

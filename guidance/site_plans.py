@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from guidance.errors import PlanError
@@ -53,10 +53,12 @@ class SitePlan:
     Attributes:
         assignments: the guides that act there, in the order of the plan.
         num_heads: of the site.
+        fading: the numbers of the guides that fade, so that their heads need a path of their own, too.
     """
 
     assignments: tuple[HeadAssignment, ...] = ()
     num_heads: int = 0
+    fading: frozenset[int] = frozenset()
     _by_contribution: dict[str, tuple[HeadAssignment, ...]] = field(init=False, repr=False, compare=False)
     _paths: dict[tuple[bool, bool, bool], HeadPaths] = field(init=False, repr=False, compare=False)
     query_factors: tuple[float, ...] = field(init=False, repr=False, compare=False)
@@ -108,13 +110,18 @@ class SitePlan:
         by_path: dict[str, set[int]] = {"any": set(), "masked": set(), "explicit": set(), "replaced": set()}
         for assignment in self.assignments:
             for contribution in assignment.mechanism.contributions():
-                if contribution.phase in phases:
+                is_partial = contribution.path == "replaced" and assignment.number in self.fading
+                if contribution.phase in phases and not is_partial:
                     by_path[contribution.path].update(assignment.heads)
         computed = [head for head in range(self.num_heads) if head not in by_path["replaced"]]
         explicit = [head for head in computed if recording or head in by_path["explicit"]]
         masked = [head for head in computed if head in by_path["masked"] and head not in explicit]
         plain = [head for head in computed if head not in explicit and head not in masked]
         return HeadPaths(tuple(explicit), tuple(masked), tuple(plain))
+
+    def without(self, numbers: Collection[int]) -> SitePlan:
+        """The same without some guides."""
+        return replace(self, assignments=tuple(a for a in self.assignments if a.number not in numbers))
 
     def paths_taken(self) -> set[str]:
         """The paths that its heads take in training and at inference."""
@@ -217,6 +224,7 @@ def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) ->
     return SitePlan(
         tuple(HeadAssignment(number, plan.guides[number].bound_mechanism, heads) for number, heads in guides.items()),
         site.num_heads,
+        frozenset(number for number in guides if plan.guides[number].fades),
     )
 
 

@@ -122,6 +122,7 @@ class GuidedTrainer(Trainer):
         """The task's loss, while training with the plan's: this micro-batch's share of the step's."""
         inputs = dict(inputs)
         batch = self._batch(inputs)
+        self._advance()
         if not model.training:
             inputs |= self.handle.at_inference(**batch)
             return super().compute_loss(model, inputs, return_outputs=return_outputs)
@@ -190,6 +191,11 @@ class GuidedTrainer(Trainer):
     def _guidance(self, batch: Mapping[str, Any]) -> BatchGuidance:
         return self.handle.guide(**batch, step=self.state.global_step)
 
+    def _advance(self) -> None:
+        """Tell guides that fade how far training is; evaluation without any training leaves them as they are."""
+        if self.state.max_steps > 0:
+            self.handle.advance(self.state.global_step, self.state.max_steps)
+
     def _note(self, name: str, part: Tensor) -> None:
         part = part.detach().double()
         self._parts[name] = self._parts[name] + part if name in self._parts else part
@@ -236,6 +242,7 @@ class GuidedTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write a folder that `guidance.load` opens; called in every process, and one of them writes."""
         if self.args.should_save:
+            self._advance()
             files = model_files(self.handle.model, self.handle.plan)
             if self.processing_class is not None:
                 files |= tokenizer_files(self.processing_class)

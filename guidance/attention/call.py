@@ -54,6 +54,16 @@ class AttentionCall:
         """What the mechanism of an assignment gets at this call."""
         return self.batch.head_inputs(assignment, self.module, self.site, self.scope, self.layer_input)
 
+    def edit(self, assignment: HeadAssignment, contribution: str) -> Callable[[Tensor], Tensor]:
+        """What an assignment makes of the scores, probabilities or outputs of its heads."""
+        change, inputs = getattr(assignment.mechanism, contribution), self.inputs(assignment)
+        return lambda own: self.faded(assignment, own, change(own, inputs))
+
+    def faded(self, assignment: HeadAssignment, own: Tensor, changed: Tensor) -> Tensor:
+        """What an assignment makes of something of a head: what it changes, or part of the way there if its guide fades."""
+        strength = self.batch.strengths.get(assignment.number)
+        return changed if strength is None else own + strength * (changed - own)
+
     def prepared(self, assignment: HeadAssignment, masks: tuple[int, ...] = ()) -> Any:
         """What the mechanism of an assignment has prepared for this scope, within the masks of some guides."""
         return self.batch.prepared(assignment.number, self.site, self.scope, masks)
@@ -68,15 +78,22 @@ class AttentionCall:
         each = zip(self.site_plan.masks_of(assignment.heads), assignment.heads, strict=True)
         return [(masks, tuple(head for _, head in group)) for masks, group in groupby(each, key=lambda pair: pair[0])]
 
-    def record(self, heads: tuple[int, ...], attention_BhQK: Tensor) -> None:
-        """Keep the probabilities of some heads, if they are wanted."""
+    def record(self, heads: tuple[int, ...], attention_BhQK: Tensor, replaced_by: HeadAssignment | None = None) -> None:
+        """Keep the probabilities of some heads, if they are wanted.
+
+        Args:
+            replaced_by: what gives them; if its guide fades, those that the head has itself are kept already.
+        """
         recorded = self.batch.recorded
         if recorded is None:
             return
         if self.site not in recorded:
             batch, num_heads, queries = self.query.shape[:3]
             recorded[self.site] = attention_BhQK.new_zeros(batch, num_heads, queries, self.key.shape[2])
-        recorded[self.site][:, list(heads)] = attention_BhQK.to(recorded[self.site].dtype)
+        mine = attention_BhQK.to(recorded[self.site].dtype)
+        if replaced_by is not None:
+            mine = self.faded(replaced_by, recorded[self.site][:, list(heads)], mine)
+        recorded[self.site][:, list(heads)] = mine
 
 
 def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:

@@ -116,13 +116,18 @@ def _output(call: AttentionCall) -> Tensor:
     parts: list[tuple[tuple[int, ...], Tensor]] = []
     if paths.explicit:
         parts.append((paths.explicit, batch.guided.backends["explicit"](call, paths.explicit)))
+    fading = []
     for assignment in plan.making("replace"):
         inputs = call.inputs(assignment)
         if batch.recorded is not None:
-            call.record(assignment.heads, assignment.mechanism.replaced_attention(inputs))
+            call.record(assignment.heads, assignment.mechanism.replaced_attention(inputs), assignment)
         value = heads_of(call.value, assignment.heads)
         replaced = assignment.mechanism.replace(value, inputs, call.dropout)
-        parts.append((assignment.heads, replaced.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)))
+        replaced = replaced.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
+        if assignment.number in plan.fading:
+            fading.append((assignment, replaced))
+        else:
+            parts.append((assignment.heads, replaced))
     if paths.masked:
         parts.append((paths.masked, batch.guided.backends["masked"](call, paths.masked)))
     if paths.plain:
@@ -131,9 +136,10 @@ def _output(call: AttentionCall) -> Tensor:
     output = torch.cat([part for _, part in parts], dim=2) if len(parts) > 1 else parts[0][1]
     if order != tuple(range(num_heads)):
         output = output[:, :, sorted(range(num_heads), key=order.__getitem__)]
+    for assignment, replaced in fading:
+        output = edited(output, assignment.heads, lambda own, a=assignment, r=replaced: call.faded(a, own, r), dim=2)  # type: ignore[misc]
     for assignment in plan.making("edit_output"):
-        mechanism, inputs = assignment.mechanism, call.inputs(assignment)
-        output = edited(output, assignment.heads, lambda part, m=mechanism, i=inputs: m.edit_output(part, i), dim=2)  # type: ignore[misc]
+        output = edited(output, assignment.heads, call.edit(assignment, "edit_output"), dim=2)
     return output
 
 

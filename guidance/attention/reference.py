@@ -78,9 +78,7 @@ def attend_rows(
         batch.attacks[assignment.number, call.site] = attack
         attacks.append((at, attack.scores))
     for assignment in call.making("edit_scores", heads):
-        mechanism, inputs = assignment.mechanism, call.inputs(assignment)
-        at = positions(assignment.heads, heads)
-        scores = edited(scores, at, lambda part, m=mechanism, i=inputs: m.edit_scores(part, i))  # type: ignore[misc]
+        scores = edited(scores, positions(assignment.heads, heads), call.edit(assignment, "edit_scores"))
     for at, extra in attacks:
         scores = edited(scores, at, lambda part, extra=extra: part + extra)  # type: ignore[misc]
     masks = call.site_plan.masks_of(heads)
@@ -90,9 +88,7 @@ def attend_rows(
         scores = scores.masked_fill(~allowed[:, :, rows], torch.finfo(scores.dtype).min)
     attention, distances = _softmax(scores, [(each.at, each.target.part(rows)) for each in measured])
     for assignment in call.making("edit_probabilities", heads):
-        mechanism, inputs = assignment.mechanism, call.inputs(assignment)
-        at = positions(assignment.heads, heads)
-        attention = edited(attention, at, lambda part, m=mechanism, i=inputs: m.edit_probabilities(part, i))  # type: ignore[misc]
+        attention = edited(attention, positions(assignment.heads, heads), call.edit(assignment, "edit_probabilities"))
     call.record(heads, attention)
     attention = nn.functional.dropout(attention, call.dropout, training=call.dropout > 0).to(call.value.dtype)
     output = attention @ heads_of(call.value, heads)

@@ -18,13 +18,22 @@ from guidance.checkpoint.layout import (
     MARKER,
     PLAN_FILE,
     PLAN_KEY,
+    PROGRESS_KEY,
     TARGET_FOLDER,
     WEIGHTS_FILE,
     is_extra,
 )
 from guidance.checkpoint.loading import load, load_model, restore, take_over
 from guidance.checkpoint.opening import find_plan, read_config, read_plan
-from guidance.checkpoint.writing import model_files, save, tokenizer_files, weight_files, weights, write_folder
+from guidance.checkpoint.writing import (
+    config_file,
+    model_files,
+    save,
+    tokenizer_files,
+    weight_files,
+    weights,
+    write_folder,
+)
 
 __all__ = [
     "CONFIG_FILE",
@@ -33,8 +42,10 @@ __all__ = [
     "MARKER",
     "PLAN_FILE",
     "PLAN_KEY",
+    "PROGRESS_KEY",
     "TARGET_FOLDER",
     "WEIGHTS_FILE",
+    "config_file",
     "find_plan",
     "is_extra",
     "load",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guidance.guided_model import PLAN_KEY
+from guidance.guided_model import PLAN_KEY, PROGRESS_KEY
 from guidance.models.methods import MARKER
 from guidance.sites import EXTRA
 
@@ -16,6 +16,7 @@ __all__ = [
     "PICKLED_FILES",
     "PLAN_FILE",
     "PLAN_KEY",
+    "PROGRESS_KEY",
     "TARGET_FOLDER",
     "WEIGHTS_FILE",
     "is_extra",

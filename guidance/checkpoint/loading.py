@@ -13,7 +13,15 @@ from transformers import PreTrainedModel
 
 from guidance.checkpoint.adapters import add_adapter, base_folder, has_adapter, plain_names, restore_adapter
 from guidance.checkpoint.layout import ADAPTER_FILE, CONFIG_FILE, PLAN_FILE, TARGET_FOLDER, is_extra
-from guidance.checkpoint.opening import find_plan, open_model, read_extra, read_plan, read_tokenizer, read_weights
+from guidance.checkpoint.opening import (
+    find_plan,
+    open_model,
+    read_extra,
+    read_plan,
+    read_progress,
+    read_tokenizer,
+    read_weights,
+)
 from guidance.errors import InputError
 from guidance.installation import Handle, install
 from guidance.plan import Plan
@@ -63,7 +71,8 @@ def _install(
 
     own = tokenizer if tokenizer is not None else first(read_tokenizer)
     decoder_tokenizer = first(lambda folder: read_tokenizer(folder / TARGET_FOLDER))
-    handle = install(model, plan, own, **{"decoder_tokenizer": decoder_tokenizer, "training": False, **options})
+    given = {"decoder_tokenizer": decoder_tokenizer, "training": False, "progress": first(read_progress)}
+    handle = install(model, plan, own, **{**given, **options})
     _fill(model, first(read_extra) or {}, str(folders[0]))
     return handle
 

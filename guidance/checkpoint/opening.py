@@ -29,6 +29,7 @@ from guidance.checkpoint.layout import (
     PICKLED_FILES,
     PLAN_FILE,
     PLAN_KEY,
+    PROGRESS_KEY,
     WEIGHTS_FILE,
     is_extra,
 )
@@ -172,6 +173,20 @@ def read_plan(folder: Path) -> Plan:
     raise InputError(
         f"{folder}: an ordinary model (no {PLAN_FILE})", hint="open it with transformers, then install(model, plan)"
     )
+
+
+def read_progress(folder: Path) -> tuple[int, int] | None:
+    """How far the training of a model is whose plan fades: the step and the last one; None if its configuration has none.
+
+    Raises:
+        InputError: it holds anything else.
+    """
+    found = _settings(folder).get(PROGRESS_KEY) if (folder / CONFIG_FILE).exists() else None
+    if found is None:
+        return None
+    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n >= 0 for n in found)):
+        raise InputError(f"{folder / CONFIG_FILE}: {PROGRESS_KEY} is not a step and the last one")
+    return found[0], found[1]
 
 
 # tensors and tokenizer

@@ -61,20 +61,25 @@ def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
     """The files of a model folder by name: configuration, weights and plan; of an adapted model, those of its adapter."""
     if has_adapter(model):
         return {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
-    settings = model.config.to_dict().items()
-    config = {key: value for key, value in settings if not key.startswith(("_attn", "_name_or_path"))}
-    config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
-    config.pop(PLAN_KEY, None)
-    if plan.shapes_outputs:
-        config[PLAN_KEY] = PLAN_FILE
     files = {
-        CONFIG_FILE: (json.dumps(config, indent=2, sort_keys=True, default=str) + "\n").encode(),
+        CONFIG_FILE: config_file(model, plan),
         **weight_files(weights(model), plan),
         PLAN_FILE: plan.dumps().encode(),
     }
     if model.can_generate() and getattr(model, "generation_config", None) is not None:
         files["generation_config.json"] = model.generation_config.to_json_string().encode()
     return files
+
+
+def config_file(model: PreTrainedModel, plan: Plan) -> bytes:
+    """The configuration of a model, which names the file of its plan if the plan shapes outputs."""
+    settings = model.config.to_dict().items()
+    config = {key: value for key, value in settings if not key.startswith(("_attn", "_name_or_path"))}
+    config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
+    config.pop(PLAN_KEY, None)
+    if plan.shapes_outputs:
+        config[PLAN_KEY] = PLAN_FILE
+    return (json.dumps(config, indent=2, sort_keys=True, default=str) + "\n").encode()
 
 
 def tokenizer_files(tokenizer: Any) -> dict[str, bytes]:

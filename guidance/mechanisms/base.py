@@ -43,6 +43,7 @@ class Contribution:
         once: one guide per head may make it.
         one_sequence: it compares queries and keys of one sequence, so cross-attention is refused.
         own_heads: it works on heads of the model, not on heads that a plan adds.
+        fades: it can be made in part, so that a schedule may take it away.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Contribution:
     once: bool = False
     one_sequence: bool = False
     own_heads: bool = False
+    fades: bool = True
 
     @property
     def is_loss(self) -> bool:
@@ -61,7 +63,7 @@ class Contribution:
 
 
 CONTRIBUTIONS: Mapping[str, Contribution] = {
-    "keys": Contribution("masked", "always", "masks", "mask"),
+    "keys": Contribution("masked", "always", "masks", "mask", fades=False),
     "edit_scores": Contribution("explicit", "always", "changes the scores of", "change the scores of"),
     "edit_probabilities": Contribution(
         "explicit", "always", "changes the probabilities of", "change the probabilities of"
@@ -178,6 +180,11 @@ class Mechanism:
     def is_loss(cls) -> bool:
         """True for a term of the objective, which has a weight and a schedule, and does nothing at inference."""
         return all(contribution.is_loss for contribution in cls.contributions())
+
+    @classmethod
+    def fades(cls) -> bool:
+        """True if a schedule may take away what it does to a head."""
+        return all(contribution.fades for contribution in cls.contributions())
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:

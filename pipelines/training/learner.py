@@ -72,6 +72,9 @@ class Learner(Protocol):
     def begin(self, total_steps: int) -> None:
         """Called once, with the number of steps of the run."""
 
+    def at(self, step: int) -> None:
+        """Called when ``step`` updates are finished: before the first one, after each, and when a run goes on."""
+
     def prepare(self, examples: Sequence[tuple[int, int]]) -> Any:
         """Make a micro-batch from (epoch, example) pairs, with all its random choices, on the CPU."""
 

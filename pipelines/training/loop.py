@@ -169,6 +169,7 @@ class _Loop:
             if leads:
                 self.checkpoints.prepare()
         self._resume()
+        self.learner.at(self.step)
         with (
             self._trackers().following() as trackers,
             stop.listening(),
@@ -278,6 +279,7 @@ class _Loop:
         self._check_finite(values, norms, mine)
         self.optimizer.update(rate)
         self.step += 1
+        self.learner.at(self.step)
         seconds = time.monotonic() - started
         return {
             "step": self.step,

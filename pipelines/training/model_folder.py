@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import safetensors.torch
 
-from guidance.checkpoint import TARGET_FOLDER, model_files, weight_files
+from guidance.checkpoint import CONFIG_FILE, TARGET_FOLDER, config_file, model_files, weight_files
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Builder
 from pipelines.training.checkpoints import WEIGHTS, Checkpoints, best_name
@@ -47,9 +47,11 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
             run.warn(f"{place} is left out: its weights, of step {step}, were damaged on the disk; the rest is whole")
             continue
         tensors = safetensors.torch.load(artifact.read(WEIGHTS))
+        prepared.learner.at(step)
         for folder in folders:
             for name, content in weight_files(_tensors_of(folder, tensors), folder.plan).items():
                 out.write(place + folder.path + name, content)
+            files[folder.path] |= _config(folder, files[folder.path])
             for name, content in {**tokenizer, **files[folder.path]}.items():
                 if not name.endswith(".safetensors"):
                     out.write(place + folder.path + name, content)
@@ -69,6 +71,11 @@ def write_model(run: Run, prepared: Prepared, outcome: Outcome) -> None:
         "device": outcome.facts["device"],
         "precision": outcome.facts["precision"],
     }
+
+
+def _config(folder: ModelFolder, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The configuration as it is now: guides that fade had another strength at another step.  Adapters have none."""
+    return {CONFIG_FILE: config_file(folder.model, folder.plan)} if CONFIG_FILE in files else {}
 
 
 def _write_metrics(out: Builder, log: Path) -> None:

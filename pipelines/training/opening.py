@@ -26,6 +26,9 @@ class Unguided:
         """Nothing: the model stays untouched."""
         return {}
 
+    def advance(self, step: int, total: int) -> None:
+        """No guide fades."""
+
     def shapes(self, stack: str, attention: str) -> bool:
         """False: no guide acts."""
         return False

@@ -81,7 +81,7 @@ def _row(number: int, label: str, guide: Guide) -> Row:
         ", ".join(map(str, guide.layers)),
         ", ".join(map(str, guide.heads)),
         weight_text(guide.weight) if guide.is_loss else "-",
-        f"{guide.schedule}{hold}" if guide.is_loss else "-",
+        f"{guide.schedule}{hold}" if guide.is_loss or guide.fades else "-",
         ", ".join(f"{key} = {text}" for key, text in rest.items() if key not in own) or "-",
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import guidance
 from guidance import batch as batches
+from guidance.attention import blocks
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, tiny_model
 
@@ -76,3 +77,87 @@ def test_a_head_without_any_key_gives_zero_and_passes_no_gradient() -> None:
     assert not found[0][1].any() and found[0][0].any()
     logits.square().mean().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+LOSSES = (
+    Guide("next", "attention_loss", heads=(0,)),
+    Guide("first", "attention_loss", heads=(1,), distance="kl"),
+    Guide("matching_token", "attention_loss", heads=(1, 2), distance="kl", mass=True, stop_at=0.5),
+    Guide("window", "mask", heads=(2,)),
+    Guide("previous", "attention_loss", heads=(2,), distance="kl", boundary="uniform"),
+)
+
+
+def step(family: str, plan: Plan, backend: str, **changes: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The logits and losses of a training step, and the gradients of all parameters."""
+    model = tiny_model(family, **changes).double().train()
+    handle = guidance.install(model, plan, backend=backend)
+    inputs = batch((7, 4, 5))
+    made = handle.guide(**inputs)
+    torch.manual_seed(7)
+    output = model(**inputs, guidance=made).logits
+    found = made.per_example()
+    (output.square().mean() + sum(loss_B.sum() for loss_B in found.values())).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [output.detach(), *(loss_B.detach() for loss_B in found.values())], gradients
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("num_rows", [1, 2, 3])
+def test_blocks_of_queries_give_values_and_gradients_of_the_reference(
+    family: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"attention_dropout": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    given = {k: v for k, v in changes.items() if family != "modernbert" or k == "attention_dropout"}
+    expected = step(family, Plan(LOSSES), "reference", **given)
+    monkeypatch.setattr(blocks, "BLOCK_ENTRIES", num_rows * 3 * 3 * 7)
+    found = step(family, Plan(LOSSES), "auto", **given)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_blocks_keep_no_matrix_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    sizes = {}
+    for entries in (1, 1 << 22):
+        kept.clear()
+        monkeypatch.setattr(blocks, "BLOCK_ENTRIES", entries)
+        model = tiny_model("bert", attention_probs_dropout_prob=0.0, max_position_embeddings=256).train()
+        handle = guidance.install(
+            model, Plan((Guide("next", "attention_loss"), Guide("first", "attention_loss", distance="kl")))
+        )
+        inputs = batch((200, 200))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            model(**inputs, guidance=handle.guide(**inputs))
+        sizes[entries] = max(kept)
+    assert sizes[1] < 200 * 200 <= sizes[1 << 22]
+
+
+def test_dropout_is_the_same_when_a_block_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_ENTRIES", 1)
+    model = tiny_model("bert", attention_probs_dropout_prob=0.5).double().train()
+    handle = guidance.install(model, Plan((Guide("next", "attention_loss"),)))
+    inputs = batch()
+    weight = model.bert.encoder.layer[0].attention.self.query.weight
+
+    def loss() -> Tensor:
+        torch.manual_seed(3)
+        made = handle.guide(**inputs)
+        output = model(**inputs, guidance=made).logits.square().mean()
+        found: Tensor = output + made.loss()
+        return found
+
+    (gradient,) = torch.autograd.grad(loss(), weight)
+    with torch.no_grad():
+        values = []
+        for sign in (1, -1):
+            weight[0, 0] += sign * 1e-6
+            with torch.enable_grad():
+                values.append(loss().item())
+            weight[0, 0] -= sign * 1e-6
+    assert gradient[0, 0].item() == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)

@@ -536,3 +536,23 @@ def test_a_trainer_that_cannot_be_built_leaves_the_model_unchanged(tmp_path: Pat
     with pytest.raises(TypeError):
         GuidedTrainer(model, arguments(tmp_path), plan=PLAN, nonsense=3)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_guide_that_fades_follows_the_steps_of_the_trainer(tmp_path: Path) -> None:
+    plan = Plan((Guide("next", "fix", heads=(0,), schedule="linear"),))
+    progress: list[Any] = []
+
+    class Watching(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            progress.append(made.handle.progress)
+
+    made = trainer(
+        tmp_path, plan=plan, eval_dataset=examples(8), callbacks=[Watching()], save_strategy="steps", save_steps=2
+    )
+    made.train()
+    assert progress == [None, (0, 4), (2, 4), (2, 4)]  # saving after step 2 has told it
+
+    made.evaluate()
+    assert made.handle.progress == (4, 4)
+    assert guidance.load(tmp_path / "checkpoint-2")[1].progress == (2, 4)
+    assert guidance.load(tmp_path / "checkpoint-4")[1].progress == (4, 4)

@@ -172,6 +172,10 @@ class Guided:
             weights |= {**{f"adversary/{name}": alpha for name in self._judged}, "adversary/penalty": 1.0}
         return weights
 
+    def at(self, step: int) -> None:
+        """Tell guides that fade how many updates are finished."""
+        self.handle.advance(step, self.total_steps)
+
     def tallies(self) -> dict[str, float]:
         """How many keys each guide's pattern has matched in this process; the first process adds those of earlier runs."""
         now = self.handle.matches()
@@ -204,6 +208,9 @@ class GuidedLearner(ABC):
 
     def begin(self, total_steps: int) -> None:
         self.guided.total_steps = total_steps
+
+    def at(self, step: int) -> None:
+        self.guided.at(step)
 
     @abstractmethod
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> Any:

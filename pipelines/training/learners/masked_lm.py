@@ -168,6 +168,11 @@ class FilledLM(MaskedLM):
         if self.generator:
             self.generator.guided.total_steps = total_steps
 
+    def at(self, step: int) -> None:
+        super().at(step)
+        if self.generator:
+            self.generator.guided.at(step)
+
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> FilledBatch:
         masked = super().prepare(examples, split)
         uniform = [

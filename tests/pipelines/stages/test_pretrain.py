@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from cli.train import TOPICS
+from guidance.checkpoint import load
 from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, MachineError, PlanError, UnknownName
 from guidance.plan import Plan
 from pipelines.engine.stage import is_internal, is_knob
@@ -113,6 +114,17 @@ def test_the_best_weights_are_those_of_the_lowest_validation_loss(
     assert (result.counts["best_step"], result.counts["best_valid_loss"]) == (4, 3.0)
     assert result.read("best/model.safetensors") == result.read("snapshots/step-4/model.safetensors")
     assert result.read("best/model.safetensors") != result.read("model.safetensors")
+
+
+def test_the_best_weights_carry_the_strength_that_guides_had_then(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = [0]\nschedule = "linear"\n')
+    found = trainings.train(store, plan=str(path), snapshots=[2]).artifact
+    best = found.counts["best_step"]
+    places = {"": 6, "best": best, "snapshots/step-2": 2}
+    assert {place: load(found.path / place)[1].progress for place in places} == {
+        place: (step, 6) for place, step in places.items()
+    }
 
 
 def test_the_model_card_has_licence_plan_data_and_the_way_to_open_it(guided: tuple[Store, Artifact]) -> None:

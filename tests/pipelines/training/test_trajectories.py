@@ -40,12 +40,33 @@ class Case(NamedTuple):
 
 ADVERSARY = '[[guide]]\nmechanism = "adversary"\ntau = 0.1\n'
 BERNOULLI = '[[guide]]\nmechanism = "random_mask"\nproportion = 0.3\n'
+FADING = """
+[[guide]]
+pattern = "next"
+mechanism = "fix"
+heads = [0]
+schedule = "linear"
+
+[[guide]]
+pattern = "previous"
+mechanism = "bias"
+heads = [1]
+schedule = "cosine"
+
+[[guide]]
+pattern = "first"
+mechanism = "attention_loss"
+distance = "kl"
+heads = [1]
+weight = 0.5
+"""
 SEGMENTS = '[[guide]]\npattern = "same_segment"\nmechanism = "attention_loss"\nheads = [0]\nweight = 1.0\n'
 ELECTRA: dict[str, Any] = {"objective": "electra", "mask_probability": 0.3}
 CASES = {
     "mlm": Case(("words",), {"batch_tokens": 100}, "preset:ag"),
     "mlm, attacked": Case(("words",), plan=ADVERSARY),
     "mlm, randomly attacked": Case(("words",), {"batch_tokens": 100}, BERNOULLI),
+    "mlm, guides that fade": Case(("words",), plan=FADING),
     "mlm, of two corpora": Case(("words", "more"), {"sampling": [1, 2], "schedule": "inverse-sqrt", "warmup_steps": 2}),
     "mlm with conflicts": Case(("words",), {"architecture": "bert", "mask_probability": 0.3}, CONFLICT, counts=True),
     "mlm+nsp": Case(("words",), {"objective": "mlm+nsp"}, SEGMENTS),

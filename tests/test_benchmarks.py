@@ -28,6 +28,7 @@ TINY = {
     "statistics_scale": "TEXT --sizes 0.01 --stages idf --runs 1",
     "step_cost": "--device cpu --rounds 1 --only plain --lengths 16 --dropouts 0.0",
     "text_speed": "TEXT --rounds 1",
+    "trial": "--first 1 --steps 2 --store STORE --out OUT",
 }
 """The arguments of each benchmark; ``·`` is a space within one of them."""
 

@@ -1,0 +1,461 @@
+"""Which guides help a model that trains well?  The trial behind the advice of the README, as one resumable command.
+
+    python -m benchmarks.trial [--only PHASE] [--store artifacts] [--out docs/results]
+
+A ModernBERT-shaped model of 8 layers x 128 with 4 heads learns masked words of 26 novels, in sequences of 64 tokens.  The
+phases follow each other, and later ones use what earlier ones chose:
+
+    search    plain runs over rates and second-moment decays, and as many guided ones over weights; seed 100
+    arms      every arm at the best settings, 600 steps; seed 0
+    long      none, the best loss, the best fixed guide and a sham (the best loss towards a wrong place), 1,200 steps
+    longest   none and the winner, 3,000 steps
+    roberta   none, the plan of paper A and the winner on a RoBERTa-shaped model, 600 steps
+    oromo     none and the winner on news in Oromo, 600 steps
+
+The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3; nothing was chosen on them.  What is best has the lowest
+validation loss.  Runs whose figures are in the JSON are not repeated, and interrupted ones are continued.
+
+Patterns of roles (rare words, syntax) are made from the whole text and tell something about masked words, so a bias that
+uses them fades out: at the last validation nothing is told.  ``convolution`` is a control without guides: a learned sum of
+each token with its two neighbours before each of the two lowest layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pretraining import ag, oromo, packed
+from guidance.plan import Guide, Plan
+from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
+from pipelines.storage.manifest import digest
+from pipelines.storage.store import Store
+from pipelines.training.learners import masked_lm
+from pipelines.views.curves import Curve
+
+SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
+WINDOW = 50
+POINTS = 120
+"""Number of points to keep of each curve."""
+SEARCH_SEED, CHOOSING_SEED, FRESH_SEEDS = 100, 0, (1, 2, 3)
+
+COMMON: Mapping[str, Any] = {
+    "architecture": "modernbert",
+    "layers": 8,
+    "hidden": 128,
+    "heads": 4,
+    "ffn": 512,
+    "attention_dropout": 0.0,
+    "batch_size": 32,
+    "schedule": "constant",
+    "warmup_steps": 50,
+    "evaluate_every": 300,
+    "save_every": 100,
+}
+RATES, DECAYS = (5e-4, 1e-3, 2e-3, 4e-3), (0.98, 0.999)
+LOWEST, LOWER_HALF = ("first 2",), ("first 4",)
+
+
+# plans
+
+
+def neighbours(
+    mechanism: str, patterns: Sequence[Any] = ("next", "previous"), layers: Sequence[str] = LOWEST, **more: Any
+) -> Plan:
+    """One head for each pattern."""
+    return Plan(
+        tuple(
+            Guide(pattern, mechanism, layers=layers, heads=(head,), name=f"pattern {head}", **more)
+            for head, pattern in enumerate(patterns)
+        )
+    )
+
+
+def loss(weight: float, distance: str = "squared", **more: Any) -> Plan:
+    """A loss that falls linearly to zero; its weight is meant for 512 tokens, as in paper A."""
+    return neighbours(
+        "attention_loss", weight=weight, distance=distance, reference_length=512, schedule="linear", **more
+    )
+
+
+def role(pattern: Any, mechanism: str, **more: Any) -> Plan:
+    """A guide on one head of the lower half."""
+    return Plan((Guide(pattern, mechanism, layers=LOWER_HALF, heads=(2,), **more),))
+
+
+SHAM = ({"where": "distance == 7"}, {"where": "distance == -7"})
+"""Places that no one would choose."""
+
+LOSSES = {
+    **{f"squared loss, weight {w:g}": loss(w) for w in (30.0, 100.0, 300.0)},
+    **{f"kl loss, weight {w:g}": loss(w, "kl") for w in (1.0, 3.0, 10.0)},
+}
+BIASES = {f"bias, others x {x:g}": neighbours("bias", outside=x) for x in (0.1, 0.01)}
+
+
+# runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run.
+
+    Attributes:
+        settings: in which it differs from `COMMON`.
+        data: ``books`` or ``oromo``.
+        convolution: with the control in the two lowest layers.
+    """
+
+    phase: str
+    label: str
+    seed: int
+    steps: int
+    plan: Plan | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "books"
+    convolution: bool = False
+
+    @property
+    def key(self) -> str:
+        """A digest of all that decides its figures."""
+        plan = self.plan.dumps() if self.plan else ""
+        return digest([dict(COMMON), dict(self.settings), plan, self.data, self.convolution, self.seed, self.steps])[
+            :16
+        ]
+
+
+Row = Mapping[str, Any]
+
+
+class Results:
+    """The figures so far, by phase."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def of(self, phase: str) -> list[Row]:
+        return [row for row in self.rows if row["phase"] == phase]
+
+    def best(self, phase: str, labels: Sequence[str]) -> str:
+        """The label with the lowest validation loss, a mean over seeds."""
+        found: dict[str, list[float]] = {label: [] for label in labels}
+        for row in self.of(phase):
+            if row["label"] in found:
+                found[row["label"]].append(row["valid"][-1][1])
+        if not all(found.values()):
+            lacking = ", ".join(label for label, losses in found.items() if not losses)
+            raise SystemExit(f"the phase {phase} has not been run yet: {lacking}")
+        return min(found, key=lambda label: float(np.mean(found[label])))
+
+
+def plain_settings() -> dict[str, dict[str, Any]]:
+    """The settings of the plain search, by label."""
+    return {
+        f"plain, rate {rate:g}, beta2 {decay:g}": {"learning_rate": rate, "beta2": decay}
+        for rate in RATES
+        for decay in DECAYS
+    }
+
+
+def search(results: Results) -> Iterator[list[Run]]:
+    plain = plain_settings()
+    yield [Run("search", label, SEARCH_SEED, 600, None, settings) for label, settings in plain.items()]
+    best = plain[results.best("search", list(plain))]
+    yield [Run("search", label, SEARCH_SEED, 600, plan, best) for label, plan in (LOSSES | BIASES).items()]
+
+
+def tuned(results: Results) -> dict[str, Any]:
+    """The rate and the decay with which plain training is best; all arms have them."""
+    plain = plain_settings()
+    return plain[results.best("search", list(plain))]
+
+
+def chosen(results: Results) -> tuple[Plan, Plan, Plan]:
+    """The best squared loss, divergence and bias of the search."""
+    squared, kl = ([label for label in LOSSES if label.startswith(name)] for name in ("squared", "kl"))
+    labels = [results.best("search", labels) for labels in (squared, kl, list(BIASES))]
+    squared_plan, kl_plan, bias_plan = ((LOSSES | BIASES)[label] for label in labels)
+    return squared_plan, kl_plan, bias_plan
+
+
+def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
+    """Every guided arm: a kind (``loss`` or ``fixed``) and a plan, by label."""
+    squared, kl, bias = chosen(results)
+    weight, outside = kl.guides[0].weight_for(8), bias.guides[0].options["outside"]
+    fading = {"schedule": "linear"}
+    arms = {
+        "ag, all layers (paper A)": ("loss", ag("next", "previous")),
+        "squared loss, two lowest layers": ("loss", squared),
+        "kl loss, two lowest layers": ("loss", kl),
+        "bias, two lowest layers": ("fixed", bias),
+        "fix, two lowest layers": ("fixed", neighbours("fix")),
+        "fix that fades, two lowest layers": ("fixed", neighbours("fix", schedule="linear")),
+        "fix, all layers": ("fixed", neighbours("fix", layers=("all",))),
+        "bias that fades, two lowest layers": ("fixed", neighbours("bias", outside=outside, schedule="linear")),
+    }
+    for pattern in ("matching_token", "dependency", "rare", "conflict"):
+        together = {} if pattern == "conflict" else {"mass": True}
+        wanted = {"distance": "kl", "weight": weight, "reference_length": 512, "schedule": "linear", **together}
+        arms[f"{pattern}: loss"] = ("loss", role(pattern, "attention_loss", **wanted))
+        arms[f"{pattern}: bias that fades"] = ("fixed", role(pattern, "bias", outside=outside, **fading))
+    return arms
+
+
+def arms(results: Results) -> Iterator[list[Run]]:
+    best = tuned(results)
+    runs = [Run("arms", "none", CHOOSING_SEED, 600, None, best)]
+    runs += [Run("arms", label, CHOOSING_SEED, 600, plan, best) for label, (_, plan) in arm_plans(results).items()]
+    yield [*runs, Run("arms", "convolution", CHOOSING_SEED, 600, None, best, convolution=True)]
+
+
+def finalists(results: Results) -> dict[str, Plan | None]:
+    """None, the best loss, the best fixed guide and the sham, by label."""
+    plans = arm_plans(results)
+    found: dict[str, Plan | None] = {"none": None}
+    for kind in ("loss", "fixed"):
+        label = results.best("arms", [label for label, (its_kind, _) in plans.items() if its_kind == kind])
+        found[label] = plans[label][1]
+    squared, kl, _ = chosen(results)
+    label = results.best("arms", ["squared loss, two lowest layers", "kl loss, two lowest layers"])
+    like = (squared if label.startswith("squared") else kl).guides[0]
+    keys = {"weight": like.weight, "reference_length": 512, "schedule": "linear", **like.options}
+    found["sham: the neighbour loss at a distance of 7"] = neighbours("attention_loss", SHAM, **keys)
+    return found
+
+
+def winner(results: Results) -> tuple[str, Plan]:
+    """The guided arm with the lowest validation loss after 1,200 steps."""
+    plans = {label: plan for label, plan in finalists(results).items() if plan and not label.startswith("sham")}
+    label = results.best("long", list(plans))
+    return label, plans[label]
+
+
+def long(results: Results) -> Iterator[list[Run]]:
+    best, plans = tuned(results), finalists(results)
+    yield [Run("long", label, seed, 1200, plan, best) for seed in FRESH_SEEDS for label, plan in plans.items()]
+
+
+def longest(results: Results) -> Iterator[list[Run]]:
+    best, (label, plan) = tuned(results), winner(results)
+    for name, its_plan in (("none", None), (label, plan)):
+        yield [Run("longest", name, FRESH_SEEDS[0], 3000, its_plan, {**best, "evaluate_every": 600})]
+
+
+def roberta(results: Results) -> Iterator[list[Run]]:
+    label, plan = winner(results)
+    plans = {"none": None, "ag, all layers (paper A)": ag("next", "previous"), label: plan}
+    settings = {**tuned(results), "architecture": "roberta", "learning_rate": 1e-3}
+    yield [Run("roberta", name, seed, 600, plans[name], settings) for seed in FRESH_SEEDS for name in plans]
+
+
+def in_oromo(results: Results) -> Iterator[list[Run]]:
+    label, plan = winner(results)
+    plans, best = {"none": None, label: plan}, tuned(results)
+    yield [Run("oromo", name, seed, 600, plans[name], best, "oromo") for seed in FRESH_SEEDS for name in plans]
+
+
+PHASES: Mapping[str, Callable[[Results], Iterator[list[Run]]]] = {
+    "search": search,
+    "arms": arms,
+    "long": long,
+    "longest": longest,
+    "roberta": roberta,
+    "oromo": in_oromo,
+}
+
+
+# training
+
+
+def inputs_of(run: Run, store: Store) -> tuple[str, dict[str, Any]]:
+    """The sequences of a run, and the artifacts that its plan needs."""
+    if run.data == "oromo":
+        return oromo(store)
+    text, bpe, reference = packed(store, "lm-litbank-books/books")
+    needs = run.plan.needs() if run.plan else {}
+    more: dict[str, Any] = {}
+    if "head" in needs or "idf" in needs:
+        rarity = idf.run(text, None, idf.Config(), store=store)
+        trees = dependencies.run(text, dependencies.Config(parser=PARSER), store=store)
+        assert rarity is not None and trees is not None
+        config = masks.Config(idf=rarity.reference, deps=trees.reference)
+        made = masks.run(reference, config, store=store)
+        assert made is not None
+        more["masks"] = made.reference
+    if run.plan and "cooccurrence" in run.plan.tables():
+        counts = cooccurrence.run(text, bpe, cooccurrence.Config(), store=store)
+        assert counts is not None
+        more["cooccur"] = counts.reference
+    return reference, more
+
+
+class Neighbours(nn.Module):
+    """A learned sum of each token with its two neighbours, at first the token itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weights = nn.Conv1d(width, width, 3, padding=1, groups=width)
+        nn.init.zeros_(self.weights.weight)
+        nn.init.zeros_(self.weights.bias)  # type: ignore[arg-type]
+
+    def forward(self, states_BTD: Tensor) -> Tensor:
+        found: Tensor = states_BTD + self.weights(states_BTD.transpose(1, 2)).transpose(1, 2)
+        return found
+
+
+@contextmanager
+def convolutions() -> Iterator[None]:
+    """Models that are built meanwhile have a convolution before each of their two lowest layers."""
+    build = masked_lm.build_model
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        model = build(*args, **kwargs)
+        for layer in model.model.layers[:2]:
+            layer.neighbours = Neighbours(model.config.hidden_size)
+            layer.register_forward_pre_hook(lambda module, args: (module.neighbours(args[0]), *args[1:]))
+        return model
+
+    masked_lm.build_model = built
+    try:
+        yield
+    finally:
+        masked_lm.build_model = build
+
+
+def figures_of(run: Run, store: Store) -> dict[str, Any]:
+    """Train, and give the figures of the run."""
+    reference, more = inputs_of(run, store)
+    settings = {**COMMON, **more, **run.settings, "seed": run.seed, "steps": run.steps}
+    if run.plan:
+        path = store.root / "plans" / f"{digest(run.plan.dumps())[:16]}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(run.plan.dumps(), encoding="utf-8")
+        settings["plan"] = str(path)
+    if run.convolution:
+        # the recipe of the stage does not know of the convolution, so its models have a place of their own
+        beside = Store(store.root / "convolution")
+        inputs_of(run, beside)
+        with convolutions():
+            made = pretrain.run(reference, pretrain.Config(**settings), store=beside)
+    else:
+        made = pretrain.run(reference, pretrain.Config(**settings), store=store)
+    assert made is not None
+    curve = Curve.of(made.artifact, run.label)
+    smooth = curve.smoothed(WINDOW)
+    shown = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
+    return {
+        "phase": run.phase,
+        "label": run.label,
+        "seed": run.seed,
+        "steps": run.steps,
+        "key": run.key,
+        "settings": dict(run.settings),
+        "plan": run.plan.dumps() if run.plan else "",
+        "parameters": made.artifact.counts["parameters"],
+        "loss": float(smooth[-1]),
+        "average": float(np.mean(curve.losses)),
+        "valid": [[int(step), float(value)] for step, value in curve.valid],
+        "seconds": float(curve.elapsed()[-1]),
+        "curve": [[int(step) + 1, float(smooth[step])] for step in shown],
+    }
+
+
+# the page
+
+
+def as_markdown(results: Results) -> str:
+    """One table for each phase: mean and deviation over seeds."""
+    parts = []
+    for phase in PHASES:
+        rows = results.of(phase)
+        if not rows:
+            continue
+        steps = sorted({step for row in rows for step, _ in row["valid"]})
+        titles = ["run", "n", "training loss", "mean over all steps", *(f"validation, step {step}" for step in steps)]
+        lines = [f"| {' | '.join(titles)} |", "|---" + "|--:" * (len(titles) - 1) + "|"]
+        for label in dict.fromkeys(row["label"] for row in rows):
+            mine = [row for row in rows if row["label"] == label]
+            cells = [_cell([row[name] for row in mine]) for name in ("loss", "average")]
+            cells += [_cell([value for row in mine for at, value in row["valid"] if at == step]) for step in steps]
+            lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
+        parts.append(f"## {phase}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def add(path: Path, row: Mapping[str, Any]) -> None:
+    """Add the figures of a run to the JSON, to which several processes may write."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+        path.write_text(
+            json.dumps({**about, "common": dict(COMMON), "rows": [*read(path).rows, row]}, indent=1) + "\n",
+            encoding="utf-8",
+        )
+
+
+def read(path: Path) -> Results:
+    """The figures that are known."""
+    return Results(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else [])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PHASES, help="one phase, whose earlier ones have been run")
+    parser.add_argument("--first", type=int, help="only the first runs of each phase")
+    parser.add_argument("--steps", type=int, help="steps of each run, instead of those of the phase")
+    parser.add_argument("--store", type=Path, default=Path("artifacts"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "trial.json"
+    for phase in [arguments.only] if arguments.only else PHASES:
+        results = read(path)
+        for group in PHASES[phase](results):
+            for run in group[: arguments.first]:
+                steps = {"steps": arguments.steps} if arguments.steps else {}
+                run = Run(**{**vars(run), **steps})
+                old = next(
+                    (r for r in results.rows if (r["phase"], r["label"], r["seed"]) == (phase, run.label, run.seed)),
+                    None,
+                )
+                if old is not None and old["key"] != run.key:
+                    raise SystemExit(f"{path}: {phase}, {run.label} was trained with other settings; remove its entry")
+                if old is None:
+                    row = figures_of(run, Store(arguments.store))
+                    add(path, row)
+                    valid = ", ".join(f"{value:.3f} at {step:,}" for step, value in row["valid"])
+                    print(f"{phase}: {run.label}, seed {run.seed}: {valid}; {row['seconds']:.0f} s", flush=True)
+            results.rows = read(path).rows
+            if arguments.first:
+                break
+        if arguments.first:
+            break
+    path.with_suffix(".lock").unlink(missing_ok=True)
+    text = as_markdown(read(path))
+    title = "# Which guides help a model that trains well"
+    path.with_suffix(".md").write_text(f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

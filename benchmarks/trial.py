@@ -13,7 +13,8 @@ phases follow each other, and later ones use what earlier ones chose:
     oromo     none and the winner on news in Oromo, 600 steps
 
 The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3; nothing was chosen on them.  What is best has the lowest
-validation loss.  Runs whose figures are in the JSON are not repeated, and interrupted ones are continued.
+validation loss.  Runs whose figures are in the JSON are not repeated, and interrupted ones are continued;
+several processes may share the work.
 
 Patterns of roles (rare words, syntax) are made from the whole text and tell something about masked words, so a bias that
 uses them fades out: at the last validation nothing is told.  ``convolution`` is a control without guides: a learned sum of
@@ -27,9 +28,10 @@ import fcntl
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -407,15 +409,47 @@ def add(path: Path, row: Mapping[str, Any]) -> None:
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        path.write_text(
-            json.dumps({**about, "common": dict(COMMON), "rows": [*read(path).rows, row]}, indent=1) + "\n",
-            encoding="utf-8",
-        )
+        found = {**about, "common": dict(COMMON), "rows": [*read(path).rows, row]}
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)  # others read meanwhile
 
 
 def read(path: Path) -> Results:
     """The figures that are known."""
     return Results(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else [])
+
+
+def train_all(runs: Sequence[Run], path: Path, store: Store) -> None:
+    """Train the runs whose figures are not in the JSON; several processes may share them."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    while pending := [run for run in runs if not _is_known(run, path)]:
+        for run in pending:
+            with open(store.root / f"{run.key}.lock", "w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:  # another process trains it
+                    continue
+                if _is_known(run, path):
+                    continue
+                row = figures_of(run, store)
+                add(path, row)
+            valid = ", ".join(f"{value:.3f} at {step:,}" for step, value in row["valid"])
+            print(f"{run.phase}: {run.label}, seed {run.seed}: {valid}; {row['seconds']:.0f} s", flush=True)
+        time.sleep(2)
+
+
+def _is_known(run: Run, path: Path) -> bool:
+    """Whether the figures of a run are in the JSON.
+
+    Raises:
+        SystemExit: they are, with other settings.
+    """
+    mine = (run.phase, run.label, run.seed)
+    old = next((row for row in read(path).rows if (row["phase"], row["label"], row["seed"]) == mine), None)
+    if old is not None and old["key"] != run.key:
+        raise SystemExit(f"{path}: {run.phase}, {run.label} was trained with other settings; remove its entry")
+    return old is not None
 
 
 def main() -> None:
@@ -429,23 +463,10 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "trial.json"
     for phase in [arguments.only] if arguments.only else PHASES:
-        results = read(path)
-        for group in PHASES[phase](results):
-            for run in group[: arguments.first]:
-                steps = {"steps": arguments.steps} if arguments.steps else {}
-                run = Run(**{**vars(run), **steps})
-                old = next(
-                    (r for r in results.rows if (r["phase"], r["label"], r["seed"]) == (phase, run.label, run.seed)),
-                    None,
-                )
-                if old is not None and old["key"] != run.key:
-                    raise SystemExit(f"{path}: {phase}, {run.label} was trained with other settings; remove its entry")
-                if old is None:
-                    row = figures_of(run, Store(arguments.store))
-                    add(path, row)
-                    valid = ", ".join(f"{value:.3f} at {step:,}" for step, value in row["valid"])
-                    print(f"{phase}: {run.label}, seed {run.seed}: {valid}; {row['seconds']:.0f} s", flush=True)
-            results.rows = read(path).rows
+        for group in PHASES[phase](results := read(path)):
+            runs = [replace(run, steps=arguments.steps or run.steps) for run in group[: arguments.first]]
+            train_all(runs, path, Store(arguments.store))
+            results.rows = read(path).rows  # the next group of the phase depends on them
             if arguments.first:
                 break
         if arguments.first:

@@ -24,7 +24,8 @@ PICTURES = (".png", ".svg")
     examples=[
         "guide compare plain guided",
         "guide compare plain guided --plot curves.svg --csv runs.csv",
-        "guide compare plain-0 plain-1 plain-2 guided-0 guided-1 guided-2 --group",
+        "guide compare plain guided --at 6.0,5.5 --timed",
+        "guide compare plain-0 plain-1 plain-2 guided-0 guided-1 guided-2 --group --power 0.05",
         "guide compare plain model/1f0c   # a run that has not finished",
         "guide compare plain guided --markdown > results.md",
         "guide compare evaluation/58a1 evaluation/9c0e   # the predictions of two models for the same examples",
@@ -51,6 +52,20 @@ def compare_runs(
         int | None,
         typer.Option(min=1, help="Steps to average training losses over, at most a quarter of the run; 50 by default."),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="LOSSES", help="When has each run reached these losses?  In nats, such as 6.0,5.5."),
+    ] = None,
+    power: Annotated[
+        float | None,
+        typer.Option(metavar="NATS", help="How many seeds would find a difference of this size?", min=1e-9),
+    ] = None,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="Time steps of every run now, and compare losses at equal seconds.")
+    ] = False,
+    floors: Annotated[
+        bool, typer.Option("--floors/--no-floors", help="Show what n-grams reach; counting them takes seconds, once.")
+    ] = True,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw losses over steps and seconds as PNG or SVG.")
     ] = None,
@@ -59,9 +74,10 @@ def compare_runs(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
-    """Compare finished or running training runs: loss at equal steps, steps and seconds to equal loss, speed.
+    """Compare finished or running training runs: loss at equal steps, steps to given losses, n-gram floors, speed.
 
-    Losses exclude those of guides.  With --group, seeds are summarised as mean and sample standard deviation, and
+    Losses exclude those of guides.  A masked language model that is not below the floors has learned less than counts of
+    neighbouring tokens tell.  With --group, seeds are summarised as mean and sample standard deviation, and
     tested against those of the baseline with a two-sided paired t-test.
 
     Evaluations of the same examples are compared example by example: accuracies by McNemar's test, BLEU and chrF by
@@ -81,7 +97,19 @@ def compare_runs(
     kind = _kind(session, baseline)
     if kind in ("evaluation", "search"):
         return _compare_results(session, kind, [baseline, *(runs or [])])
-    found = comparison.run([baseline, *(runs or [])], session.store, loss=loss, score=score, group=group, window=window)
+    found = comparison.run(
+        [baseline, *(runs or [])],
+        session.store,
+        loss=loss,
+        score=score,
+        group=group,
+        window=window,
+        at=_losses(at),
+        power=power,
+        timed=timed,
+        with_floors=floors,
+        progress=session.progress,
+    )
     if plot is not None:
         from pipelines.views.drawing import run_curves
 
@@ -99,6 +127,17 @@ def compare_runs(
     for path in (plot, csv_file):
         if path is not None:
             session.tell(f"written: {escape(path)}")
+
+
+def _losses(text: str | None) -> list[float]:
+    """The numbers of a list with commas."""
+    try:
+        found = [float(each) for each in text.split(",")] if text else []
+    except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise InputError(f"--at {text}: not numbers with commas between them", hint="--at 6.0,5.5")
+    return found
 
 
 def _kind(session: Session, reference: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.progress import log
-from pipelines.stages import corpus, pretrain, sequences, tokenizer
+from pipelines.stages import corpus, floors, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.models import read_tokenizer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin:python-docs"
 PLAN = "preset:ag"
+VALID_SEQUENCES = 256
 SHOWN_TOKENS = 16
 """How many tokens the attention picture shows."""
 
@@ -74,7 +75,11 @@ def run(sources: Sequence[str], config: Config, *, store: Store, **options: Unpa
     for number, (label, plan) in enumerate((("guided", PLAN), ("plain", "")), 5):
         log.info("%d/6 pre-training, %s, %d steps", number, label, config.steps)
         models[label] = train(config, plan)
-    return run_stage(STAGE, config, {**models, "sequences": packed}, store=store, **options)
+    inputs = {**models, "sequences": packed}
+    if packed.files.get("valid.parquet", {}).get("rows"):
+        limit = floors.Config(limit=VALID_SEQUENCES)
+        inputs["floors"] = floors.run(packed.reference, limit, store=store, **for_data).artifact
+    return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def training(config: Config, plan: str) -> pretrain.Config:
@@ -91,7 +96,7 @@ def training(config: Config, plan: str) -> pretrain.Config:
         seed=config.seed,
         plan=plan,
         evaluate_every=-(-config.steps // 4),
-        valid_sequences=256,
+        valid_sequences=VALID_SEQUENCES,
         snapshots=snapshot_steps(config.steps),
     )
 
@@ -119,11 +124,12 @@ def build(run: Run) -> None:
     from pipelines.views.drawing import learning_curves
 
     curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
-    comparison = compare([Group(curve.label, (curve,)) for curve in curves])
+    known = run.inputs["floors"].counts["nats"] if "floors" in run.inputs else {}
+    comparison = compare([Group(curve.label, (curve,)) for curve in curves], floors=known)
     run.out.write_json("comparison.json", as_json(comparison))
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
     title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
-    run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title))
+    run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title, floors=known))
     _draw_attention(run, snapshot_steps(run.config.steps))
 
 

@@ -193,7 +193,12 @@ def test_quickstart_on_own_text_draws_attention_early_and_at_the_end_prints_a_ta
     for picture in (tmp_path / look, folder / "learning.png", folder / "attention.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert str(picture.relative_to(tmp_path)) in done.stderr
-    moments = ("so far", "pre-training, guided, 4 steps", "pre-training, plain, 4 steps", "steps to equal loss")
+    moments = (
+        "so far",
+        "pre-training, guided, 4 steps",
+        "pre-training, plain, 4 steps",
+        "first step with a training loss",
+    )
     places = [done.stderr.index(words) for words in moments]
     assert places == sorted(places)
 

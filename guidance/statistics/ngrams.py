@@ -203,3 +203,18 @@ def _frequency(seen: Ints, with_word: Ints) -> Floats:
 def _mix(weights: Floats, seen: Ints, with_word: Ints, before: Floats) -> Floats:
     weight = np.where(seen > 0, weights[level(seen)], 0.0)
     return weight * (with_word / np.maximum(seen, 1)) + (1 - weight) * before
+
+
+def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
+    """The cross-entropy of ids under the frequencies of others, in nats: what word frequencies alone give.
+
+    A quick estimate of the first floor, with one added to each count; ids that are not ordinary are left out.
+
+    Returns:
+        None if there is nothing to count or to read.
+    """
+    size = int(ordinary.max(initial=0)) + 1
+    known, wanted = (np.bincount(ids, minlength=size)[:size][ordinary].astype(np.float64) for ids in (counted, read))
+    if not known.sum() or not wanted.sum():
+        return None
+    return float(-(wanted @ np.log((known + 1) / (known + 1).sum())) / wanted.sum())

@@ -61,6 +61,7 @@ class Learner(Protocol):
         sizes: training examples of each sequences artifact; None if they are the rows of its table.
         passes: run one after the other, each over all micro-batches of a step; gradients flow through all of them.
         scorers: what scores the model at every validation; see `pipelines.training.loop.train`.
+        floor: the first validation loss that word frequencies alone give, in nats; None where they give none.
     """
 
     model: nn.Module
@@ -68,6 +69,9 @@ class Learner(Protocol):
     sizes: Sequence[int] | None
     passes: Sequence[Pass]
     scorers: Mapping[str, Callable[[nn.Module], Mapping[str, float]]]
+
+    @property
+    def floor(self) -> float | None: ...
 
     def begin(self, total_steps: int) -> None:
         """Called once, with the number of steps of the run."""

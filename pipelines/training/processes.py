@@ -15,7 +15,7 @@ from pipelines.progress import Progress, log
 
 if TYPE_CHECKING:
     from pipelines.training.cluster import Cluster
-    from pipelines.training.loop import Outcome
+    from pipelines.training.loop import Outcome, Settings
     from pipelines.training.preparation import Prepared
 
 
@@ -57,10 +57,6 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
     from guidance.guided_model import check_matches
     from pipelines.training import loop
 
-    known = loop.Settings.__dataclass_fields__
-    values: dict[str, Any] = {name: getattr(config, name) for name in known if hasattr(config, name)}
-    values |= {"steps": prepared.steps, "snapshots": tuple(config.snapshots), "report_to": tuple(config.report_to)}
-    values |= config.with_steps(prepared.steps, prepared.steps_of_epoch)
     if cluster.leads:
         log.info(
             "training on %s, %s, %d process%s",
@@ -72,7 +68,7 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
     outcome = loop.train(
         prepared.learner,
         prepared.order,
-        loop.Settings(**values),
+        settings_of(config, prepared),
         cluster,
         partial,
         progress=progress,
@@ -85,3 +81,13 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
         error.hint = f"{error.hint}; `guide rm model/{partial.name}` removes the unfinished run"
         raise
     return outcome
+
+
+def settings_of(config: Any, prepared: Prepared) -> Settings:
+    """The settings of the loop, from those of the run."""
+    from pipelines.training.loop import Settings
+
+    known = Settings.__dataclass_fields__
+    values: dict[str, Any] = {name: getattr(config, name) for name in known if hasattr(config, name)}
+    values |= {"steps": prepared.steps, "snapshots": tuple(config.snapshots), "report_to": tuple(config.report_to)}
+    return Settings(**values | config.with_steps(prepared.steps, prepared.steps_of_epoch))

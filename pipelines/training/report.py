@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 GUIDES = ("guidance/", "adversary/")
@@ -26,12 +27,19 @@ def training_losses(row: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def validation_losses(row: Mapping[str, float], best: tuple[int, float] | None, select: str = "") -> str:
+LEFT = 0.02
+"""By how many nats a model must be below what word frequencies give to have left that floor."""
+
+
+def validation_losses(
+    row: Mapping[str, float], best: tuple[int, float] | None, select: str = "", floor: float | None = None
+) -> str:
     """The losses and scores of the validation after a step, and the lowest loss so far; empty without a validation.
 
     Args:
         best: the step with the lowest validation loss, and that loss.
         select: the metric that decides instead, the higher the better.
+        floor: the first loss that word frequencies alone give; told as long as the model is no better.
 
     Example:
         >>> validation_losses({"step": 20, "valid/mlm": 6.9, "valid/accuracy/generator": 0.1}, (10, 6.75))
@@ -46,4 +54,10 @@ def validation_losses(row: Mapping[str, float], best: tuple[int, float] | None, 
     if best is not None:
         word = "best" if select else "lowest"
         lowest = f" ({word} so far)" if best[0] == row["step"] else f" ({word} {best[1]:.3f} at step {best[0]:,})"
-    return f"validation {', '.join(parts)}{lowest}"
+    above = f"; word frequencies alone give {floor:.3f}" if floor is not None and is_above(row, floor) else ""
+    return f"validation {', '.join(parts)}{lowest}{above}"
+
+
+def is_above(row: Mapping[str, float], floor: float) -> bool:
+    """Whether the first validation loss of a step is no better than what word frequencies alone give."""
+    return next((value for name, value in row.items() if name.startswith("valid/")), -math.inf) > floor - LEFT

@@ -1,4 +1,4 @@
-"""Compare runs with a baseline: loss at equal steps, steps and seconds to equal loss, speed; statistics over seeds.
+"""Compare runs with a baseline: loss at equal steps, steps to given losses, n-gram floors; statistics over seeds.
 
 Losses are those of the task, without the losses of guides.  All runs are compared up to the last step of the shortest.
 The smoothed loss at a step is the mean over the last ``window`` steps.
@@ -7,13 +7,18 @@ The smoothed loss at a step is the mean over the last ``window`` steps.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from guidance.errors import InputError, UnknownName
+from pipelines.progress import Progress
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import inputs_of
+from pipelines.training.report import LEFT
 from pipelines.views.comparability import check_comparable, repeated_runs, run_notes
 from pipelines.views.curves import Curve, Points, read_curve
 from pipelines.views.significance import paired_t
@@ -22,7 +27,7 @@ WINDOW = 50
 """Default number of steps to average training losses over; at most a quarter of the run is used."""
 
 FIGURES = {
-    "average": "mean training loss over all steps",
+    "average": "mean training loss over all steps: the area under the curve by the number of steps",
     "loss_25": "smoothed training loss after a quarter of the steps",
     "loss_50": "after half of them",
     "loss_75": "after three quarters",
@@ -31,25 +36,22 @@ FIGURES = {
     "best_valid": "lowest validation loss",
     "tokens_per_second": "tokens by seconds of training, validation and saving left out",
     "seconds": "seconds of training",
-    "steps_to_equal_loss": "first step at which the smoothed loss is down at the final one of the baseline",
-    "share_of_steps": "that step by the number of steps",
-    "seconds_to_equal_loss": "seconds up to the end of that step",
-    "share_of_seconds": "these by the seconds of the baseline",
-    "equal_seconds": "seconds after which the first of run and baseline ends",
+    "step_seconds": "seconds of a step, measured with nothing else at work",
+    "equal_seconds": "seconds after which the first of run and baseline would end, at these seconds a step",
     "loss_at_equal_seconds": "smoothed loss of the run then",
     "baseline_at_equal_seconds": "smoothed loss of the baseline then",
     "score": "the score, at the last step at which all runs have one",
     "best_score": "best score",
     "steps_to_equal_score": "first step at which the score is as good as the last one of the baseline",
 }
-"""The figures of a run, in output order; a figure is None where it is not defined."""
+"""The figures of a run, in output order; a figure is None where it is not defined.  `Comparison.figures` has those of
+the losses that are asked for, too."""
 
 TESTED = ("average", "loss_25", "loss_50", "loss_75", "final", "valid", "best_valid", "score", "best_score")
 """Figures whose difference from the baseline is computed and tested."""
 
 RELATIVE = {
-    *("steps_to_equal_loss", "share_of_steps", "seconds_to_equal_loss", "share_of_seconds", "steps_to_equal_score"),
-    *("equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds"),
+    *("steps_to_equal_score", "equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds"),
 }
 """Figures that compare a run with its partner in the baseline."""
 
@@ -120,7 +122,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups of runs, the baseline first, compared over ``steps`` steps."""
+    """Groups of runs, the baseline first, compared over ``steps`` steps.
+
+    Attributes:
+        at: losses; when runs have first reached them is among the figures.
+        floors: validation losses of trivial models on the same masked tokens, by name.
+        power: the size of an effect, in nats, for which the number of seeds is asked; None for no question.
+    """
 
     loss: str
     steps: int
@@ -128,6 +136,21 @@ class Comparison:
     score: str | None
     rows: tuple[Row, ...]
     notes: list[str] = field(default_factory=list)
+    at: tuple[float, ...] = ()
+    floors: Mapping[str, float] = field(default_factory=dict)
+    power: float | None = None
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures of a run by name, each with its definition."""
+        return FIGURES | {
+            steps_to(loss): f"first step at which the smoothed loss is down at {loss:g}" for loss in self.at
+        }
+
+
+def steps_to(loss: float) -> str:
+    """The name of the figure that says when a run has reached a loss."""
+    return f"steps_to_{loss:g}"
 
 
 def run(
@@ -138,6 +161,11 @@ def run(
     score: str | None = None,
     group: bool = False,
     window: int | None = None,
+    at: Sequence[float] = (),
+    power: float | None = None,
+    timed: bool = False,
+    with_floors: bool = True,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Compare runs, finished or not, with the first of them.
 
@@ -147,16 +175,50 @@ def run(
         score: also compare this column, ``eval/<task>/<metric>``.
         group: group runs that differ only in their seed.
         window: steps to average training losses over; `WINDOW` by default.
+        at: losses; when has each run first reached them?  By default some that the baseline passes.
+        power: an effect in nats; how many seeds would find it?
+        timed: measure the seconds of a step of every run, now and one after the other.
+        with_floors: count n-grams, unless the store has the result.
 
     Raises:
         ArtifactMissing, NumericalError: see `pipelines.views.curves.read_curve`.
-        InputError: the runs cannot be compared, or two runs of a group have the same seed.
+        InputError: the runs cannot be compared, two runs of a group have the same seed, or one cannot be timed.
     """
     curves = [read_curve(reference, store, loss=loss) for reference in references]
     notes = [] if group else repeated_runs(curves)
     groups = grouped(curves, notes) if group else [Group(curve.label, (curve,)) for curve in curves]
     notes += check_comparable(curves, store, chosen=loss is not None) + run_notes(curves)
-    return compare(groups, window=window or WINDOW, score=score, notes=notes)
+    costs: Mapping[str, float] = {}
+    if timed:
+        from pipelines.views.timing import step_seconds
+
+        costs = step_seconds([curve.origin.reference for curve in curves], store, progress=progress)
+    known = floors_of(curves, store, progress) if with_floors else {}
+    return compare(
+        groups, window=window or WINDOW, score=score, notes=notes, at=at, power=power, costs=costs, floors=known
+    )
+
+
+def floors_of(curves: Sequence[Curve], store: Store, progress: Progress | None = None) -> dict[str, float]:
+    """The n-gram floors of the validation of runs on the same sequences; empty where there are none."""
+    from pipelines.stages import floors
+    from pipelines.training.objectives import OBJECTIVES
+
+    origin = next((curve.origin for curve in curves if curve.origin.finished and curve.loss == "mlm"), None)
+    row = OBJECTIVES.get(origin.settings.get("objective", "")) if origin else None
+    evaluation = row.evaluation if row else None
+    if origin is None or evaluation is None or not evaluation.floors or len(inputs_of("sequences", origin.inputs)) != 1:
+        return {}
+    probability = origin.settings.get("mask_probability", floors.Config().mask_probability)
+    config = floors.Config(
+        layout=evaluation.floors, mask_probability=probability, limit=origin.settings.get("valid_sequences", 0)
+    )
+    try:
+        with store.load(origin.reference, kind="model", verify=False) as model:
+            data = store.load_input(model, "sequences", verify=False).reference
+        return dict(floors.run(data, config, store=store, progress=progress).artifact.counts["nats"])
+    except InputError:  # the sequences are gone, or have no validation split
+        return {}
 
 
 def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
@@ -212,11 +274,24 @@ def _differences(base: Curve, group: Group) -> list[str]:
 
 
 def compare(
-    groups: Sequence[Group], *, window: int = WINDOW, score: str | None = None, notes: Sequence[str] = ()
+    groups: Sequence[Group],
+    *,
+    window: int = WINDOW,
+    score: str | None = None,
+    notes: Sequence[str] = (),
+    at: Sequence[float] = (),
+    power: float | None = None,
+    costs: Mapping[str, float] = MappingProxyType({}),
+    floors: Mapping[str, float] = MappingProxyType({}),
 ) -> Comparison:
     """Compare every run with its partner in the first group: the run of the same seed.
 
     If both groups are a single run, those are partners whatever their seeds.
+
+    Args:
+        at, power: see `run`.
+        costs: seconds of a step measured alone, by the reference of the run.
+        floors: see `Comparison`.
 
     Raises:
         UnknownName: no run has the score.
@@ -236,15 +311,37 @@ def compare(
         notes.append(f"in no pair, since the baseline has no run of the same seed: {', '.join(unpaired)}")
     valid_step = _shared_step("validation losses", [curve.valid for curve in partner], notes)
     score_step = _shared_step("scores", [curve.scores.get(score or "", ()) for curve in partner], notes)
+    at = tuple(at) or passed_losses(base[0], window)
     figures = {
         curve: _own_figures(curve, window, valid_step)
-        | _relative_figures(curve, other, window)
+        | {steps_to(loss): curve.first_step_at(loss, window) for loss in at}
+        | _at_equal_seconds(curve, other, window, costs)
         | _score_figures(curve, other, score, score_step)
         for curve, other in partner.items()
     }
     rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
     notes += [f"{row.group.label} differs from the baseline in {', '.join(row.differs)}" for row in rows if row.differs]
-    return Comparison(whole[0].loss, steps, window, score, rows, notes)
+    notes += _above_floors(whole, floors)
+    return Comparison(whole[0].loss, steps, window, score, rows, notes, at, floors, power)
+
+
+def passed_losses(curve: Curve, window: int) -> tuple[float, ...]:
+    """The losses that a run has passed after a quarter, a half and all of its steps, rounded up to hundredths."""
+    smoothed = curve.smoothed(window)
+    places = (max(0, len(smoothed) // part - 1) for part in (4, 2, 1))
+    return tuple(sorted({math.ceil(100 * float(smoothed[place])) / 100 for place in places}, reverse=True))
+
+
+def _above_floors(curves: Sequence[Curve], floors: Mapping[str, float]) -> list[str]:
+    """Notes on runs that have learned nothing from context."""
+    unigram = floors.get("unigram", -math.inf)
+    found = [curve.label for curve in curves if curve.valid and curve.valid[-1][1] > unigram - LEFT]
+    if not found or not floors:
+        return []
+    return [
+        f"no better than word frequencies alone ({unigram:.2f} nats), so a comparison with it says nothing about a"
+        f" model that has been trained: {', '.join(found)}"
+    ]
 
 
 def _row(
@@ -253,7 +350,7 @@ def _row(
     pairs = [(figures[curve], figures[other]) for curve in group.curves if (other := partner[curve])]
     runs = tuple(figures[curve] for curve in group.curves)
     paired = [found for found, _ in pairs]
-    summary = {name: Summary.of(run[name] for run in (paired if name in RELATIVE else runs)) for name in FIGURES}
+    summary = {name: Summary.of(run[name] for run in (paired if name in RELATIVE else runs)) for name in runs[0]}
     difference = {name: Summary.of(_minus(ours[name], theirs[name]) for ours, theirs in pairs) for name in TESTED}
     p = {name: paired_t_test(found) for name, found in difference.items()}
     return Row(group, runs, summary, difference, p, len(pairs), differs)
@@ -298,22 +395,22 @@ def _own_figures(curve: Curve, window: int, valid_step: int | None) -> Figures:
     }
 
 
-def _relative_figures(curve: Curve, other: Curve | None, window: int) -> Figures:
-    """The figures in `RELATIVE`, except that of scores."""
-    if other is None:
-        return dict.fromkeys(RELATIVE)
-    elapsed, others = curve.elapsed(), other.elapsed()
-    step = curve.first_step_at(float(other.smoothed(window)[-1]), window)
-    seconds = None if step is None else float(elapsed[step - 1])
-    end = float(min(elapsed[-1], others[-1]))
-    return {
-        "steps_to_equal_loss": step,
-        "share_of_steps": None if step is None else step / len(curve.losses),
-        "seconds_to_equal_loss": seconds,
-        "share_of_seconds": seconds / float(others[-1]) if seconds is not None and others[-1] > 0 else None,
+def _at_equal_seconds(curve: Curve, other: Curve | None, window: int, costs: Mapping[str, float]) -> Figures:
+    """The losses of a run and its partner when the first of them would end, if each step took what it takes alone."""
+    found: Figures = dict.fromkeys(
+        ("step_seconds", "equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds")
+    )
+    mine = found["step_seconds"] = costs.get(curve.origin.reference)
+    theirs = costs.get(other.origin.reference) if other else None
+    if mine is None or theirs is None or other is None:
+        return found
+    end = min(mine * len(curve.losses), theirs * len(other.losses))
+    # the last step that ends in time; a rounding error does not make it one less
+    mine_at, theirs_at = (int(end / cost + 1e-6) for cost in (mine, theirs))
+    return found | {
         "equal_seconds": end,
-        "loss_at_equal_seconds": _loss_after(curve, end, window),
-        "baseline_at_equal_seconds": _loss_after(other, end, window),
+        "loss_at_equal_seconds": float(curve.smoothed(window)[mine_at - 1]) if mine_at else None,
+        "baseline_at_equal_seconds": float(other.smoothed(window)[theirs_at - 1]) if theirs_at else None,
     }
 
 
@@ -339,14 +436,6 @@ def _value_at(points: Points, step: int | None) -> float | None:
     return next((value for at, value in reversed(points) if step in (None, at)), None)
 
 
-def _loss_after(curve: Curve, seconds: float, window: int) -> float | None:
-    """The smoothed loss after the last step that ended within this time."""
-    import numpy as np
-
-    done = int(np.searchsorted(curve.elapsed(), seconds, side="right"))
-    return float(curve.smoothed(window)[done - 1]) if done else None
-
-
 def _minus(ours: float | None, theirs: float | None) -> float | None:
     return None if ours is None or theirs is None else ours - theirs
 
@@ -358,3 +447,24 @@ def paired_t_test(difference: Summary) -> float | None:
     if difference.sd <= 1e-12 * max(abs(value or 0.0) for value in difference.values):
         return None
     return paired_t([value for value in difference.values if value is not None]).p
+
+
+def seeds_needed(difference: Summary, effect: float, *, level: float = 0.05, power: float = 0.8) -> int | None:
+    """How many pairs of runs a two-sided paired t-test needs to find an effect of this size.
+
+    Args:
+        difference: those of the pairs that there are; only their standard deviation is used.
+
+    Returns:
+        None if there are fewer than two pairs, or if more than a thousand would be needed.
+    """
+    from scipy import stats
+
+    if difference.sd is None or effect <= 0:
+        return None
+    for pairs in range(2, 1001):
+        bound = stats.t.ppf(1 - level / 2, pairs - 1)
+        shift = effect / max(difference.sd, 1e-12) * math.sqrt(pairs)
+        if shift > 100 or stats.nct.sf(bound, pairs - 1, shift) >= power:
+            return pairs
+    return None

@@ -9,13 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.views.comparison import FIGURES, Comparison, Row, Summary, lower_is_better
+from pipelines.views.comparison import Comparison, Row, Summary, lower_is_better, seeds_needed, steps_to
 
 WIDTH = 120
 """Maximum number of characters per line of text."""
 
 MISSING = "–"
 """Shown for a figure that is not defined."""
+
+FLOORS = {
+    "unigram": "word frequencies",
+    "previous": "the previous token",
+    "neighbours": "both neighbours",
+    "ngrams": "up to five tokens",
+}
+"""The n-gram floors, as tables and pictures call them."""
+
+POWERED = {"average": "all steps", "final": "final", "valid": "validation"}
+"""The figures for which the number of seeds is worked out, with their titles."""
 
 Cell = Callable[[Row], str]
 Column = tuple[str, Cell]
@@ -46,6 +57,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "difference": {
                     name: {"mean": s.mean, "sd": s.sd, "p": row.p[name]} for name, s in row.difference.items()
                 },
+                **({"seeds_needed": _seeds(row, comparison.power)} if comparison.power is not None else {}),
             }
         )
     return {
@@ -54,7 +66,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "steps": comparison.steps,
         "window": comparison.window,
         "score": comparison.score,
-        "definitions": FIGURES,
+        "at": comparison.at,
+        "floors": dict(comparison.floors),
+        "definitions": comparison.figures,
         "groups": groups,
         "notes": comparison.notes,
     }
@@ -64,12 +78,14 @@ def as_csv(comparison: Comparison) -> str:
     """One row per run: group, seed and every figure; a figure that is not defined is empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["group", "run", "artifact", "seed", "loss_name", "score_name", "steps", "window", *FIGURES])
+    writer.writerow(
+        ["group", "run", "artifact", "seed", "loss_name", "score_name", "steps", "window", *comparison.figures]
+    )
     for row in comparison.rows:
         for curve, figures in zip(row.group.curves, row.runs, strict=True):
             about = [row.group.label, curve.label, curve.origin.reference, curve.seed]
             settings = [comparison.loss, comparison.score, comparison.steps, comparison.window]
-            writer.writerow([*about, *settings, *(figures[name] for name in FIGURES)])
+            writer.writerow([*about, *settings, *(figures[name] for name in comparison.figures)])
     return text.getvalue()
 
 
@@ -85,7 +101,7 @@ class Table:
 def tables(comparison: Comparison) -> list[Table]:
     """The comparison as several tables, one per subject."""
     rows, steps = comparison.rows, comparison.steps
-    base = rows[0].group.label
+    base, window = rows[0].group.label, comparison.window
     many = any(len(row.group.curves) > 1 for row in rows)
     count: list[Column] = [("n", lambda row: str(len(row.group.curves)))] if many else []
     quarters = f"; quarters and final are means of {comparison.window} steps" if comparison.window > 1 else ""
@@ -96,32 +112,45 @@ def tables(comparison: Comparison) -> list[Table]:
             f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
             rows,
             *count,
-            ("average", _mean("average", ".3f")),
+            ("all steps", _mean("average", ".3f")),
             ("25 %", _mean("loss_25", ".3f")),
             ("50 %", _mean("loss_50", ".3f")),
             ("75 %", _mean("loss_75", ".3f")),
             ("final", _mean("final", ".3f")),
             ("validation", _mean("valid", ".3f")),
         ),
+    ]
+    blank = [MISSING] * (len(found[0].titles) - 2)
+    found[0].cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
+    found.append(
         _table(
-            f"steps to equal loss, and seconds: until the loss is down where {base} ends",
+            f"first step with a training loss of at most so many nats, mean of {window} steps",
             rows,
             *count,
-            ("steps", _reached("steps_to_equal_loss", never)),
-            ("share of steps", _mean("share_of_steps", ".0%")),
-            ("seconds", _mean("seconds_to_equal_loss", ",.1f")),
-            ("share of seconds", _mean("share_of_seconds", ".0%")),
-        ),
+            *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),
+        )
+    )
+    found.append(
         _table(
-            f"speed, and loss at equal seconds: when the first of the run and {base} ends",
+            "speed while training, whatever else the machine did",
             rows,
             *count,
             ("tokens/s", _mean("tokens_per_second", ",.0f")),
-            ("seconds", _mean("equal_seconds", ",.1f")),
-            ("loss", _mean("loss_at_equal_seconds", ".3f")),
-            ("the baseline's", _mean("baseline_at_equal_seconds", ".3f")),
-        ),
-    ]
+            ("seconds", _mean("seconds", ",.1f")),
+        )
+    )
+    if any(row.summary["step_seconds"].known for row in rows):
+        found.append(
+            _table(
+                f"loss at equal seconds, with steps that were timed alone: when the first of the run and {base} ends",
+                rows,
+                *count,
+                ("seconds a step", _mean("step_seconds", ".4f")),
+                ("seconds", _mean("equal_seconds", ",.1f")),
+                ("loss", _mean("loss_at_equal_seconds", ".3f")),
+                ("the baseline's", _mean("baseline_at_equal_seconds", ".3f")),
+            )
+        )
     if comparison.score:
         better = "lower" if lower_is_better(comparison.score) else "higher"
         goal = rows[0].summary["score"].known
@@ -142,7 +171,23 @@ def tables(comparison: Comparison) -> list[Table]:
         columns = [c for name in tested for c in ((names.get(name, name), _difference(name)), ("p", _p(name)))]
         test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
         found.append(_table(f"difference from {base}{test}", rows[1:], *pairs, *columns))
+    if len(rows) > 1 and comparison.power is not None:
+        caption = f"pairs of seeds that find a difference of {comparison.power:g} nats with 80 % probability (p < 0.05)"
+        seeds = [(titled, _needed(name, comparison.power)) for name, titled in POWERED.items()]
+        found.append(_table(f"{caption}, by the spread of the pairs that there are", rows[1:], *seeds))
     return found
+
+
+def _needed(name: str, effect: float) -> Cell:
+    def cell(row: Row) -> str:
+        found = _seeds(row, effect)[name]
+        return str(found) if found is not None else MISSING
+
+    return cell
+
+
+def _seeds(row: Row, effect: float) -> dict[str, int | None]:
+    return {name: seeds_needed(row.difference[name], effect) for name in POWERED}
 
 
 def _table(caption: str, rows: Sequence[Row], *columns: Column) -> Table:

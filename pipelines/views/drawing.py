@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipelines.progress import log
@@ -24,18 +25,22 @@ LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2))
 MARKERS = "osD^vPX*<>h"
 """Line styles and markers distinguish runs even without colours."""
 
+NEAR = 1.0
+"""Floors that are more nats below the lowest loss are not drawn."""
+
 MOST_POINTS, MOST_MARKERS = 500, 40
 """Points and markers per line; more could not be seen and would make an SVG large."""
 
 
-def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> bytes:
+def learning_curves(
+    curves: Sequence[Curve], *, window: int, title: str, floors: Mapping[str, float] = MappingProxyType({})
+) -> bytes:
     """Training loss (lines, see `Curve.trend`) and validation loss (dots) over steps, as PNG.
 
-    A dotted line leads from the steps over which a run has the final loss of the first run to the last steps of that run.
-    Both are means of ``window`` steps, and are drawn in their middle.
+    Args:
+        floors: losses of trivial models by name, drawn as dotted lines.
     """
     figure, ((axes,),) = figure_of(8, 4.5)
-    goal, last = curves[0].smoothed(window)[-1], len(curves[0].losses)
     for curve, colour in zip(curves, COLOURS, strict=False):
         shown = _shown(len(curve.losses))
         axes.plot(shown + 1, curve.trend(window, shown), color=colour, linewidth=2, label=curve.label)
@@ -44,20 +49,7 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
         axes.annotate(
             f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
         )
-        reached = curve.first_step_at(goal, window)
-        if curve is not curves[0] and reached:
-            middle = (window - 1) / 2
-            axes.plot([reached - middle, last - middle], [goal, goal], ":", color="#444444", linewidth=1)
-            axes.annotate(
-                f"the same loss {last / reached:.1f} times sooner",
-                (reached - middle, goal),
-                (-6, -4),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=9,
-                color="#444444",
-            )
+    _draw_floors(axes, floors, curves)
     axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("masked-LM loss (nats per token)")
@@ -67,6 +59,26 @@ def learning_curves(curves: Sequence[Curve], *, window: int, title: str) -> byte
     axes.legend(frameon=False, title=caption, title_fontsize=8, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
     return png(figure)
+
+
+def _draw_floors(axes: Any, floors: Mapping[str, float], curves: Sequence[Curve]) -> None:
+    """Draw the floors that are near the curves as dotted lines, with their names at the left."""
+    from pipelines.views.comparison_tables import FLOORS
+
+    lowest = min(min(map(float, curve.losses)) for curve in curves)
+    for name, nats in floors.items():
+        if nats < lowest - NEAR:
+            continue
+        axes.axhline(nats, color="#444444", linewidth=0.9, linestyle=":", zorder=0)
+        axes.annotate(
+            FLOORS.get(name, name),
+            (0.01, nats),
+            (0, 2),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            fontsize=8,
+            color="#444444",
+        )
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
@@ -96,10 +108,10 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
             if spread is not None:
                 axes.fill_between(positions[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
             axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
-            if group is groups[0]:
-                axes.axhline(comparison.rows[0].summary["final"].mean, color="black", linewidth=0.6, zorder=0)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
+    for axes in (by_step, by_second):
+        _draw_floors(axes, comparison.floors, [curve for group in groups for curve in group.curves])
     by_step.set_xlabel("optimizer steps")
     by_second.set_xlabel("seconds of training")
     for axes in (by_step, by_second):
@@ -107,8 +119,10 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
     captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
     captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    end = f"mean of the last {window} steps of the first one" if window > 1 else "where the first one ends"
-    captions += ["markers: validation", f"thin line: {end}"]
+    captions += [
+        "markers: validation",
+        *(["dotted: what counts of neighbouring tokens reach"] if comparison.floors else []),
+    ]
     legend = by_step.legend(
         frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
     )

@@ -37,7 +37,7 @@ def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Sto
     assert answer.code == 0
     lines = [line.split() for line in answer.out.splitlines()]
     assert ["guided", "3.250", "6.000", "3.000", "2.000", "2.000", "3.000"] in lines
-    assert ["guided", "4", "50%", "4.0", "50%"] in lines
+    assert ["guided", "2", "3", "4"] in lines
     assert ["guided", "-1.250", "–", "-1.000", "–", "-1.000", "–", "+0.000", "–"] in lines
     assert ["guided", "0.75", "0.75", "8"] in lines
     assert answer.err == "note: guided differs from the baseline in plan\n"
@@ -53,7 +53,7 @@ def test_a_single_run_is_shown_without_differences(guide: Guide, named: Store) -
 def test_json_csv_and_pictures_are_written(guide: Guide, named: Store) -> None:
     answer = guide("compare", "plain", "guided", "--json", "--csv", "runs.csv", "--plot", "curves.svg")
     found = json.loads(answer.out)
-    assert found["groups"][1]["figures"]["share_of_steps"] == {"mean": 0.5, "sd": None}
+    assert found["groups"][1]["figures"]["steps_to_3"] == {"mean": 4, "sd": None}
     assert found["groups"][1]["difference"]["final"] == {"mean": -1.0, "sd": None, "p": None}
     assert (found["plot"], found["csv"]) == ("curves.svg", "runs.csv")
     with Path("runs.csv").open(newline="") as file:
@@ -74,6 +74,9 @@ def test_markdown_has_the_table(guide: Guide, named: Store) -> None:
         (["plain", "--loss", "mml"], 2, "did you mean 'mlm'"),
         (["plain", "--score", "mnli/f1"], 2, "unknown score 'mnli/f1'"),
         (["plain", "--window", "0"], 2, "--window"),
+        (["plain", "--at", "6,x"], 2, "not numbers with commas"),
+        (["plain", "--at", "nan"], 2, "not numbers with commas"),
+        (["plain", "guided", "--timed"], 2, "its steps cannot be timed"),
         (["plain", "--plot", "curves.jpg"], 2, "must end in .png or .svg"),
         (["plain", "--csv", "away/runs.csv"], 2, "there is no folder"),
         (["plain", "--json", "--markdown"], 2, "leave one of them out"),

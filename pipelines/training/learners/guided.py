@@ -206,6 +206,10 @@ class GuidedLearner(ABC):
         self.num_valid = min(len(given.valid), limit) if limit else len(given.valid)
         self.passes: Sequence[Any] = (self,)
 
+    @property
+    def floor(self) -> float | None:
+        return None
+
     def begin(self, total_steps: int) -> None:
         self.guided.total_steps = total_steps
 

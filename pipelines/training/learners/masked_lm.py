@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from guidance.batch import BatchGuidance
 from guidance.objectives.masked_lm import IGNORED, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
 from guidance.objectives.selection import logits_at, places_of, put_at
+from guidance.statistics.ngrams import unigram_nats
 from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import pad
 from pipelines.training.learner import Given, ModelFolder
@@ -49,6 +51,11 @@ class MaskedLM(GuidedLearner):
         self.pad_id = tokenizer.pad_token_id
         self.masker = masker_of(tokenizer, given.config.mask_probability)
         self.lengths = given.train.lengths
+
+    @cached_property
+    def floor(self) -> float | None:
+        """The loss that word frequencies alone give."""
+        return unigram_nats(self.splits["train"].ids, self.splits["valid"].ids, self.masker.ordinary)
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
         rows = self.splits[split]

@@ -19,7 +19,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
 from pipelines.views import comparison, curves
-from pipelines.views.comparison import FIGURES, Comparison, Group, Row, compare, run
+from pipelines.views.comparison import FIGURES, Comparison, Group, Row, Summary, compare, run, seeds_needed, steps_to
 from pipelines.views.comparison_tables import WIDTH, as_csv, as_json, as_markdown, as_text
 from pipelines.views.curves import Curve, Origin, read_curve
 from tests import runs
@@ -63,13 +63,9 @@ def test_the_figures_of_two_runs_match_those_computed_by_hand() -> None:
         "best_valid": 3.5,
         "tokens_per_second": 30.0,
         "seconds": 8.0,
-        "steps_to_equal_loss": 7,
-        "share_of_steps": 7 / 8,
-        "seconds_to_equal_loss": 7.0,
-        "share_of_seconds": 7 / 8,
-        "equal_seconds": 8.0,
-        "loss_at_equal_seconds": 3.0,
-        "baseline_at_equal_seconds": 3.0,
+        "steps_to_7": 2,
+        "steps_to_4.5": 4,
+        "steps_to_3": 7,
     }
     assert row(found, 1) == dict.fromkeys(FIGURES) | {
         "average": 3.25,
@@ -81,29 +77,71 @@ def test_the_figures_of_two_runs_match_those_computed_by_hand() -> None:
         "best_valid": 2.0,
         "tokens_per_second": 20.0,
         "seconds": 12.0,
-        "steps_to_equal_loss": 4,
-        "share_of_steps": 0.5,
-        "seconds_to_equal_loss": 6.0,
-        "share_of_seconds": 0.75,
-        "equal_seconds": 8.0,  # the baseline ends first; five steps of the run are done by then
-        "loss_at_equal_seconds": 2.5,
-        "baseline_at_equal_seconds": 3.0,
+        "steps_to_7": 2,
+        "steps_to_4.5": 3,
+        "steps_to_3": 4,
     }
     assert found.rows[1].difference["average"].mean == -1.25
     assert found.rows[1].p["average"] is None
 
 
-def test_if_the_run_ends_first_equal_seconds_are_those_of_the_run() -> None:
-    found = row(compare(singles(curve(PLAIN), curve(GUIDED, seconds=0.5))), 1)
-    assert (found["equal_seconds"], found["loss_at_equal_seconds"]) == (4.0, 2.0)
-    assert found["baseline_at_equal_seconds"] == 4.5
-
-
-def test_a_run_that_never_reaches_the_loss_has_no_steps_to_equal_loss() -> None:
-    comparison = compare(singles(curve(GUIDED, "good"), curve(PLAIN, "bad")))
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (1.5, (1.5, 8.0, 2.5, 3.0)),  # the baseline ends first; five steps of the run are done by then
+        (0.5, (0.5, 4.0, 2.0, 4.5)),  # the run ends first; four steps of the baseline are done by then
+        (1.0, (1.0, 8.0, 2.0, 3.0)),
+    ],
+)
+def test_equal_seconds_are_those_of_steps_that_were_timed_alone(
+    seconds: float, expected: tuple[float, float, float, float]
+) -> None:
+    runs = singles(curve(PLAIN, "plain", seconds=70.0), curve(GUIDED, "guided", seconds=90.0))
+    comparison = compare(runs, costs={"plain": 1.0, "guided": seconds})
     found = row(comparison, 1)
-    assert [found[name] for name in FIGURES if "equal_loss" in name or "share" in name] == [None] * 4
-    assert any(line.split()[:3] == ["bad", ">8", "–"] for line in as_text(comparison))
+    names = ("step_seconds", "equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds")
+    assert tuple(found[name] for name in names) == expected
+    assert any(line.startswith("loss at equal seconds") for line in as_text(comparison))
+
+
+def test_without_timed_steps_there_are_no_equal_seconds() -> None:
+    comparison = compare(singles(curve(PLAIN), curve(GUIDED, seconds=0.5)))
+    assert row(comparison, 1)["loss_at_equal_seconds"] is None
+    assert not any("equal seconds" in line for line in as_text(comparison))
+
+
+def test_losses_that_are_asked_for_are_looked_up_in_both_runs() -> None:
+    comparison = compare(singles(curve(GUIDED, "good"), curve(PLAIN, "bad")), at=(5.0, 2.0))
+    assert [row(comparison, n)["steps_to_5"] for n in (0, 1)] == [3, 4]
+    assert [row(comparison, n)["steps_to_2"] for n in (0, 1)] == [6, None]
+    assert any(line.split() == ["bad", "4", ">8"] for line in as_text(comparison))
+    assert as_json(comparison)["at"] == (5.0, 2.0)
+    assert as_json(comparison)["definitions"]["steps_to_2"] == "first step at which the smoothed loss is down at 2"
+
+
+def test_floors_stand_below_the_runs_and_a_run_above_the_lowest_of_them_is_named() -> None:
+    floors = {"unigram": 3.4, "previous": 2.0}
+    comparison = compare(
+        singles(curve(PLAIN, "plain", valid=((8, 3.5),)), curve(GUIDED, "guided", valid=((8, 2.5),))), floors=floors
+    )
+    lines = [line.split() for line in as_text(comparison)]
+    assert ["floor:", "word", "frequencies", *["–"] * 5, "3.400"] in lines
+    assert ["floor:", "the", "previous", "token", *["–"] * 5, "2.000"] in lines
+    (note,) = (note for note in comparison.notes if "word frequencies alone" in note)
+    assert note.endswith(": plain")
+    assert as_json(comparison)["floors"] == floors
+
+
+def test_the_number_of_seeds_that_an_effect_needs() -> None:
+    """With a deviation of 1, Cohen's tables say 34 pairs for an effect of a half and 10 for one of 1."""
+    difference = Summary((-1.0, 0.0, 1.0), 0.0, 1.0)
+    assert [seeds_needed(difference, effect) for effect in (0.5, 1.0, 1000.0)] == [34, 10, 2]
+    assert seeds_needed(Summary((1.0,), 1.0), 0.5) is None
+    plain = [curve([5.0] * 4, f"p{seed}", seed=seed) for seed in range(3)]
+    guided = [curve([5.0 - gain] * 4, f"g{seed}", seed=seed) for seed, gain in enumerate((0.0, 1.0, 2.0))]
+    comparison = compare([Group("p", tuple(plain)), Group("g", tuple(guided))], power=1.0)
+    assert any(line.split() == ["g", "10", "10", "–"] for line in as_text(comparison))
+    assert as_json(comparison)["groups"][1]["seeds_needed"] == {"average": 10, "final": 10, "valid": None}
 
 
 def test_longer_runs_are_compared_up_to_the_end_of_the_shortest() -> None:
@@ -141,16 +179,16 @@ def test_seeds_give_mean_spread_and_a_paired_test() -> None:
 def test_each_seed_is_compared_with_the_baseline_of_the_same_seed() -> None:
     plain = [curve([9.0, 9, 5, 4], seed=0), curve([9.0, 9, 9, 8], seed=1)]
     guided = [curve([9.0, 4, 4, 4], seed=0), curve([8.0, 8, 8, 8], seed=1)]
-    found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))]).rows[1]
-    assert found.summary["steps_to_equal_loss"].values == (2, 1)
-    assert found.summary["steps_to_equal_loss"].mean == 1.5
+    found = compare([Group("p", tuple(plain)), Group("g", tuple(guided))], at=(4.0,)).rows[1]
+    assert found.difference["final"].values == (0.0, 0.0)
+    assert found.summary["steps_to_4"].values == (2, None)
 
 
 def test_if_some_seeds_never_reach_the_loss_there_is_no_mean() -> None:
     plain = [curve(PLAIN, seed=seed) for seed in (0, 1)]
     mixed = [curve(GUIDED, seed=0), curve([9.0] * 8, seed=1)]
-    comparison = compare([Group("p", tuple(plain)), Group("g", tuple(mixed))])
-    assert comparison.rows[1].summary["steps_to_equal_loss"].mean is None
+    comparison = compare([Group("p", tuple(plain)), Group("g", tuple(mixed))], at=(3.0,))
+    assert comparison.rows[1].summary["steps_to_3"].mean is None
     assert any(line.split()[:5] == ["g", "2", "1", "of", "2"] for line in as_text(comparison))
 
 
@@ -161,7 +199,6 @@ def test_a_seed_without_a_partner_counts_in_the_mean_but_in_no_pair() -> None:
     found = comparison.rows[1]
     assert found.summary["final"].mean == 1.5 and found.num_pairs == 1
     assert found.difference["final"].values == (-1.0,) and found.p["final"] is None
-    assert found.summary["steps_to_equal_loss"].values == (4,)
     assert any("in no pair" in note and "g7" in note and "g1" not in note for note in comparison.notes)
 
 
@@ -199,7 +236,7 @@ def test_scores_have_a_last_and_a_best_value_and_steps_to_reach_the_baseline(
 def test_a_single_run_of_one_step_has_figures() -> None:
     found = compare(singles(curve([4.0])))
     assert row(found, 0)["average"] == row(found, 0)["loss_25"] == row(found, 0)["final"] == 4.0
-    assert row(found, 0)["steps_to_equal_loss"] == 1
+    assert row(found, 0)["steps_to_4"] == 1
     assert not any("difference" in line for line in as_text(found))
 
 
@@ -221,9 +258,10 @@ def test_a_run_compared_with_itself_reaches_the_loss_and_does_not_differ(
     values: list[float], window: int, time: float
 ) -> None:
     one = curve(values, seconds=time)
-    found = compare(singles(one, one), window=window).rows[1]
+    comparison = compare(singles(one, one), window=window, costs={"run": time})
+    found = comparison.rows[1]
     (figures,) = found.runs
-    assert 0 < figures["share_of_steps"] <= 1 and 0 < figures["share_of_seconds"] <= 1  # type: ignore[operator]
+    assert all(figures[steps_to(loss)] for loss in comparison.at)
     assert figures["loss_at_equal_seconds"] == figures["baseline_at_equal_seconds"] == figures["final"]
     assert found.difference["average"].mean == found.difference["final"].mean == 0
     assert set(found.p.values()) == {None}
@@ -261,7 +299,7 @@ def test_runs_are_compared_by_the_loss_of_their_task_without_guides(
 ) -> None:
     found = run([artifact.reference for artifact in pair], store)
     assert found.loss == "mlm"
-    assert row(found, 0)["average"] == 4.5 and row(found, 1)["steps_to_equal_loss"] == 4
+    assert row(found, 0)["average"] == 4.5 and row(found, 1)["steps_to_3"] == 4
     assert row(found, 1)["valid"] == 3.5
     assert found.rows[1].differs == ["plan"]
     one = Curve.of(pair[0], "one")

@@ -1,0 +1,40 @@
+"""Seconds of a step of finished runs, and floors of their validation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from guidance.errors import InputError
+from pipelines.storage.store import Store
+from pipelines.views import comparison
+from pipelines.views.comparison_tables import as_text
+from pipelines.views.timing import step_seconds
+from tests import trainings
+from tests.trainings import one_thread  # noqa: F401
+
+
+def test_runs_are_timed_compared_at_equal_seconds_and_set_beside_their_floors(store: Store) -> None:
+    data = trainings.sequences(store)
+    plain = trainings.train(store, data).reference
+    guided = trainings.train(store, data, plan="preset:ag").reference
+    found = comparison.run([plain, guided], store, timed=True)
+    assert set(found.floors) == {"unigram", "previous", "neighbours", "ngrams"}
+    for row in found.rows:
+        (figures,) = row.runs
+        assert figures["step_seconds"] and figures["equal_seconds"] and figures["loss_at_equal_seconds"]
+    assert any(line.startswith("floor: both neighbours") for line in as_text(found))
+    assert len(list((store.root / "floors").iterdir())) == 1
+    assert comparison.run([plain], store, with_floors=False).floors == {}
+    seconds = step_seconds([guided], store)
+    assert set(seconds) == {guided} and seconds[guided] > 0
+
+
+def test_a_run_from_files_cannot_be_timed(store: Store, tmp_path: Path) -> None:
+    folder = shutil.copytree(trainings.train(store).artifact.path, tmp_path / "copy")
+    (folder / "manifest.json").unlink()
+    made = trainings.train(store, init=str(folder)).reference
+    with pytest.raises(InputError, match=r"was made from files \(init\)"):
+        step_seconds([made], store)

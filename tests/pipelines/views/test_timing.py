@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import InputError
+from pipelines.storage.manifest import MANIFEST
 from pipelines.storage.store import Store
 from pipelines.views import comparison
 from pipelines.views.comparison_tables import as_text
@@ -34,7 +35,7 @@ def test_runs_are_timed_compared_at_equal_seconds_and_set_beside_their_floors(st
 
 def test_a_run_from_files_cannot_be_timed(store: Store, tmp_path: Path) -> None:
     folder = shutil.copytree(trainings.train(store).artifact.path, tmp_path / "copy")
-    (folder / "manifest.json").unlink()
+    (folder / MANIFEST).unlink()
     made = trainings.train(store, init=str(folder)).reference
     with pytest.raises(InputError, match=r"was made from files \(init\)"):
         step_seconds([made], store)

@@ -8,6 +8,7 @@ and update in turn.  What is compared with is ``plain``, the same step without a
 
     whole      no guide; logits of all tokens and the loss that the model itself computes, as Hugging Face's Trainer does
     ag         half of the heads pulled to next, previous and first
+    kl         the same by Kullback-Leibler divergence
     roles      five heads of eight masked, with made-up syntax and rarity
     patterns   two masked and two fixed heads of eight; sentences of 16 tokens
     pal        the same patterns in extra heads beside the layer's own
@@ -37,6 +38,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,8 @@ def plan_of(kind: str) -> Plan | None:
     """The plan of a row of the table; none for the baselines."""
     presets = {"ag": "ag", "roles": "roles", "patterns": "patterns", "pal": "pal-patterns", "asa": "asa"}
     presets |= {"gaussian": "gaussian", "random": "random-mask"}
+    if kind == "kl":
+        return Plan(tuple(replace(guide, options={"distance": "kl"}) for guide in Plan.load("preset:ag").guides))
     return Plan.load(f"preset:{presets[kind]}") if kind in presets else FIX if kind == "fix" else None
 
 
@@ -233,7 +237,7 @@ def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 BASELINES = {"mcmisp": "electra"}
-KINDS = ("whole", "ag", "roles", "patterns", "pal", "asa", "fix", "gaussian", "random", "explicit", "mcmisp")
+KINDS = ("whole", "ag", "kl", "roles", "patterns", "pal", "asa", "fix", "gaussian", "random", "explicit", "mcmisp")
 
 
 def make(kind: str, *shape: Any) -> Step:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from guidance.attention import reference
 from guidance.attention.call import AttentionCall
 
-BLOCK_ENTRIES = 1 << 20
+BLOCK_ENTRIES = 1 << 22
 """The largest block of scores, in numbers."""
 
 _EDITS = ("edit_scores", "edit_probabilities", "attack")

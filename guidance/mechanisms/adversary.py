@@ -40,6 +40,7 @@ class Adversary(AttackMechanism):
             the published code counts padding rows in the number.
         init_bias: entries of both bias vectors at the start; above 0 the attack begins gently.
         sentence: see `AttackMechanism`.
+        train: false leaves the adversary as it was drawn: a control, whose masks have structure and no knowledge.
     """
 
     tau: Annotated[float, Within(0, 100)] = 0.3
@@ -49,6 +50,7 @@ class Adversary(AttackMechanism):
     normalise: bool = False
     init_bias: Annotated[float, Within(-100, 100)] = 0.0
     sentence: Sentence = "hidden"
+    train: bool = True
 
     summary = "a learned mask attacks the model in a second pass"
     source = "Wu et al. 2023, eq. 6-10"
@@ -60,7 +62,7 @@ class Adversary(AttackMechanism):
         return self.tau**2 if self.penalty_weight is None else self.penalty_weight
 
     def module(self, num_heads: int, width: int) -> nn.Module:
-        return AdversaryWeights(self, num_heads, width)
+        return AdversaryWeights(self, num_heads, width).requires_grad_(self.train)
 
     def attack(self, scores_BhQK: Tensor, inputs: HeadInputs) -> Attack:
         assert inputs.parameters is not None and inputs.layer_input_BTd is not None and inputs.seeds_B is not None

@@ -493,6 +493,20 @@ def test_about_half_of_all_units_are_off_at_the_start() -> None:
     assert 0.1 < min(fractions) < 0.5 < max(fractions) < 0.9
 
 
+def test_an_adversary_that_is_not_trained_attacks_and_gets_no_gradient() -> None:
+    model = tiny_model("bert", **dropout("bert", 0.0)).train()
+    handle = install(model, Plan((adversary(train=False),)))
+    inputs = without_labels("bert")
+    clean = handle.guide(**inputs)
+    attack = clean.attack(SEEDS_B[:3])
+    before = model(**inputs, guidance=clean).logits
+    after = model(**inputs, guidance=attack).logits
+    attack.adversarial_loss(before, after, "token", valid_outputs(inputs)).backward()
+    assert not torch.equal(before, after)
+    assert all(not p.requires_grad and p.grad is None for p in handle.parameters())
+    assert model.bert.encoder.layer[0].attention.self.query.weight.grad.any()
+
+
 def test_a_large_initial_bias_starts_with_all_units_on() -> None:
     model, handle = prepared("bert", (adversary(init_bias=2.0, tau=0.3),), spread=0.0)
     clean, attacked, attack = both_passes(model, handle, batch((7, 4, 5)))

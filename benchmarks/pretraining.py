@@ -28,11 +28,12 @@ import numpy as np
 import torch
 
 from guidance.plan import Guide, Plan
-from pipelines.stages import cooccurrence, corpus, dataset, evaluate, pretrain, sequences, tokenizer
+from pipelines.stages import cooccurrence, corpus, dataset, evaluate, floors, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary, paired_t_test
+from pipelines.views.comparison_tables import FLOORS
 from pipelines.views.curves import Curve
 
 WINDOW = 50
@@ -471,7 +472,27 @@ def _cell(values: Sequence[float | None], form: str) -> str:
     return form.format(found.mean) + (f" ± {form.format(found.sd)}" if found.sd is not None else "")
 
 
-def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def floors_of(table: Table, store: Store) -> dict[str, float]:
+    """The n-gram floors of a table of masked language models; empty for others."""
+    if table.common.get("objective", "mlm") != "mlm":
+        return {}
+    limit = pretrain.Config.model_fields["valid_sequences"].default
+    # the model to start from changes nothing about the sequences
+    prepare = {learned_books: books}.get(table.prepare, table.prepare)
+    found = floors.run(prepare(store)[0], floors.Config(limit=limit), store=store).artifact
+    return dict(found.counts["nats"])
+
+
+def draw_floors(axes: Any, nats: Mapping[str, float], lowest: float) -> None:
+    """Draw the floors that are near the lowest loss as dotted lines with their names."""
+    for name, value in nats.items():
+        if value > lowest - 1:
+            axes.axhline(value, color="#444444", linewidth=0.9, linestyle=":", zorder=0)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(FLOORS[name], (0.01, value), (0, 2), fontsize=7, color="#444444", **place)
+
+
+def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapping[str, float]) -> None:
     """Draw the curves of the first seed; if there are many, with one colour per group."""
     import matplotlib
 
@@ -493,6 +514,7 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             named.add(group)
         else:
             axes.plot(*points, style, linewidth=width, label=row["label"])
+    draw_floors(axes, nats, min(loss for row in rows for _, loss in row["curve"]))
     axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=table.title)
     axes.legend(fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
@@ -511,7 +533,8 @@ def main() -> None:
     arguments = parser.parse_args()
     table, path = TABLES[arguments.table], arguments.out / f"{arguments.table}.json"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows = known.get("rows", [])
     for seed in range(arguments.seeds):
         for setting in table.rows:
             if arguments.only not in setting.label:
@@ -527,12 +550,18 @@ def main() -> None:
             rows.append(row)
             print(f"{row['label']:45s} seed {seed}: loss {row['loss']:.3f}, {row['seconds']:.0f} s", flush=True)
             about = {"title": table.title, "torch": torch.__version__, "threads": torch.get_num_threads()}
-            about |= {"machine": platform.machine(), "common": dict(table.common)}
-            path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
-    draw(table, rows, path.with_suffix(".png"))
+            known = about | {"machine": platform.machine(), "common": dict(table.common), "rows": rows}
+            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    if "floors" not in known:
+        known = {**known, "floors": floors_of(table, Store(arguments.store))}
+        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    draw(table, rows, path.with_suffix(".png"), known["floors"])
     if not any(row["label"] == setting.label for row in rows for setting in table.rows if setting.plan is None):
         raise SystemExit("no run without a plan exists yet, so there is no baseline")
     text = as_markdown(table, rows)
+    if known["floors"]:
+        reached = "; ".join(f"{FLOORS[name]} {value:.2f}" for name, value in known["floors"].items())
+        text += f"\n\nWhat counts of neighbouring tokens reach in validation, in nats: {reached}."
     path.with_suffix(".md").write_text(
         f"# {table.title}\n\n`python -m benchmarks.pretraining {arguments.table}`\n\n{text}\n\n"
         f"![Training loss over steps]({arguments.table}.png)\n",

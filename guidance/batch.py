@@ -71,6 +71,7 @@ class BatchGuidance:
     _additive: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _scopes: list[tuple[Tensor | None, Any, AttentionScope]] = field(default_factory=list)
     _calls: dict[str, int] = field(default_factory=dict)
+    _matched: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.site_plans = self.guided.remaining(self.strengths)
@@ -423,10 +424,16 @@ class BatchGuidance:
                 return mechanism.prepare(inputs.within(self.allowed((masks,), site, scope)[:, 0]))
             prepared = mechanism.prepare(inputs)
             if (found := mechanism.num_matches(inputs, prepared)) is not None:
-                self.guided.count_matches(number, found)
+                self._count(number, found)
             return prepared
 
         return self._once(("prepared", number, masks, self._index(scope)), prepare)
+
+    def _count(self, number: int, found: Tensor) -> None:
+        """Count what a pattern matches in this batch; of several scopes, such as global and local layers, the largest."""
+        known = self._matched.get(number)
+        self.guided.count_matches(number, found if known is None else (found - known).clamp(min=0))
+        self._matched[number] = found if known is None else torch.maximum(found, known)
 
     def head_inputs(
         self,

@@ -187,7 +187,7 @@ def test_wrong_inputs_of_translate_are_refused(
 ) -> None:
     store = ("--store", work.store.root)
     said = guide("translate", work.plain.reference, *store)
-    assert said.code == 2 and "a roberta model, which does not translate" in said.err
+    assert said.code == 2 and "a modernbert model, which does not translate" in said.err
     said = guide("translate", work.translator.reference, "no-such-file", *store)
     assert said.code == 2 and "'no-such-file': cannot be read" in said.err
     assert guide("translate", "no-such-model", *store).code == 2

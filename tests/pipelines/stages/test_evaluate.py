@@ -104,7 +104,7 @@ def test_more_tokens_are_masked_when_asked_for_or_when_the_training_masked_more(
 def test_a_plan_is_at_work(shop: tuple[Store, Artifact], tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(Plan((Guide("self", "mask", heads=(0, 1)),)).dumps())
-    model = trainings.train(*shop, plan=str(plan)).artifact
+    model = trainings.train(*shop, plan=str(plan), architecture="roberta").artifact
     found = measured(shop[0], model, shop[1])
     assert found.counts["metrics"]["loss"] == pytest.approx(validation(model)["mlm"], rel=1e-5)
     (tmp_path / "bare").mkdir()

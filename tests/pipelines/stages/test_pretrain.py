@@ -134,7 +134,7 @@ def test_the_model_card_has_licence_plan_data_and_the_way_to_open_it(guided: tup
     card = guided[1].read("README.md").decode()
     for part in ('license: "cc-by-4.0"', "- a novel: CC-BY-4.0", 'pattern = "next"', "valid/mlm", "from_pretrained"):
         assert part in card
-    assert card.startswith("---\n") and "# A roberta masked language model" in card
+    assert card.startswith("---\n") and "# A modernbert masked language model" in card
 
 
 def test_without_validation_text_there_is_no_best(store: Store) -> None:
@@ -204,7 +204,8 @@ def test_a_plan_of_weight_zero_gives_the_weights_of_no_plan(store: Store, tmp_pa
 
 
 def test_guidance_changes_the_attention_of_guided_heads(store: Store) -> None:
-    rows = trainings.metrics(trainings.train(store, plan="preset:ag", steps=30, learning_rate=1e-2).artifact.path)
+    changes = {"plan": "preset:ag", "architecture": "roberta", "steps": 30, "learning_rate": 1e-2}
+    rows = trainings.metrics(trainings.train(store, **changes).artifact.path)
     first, last = (float.fromhex(rows[i]["loss/guidance/next"]) for i in (0, -1))
     assert last < 0.95 * first
 
@@ -295,7 +296,7 @@ def test_several_sequences_train_one_model(store: Store) -> None:
             lengths += [len(row) for row in pq.read_table(file)["id"].to_pylist()]
     assert sum(row["tokens"] for row in rows) == 2 * sum(lengths)
     assert [entry["source"] for entry in result.provenance] == ["text 40", "text 10", "text 30"]
-    assert json.loads(result.read("config.json"))["max_position_embeddings"] == 20 + 2
+    assert json.loads(result.read("config.json"))["max_position_embeddings"] == 20
     other = trainings.train(store, *reversed(data), epochs=2).artifact
     assert other.recipe != result.recipe, "their order is part of the recipe"
 
@@ -355,16 +356,17 @@ def test_gradient_checkpointing_recomputes_layers(store: Store, monkeypatch: pyt
     counts = []
     for on in (False, True):
         calls.clear()
-        trainings.train(Store(store.root / str(on)), gradient_checkpointing=on, evaluate_every=99, valid_sequences=1)
+        changes = {"architecture": "roberta", "evaluate_every": 99, "valid_sequences": 1}
+        trainings.train(Store(store.root / str(on)), gradient_checkpointing=on, **changes)
         counts.append(len(calls))
     assert counts[1] - counts[0] == 6 * 2
 
 
 def test_a_model_without_gradient_checkpointing_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import RobertaForMaskedLM
+    from transformers import ModernBertForMaskedLM
 
-    monkeypatch.setattr(RobertaForMaskedLM, "supports_gradient_checkpointing", False)
-    with pytest.raises(InputError, match="RobertaForMaskedLM does not support it"):
+    monkeypatch.setattr(ModernBertForMaskedLM, "supports_gradient_checkpointing", False)
+    with pytest.raises(InputError, match="ModernBertForMaskedLM does not support it"):
         trainings.train(store, gradient_checkpointing=True)
     assert not store.unfinished()
 
@@ -622,7 +624,7 @@ def test_settings_without_effect_give_a_warning(store: Store, changes: dict[str,
 
 
 def test_a_family_that_an_objective_cannot_train_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="--objective mlm trains roberta or bert or electra or modernbert, not marian"):
+    with pytest.raises(InputError, match="--objective mlm trains modernbert or roberta or bert or electra, not marian"):
         trainings.train(store, architecture="marian")
 
 

@@ -1,6 +1,6 @@
 """Quickstart: all stages in one run, on the documentation that comes with Python or on the user's own text.
 
-Builds a corpus, a tokenizer and sequences.  For a first look it trains a small RoBERTa with guided heads for a tenth of
+Builds a corpus, a tokenizer and sequences.  For a first look it trains a small ModernBERT with guided heads for a tenth of
 the steps and draws their attention.  Then it trains the same model with and without guided heads, with the same seed and
 steps.  Writes report@1: ``comparison.json``, ``learning.png``, ``attention.png``; the first look has ``attention.png``.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 BUILTIN = "builtin:python-docs"
-PLAN = "preset:ag"
+PLAN = "preset:neighbours"
 VALID_SEQUENCES = 256
 SHOWN_TOKENS = 16
 """How many tokens the attention picture shows."""
@@ -36,7 +36,9 @@ class Config(stage.Config):
     steps: int = Field(450, ge=4, description="Optimizer steps of each run.")
     layers: int = Field(8, ge=1, description="Layers of the model.")
     hidden: int = Field(128, ge=8, description="Width of the model.")
-    heads: int = Field(4, ge=2, description="Attention heads per layer; half of them are guided.")
+    heads: int = Field(
+        4, ge=2, description="Attention heads per layer; two of them are guided in the two lowest layers."
+    )
     max_length: int = Field(64, ge=8, description="Tokens per sequence.")
     vocab_size: int = Field(4000, ge=300, description="Size of the byte-level BPE vocabulary.")
     learning_rate: float = Field(1e-3, gt=0, description="Constant learning rate of AdamW.")
@@ -128,7 +130,7 @@ def build(run: Run) -> None:
     comparison = compare([Group(curve.label, (curve,)) for curve in curves], floors=known)
     run.out.write_json("comparison.json", as_json(comparison))
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
-    title = f"{run.config.layers} layers, {run.config.heads} heads, half of them guided"
+    title = f"{run.config.layers} layers, {run.config.heads} heads, two of them guided in the two lowest layers"
     run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title, floors=known))
     _draw_attention(run, snapshot_steps(run.config.steps))
 
@@ -143,7 +145,7 @@ def _draw_attention(run: Run, steps: Sequence[int]) -> None:
 def guided_attention(
     model: Any, data: Any, steps: Sequence[int], total: int
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
-    """The attention of guided heads in the first and the last layer on one sequence, at given steps of training.
+    """The attention of guided heads on one sequence, at given steps of training.
 
     Args:
         total: the steps of the whole training, of which the picture tells percentages.
@@ -167,13 +169,11 @@ def guided_attention(
         loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
         handle = install(loaded, Plan.load(PLAN), wrapped)
         found = handle.probabilities(ids)
-        layers = {0, handle.num_layers - 1}
         maps[f"step {step} ({100 * step // total} %)"] = {
             f"layer {site.layer + 1}, head {a.heads[0] + 1}\n({handle.plan.labels[a.number]})": found[site][
                 0, a.heads[0]
             ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
             for site, site_plan in handle.site_plans.items()
-            if site.layer in layers
             for a in site_plan.assignments
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
@@ -186,5 +186,5 @@ def _readable(examples: Any, tokenizer: Any) -> np.ndarray:
     return max(candidates, key=lambda ids: sum(w.isalpha() for w in tokenizer.decode(ids[:SHOWN_TOKENS]).split()))
 
 
-STAGE = Stage("quickstart", "report", 3, Config, build)
-FIRST_LOOK = Stage("quickstart-first-look", "report", 1, Config, build_first_look)
+STAGE = Stage("quickstart", "report", 4, Config, build)
+FIRST_LOOK = Stage("quickstart-first-look", "report", 2, Config, build_first_look)

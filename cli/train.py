@@ -78,7 +78,7 @@ def after_pretrain(made: Artifact, store: Store) -> tuple[str, ...]:
         "for s in 0 1 2; do guide pretrain wiki-128 --architecture bert --seed $s --name plain-$s; done",
         "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
         "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
-        "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:ag",
+        "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:neighbours",
         "guide pretrain wiki-128 --steps 9000 --resume model/1f0c --allow-change steps",
     ],
     next_command=after_pretrain,

@@ -222,7 +222,7 @@ def test_the_lines_that_open_a_model_without_guide_open_it(page: str, tmp_path: 
     model = trainings.train(store, trainings.sequences(store), steps=1).artifact.path
     names: dict[str, Any] = {}
     exec(compile(code.replace("artifacts/model/<id>", str(model)), page, "exec"), names)
-    assert type(names["model"]).__name__ == "RobertaForMaskedLM"
+    assert type(names["model"]).__name__ == "ModernBertForMaskedLM"
 
 
 def test_the_settings_file_of_the_page_is_read(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class TrainingConfig(ModelConfig):
     valid_sequences: int = Field(512, ge=0, description="At most so many validation sequences; 0 for all.")
     snapshots: list[int] = Field([], description="A step whose weights are kept in the artifact (repeatable).")
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
-    plan: str = knob("", "Plan of guides: a preset, such as preset:ag, or a TOML file.")
+    plan: str = knob("", "Plan of guides: a preset, such as preset:neighbours, or a TOML file.")
     masks: list[str] = knob(
         [],
         "What `guide build-masks` made of the sequences, for plans that read words, idf or trees; for several sequences, "

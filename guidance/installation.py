@@ -418,6 +418,8 @@ def _carry(model: PreTrainedModel) -> None:
     handle = leading(model)
     if handle is None or handle.progress is None:
         model.config.__dict__.pop(PROGRESS_KEY, None)
+    else:
+        setattr(model.config, PROGRESS_KEY, list(handle.progress))
     if handle is not None and (text := handle.plan.dumps()):
         setattr(model.config, PLAN_KEY, text)
     else:

@@ -33,6 +33,18 @@ PLANS: Mapping[str, Plan] = {
             guide("attention_loss", "period", 1, 2, empty_rows="skip", token_rows="indicator"),
         )
     ),
+    "attention_loss, kl": Plan(
+        (
+            guide("attention_loss", "next", 0, weight=3.0, distance="kl"),
+            guide("attention_loss", "first", 2, weight=5.0, distance="kl", stop_at=0.9),
+            guide("attention_loss", "previous", 3, distance="kl", boundary="uniform"),
+            guide("mask", "window", 0, 3),
+        )
+    ),
+    "attention_loss, mass": Plan((guide("attention_loss", "period", 1, 2, distance="kl", mass=True),)),
+    "bias, fading": Plan((guide("bias", "first", 1, 3, schedule="cosine"),)),
+    "fix, fading": Plan((guide("fix", "next", 0, schedule="linear"), guide("gaussian", "", 2, schedule="linear"))),
+    "off, fading": Plan((guide("off", schedule="linear"),)),
     "logit_loss": Plan((guide("logit_loss", "conflict", "first 2", layers=("last 1",)),)),
     "mask": Plan((guide("mask", "window", 0), guide("mask", "matching_token", 0, 2))),
     "mask, scaled": Plan((guide("mask", "previous", 1, scale="d_model"),)),
@@ -121,6 +133,7 @@ def installed(family: str, plan: Plan | str, **config: Any) -> tuple[PreTrainedM
 def install_plan(model: PreTrainedModel, plan: Plan | str) -> Handle:
     """Install a plan, and set the parameters that it adds to large random numbers."""
     handle = install(model, PLANS[plan] if isinstance(plan, str) else plan, Words(), tables=tables())
+    handle.advance(1, 4)
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if ".guided." in name:

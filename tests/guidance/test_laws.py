@@ -324,7 +324,7 @@ def test_removing_a_plan_restores_the_model(family: str, name: str) -> None:
     before, names = model(**inputs).logits, list(model.state_dict())
     state, random_state = _state(model), torch.get_rng_state()
     modes = {module: module.training for module in model.modules()}
-    handle = install(model, PLANS[name], Words(), tables=tables())
+    handle = install(model, PLANS[name], Words(), tables=tables(), progress=(1, 4))
     assert all(module.training == mode for module, mode in modes.items())
     if name not in PARAMETERS:
         assert torch.equal(torch.get_rng_state(), random_state)

@@ -8,15 +8,15 @@ The texts come from public repositories and are expected in ``GUIDE_SHARED``/dat
 
 Runs whose figures are in the JSON of the table are not repeated, and interrupted ones are continued, so a table may be
 made in several sessions.  Losses are those of the task alone, in nats; the final loss is a mean over 50 steps.  The
-baseline is the best setting without a plan; every other run is compared with its run of the same seed.  *Equal loss* is
-the first step, and the training time, at which a run reaches the final loss of the baseline.  *Ahead at equal time* is
-how much lower its loss is at the time at which the first of the two ended.
+baseline is the best setting without a plan; every other run is compared with its run of the same seed.  *Steps to* says when
+each run, the baseline too, first had the losses that the baseline has after a half and all of its steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -398,24 +398,21 @@ def baseline(table: Table, by_label: Mapping[str, Sequence[Row]]) -> str:
     return min(plain, key=lambda label: by_label[label][0]["loss"])
 
 
-def equal_loss(row: Row, base: Row) -> tuple[float | None, float | None]:
-    """Steps and seconds to the final loss of the baseline, interpolated between the kept points of the curve."""
+def steps_to(row: Row, loss: float) -> float | None:
+    """The step at which a run first has this loss, interpolated between the kept points of its curve; None if never."""
     steps, losses = np.array(row["curve"]).T
-    reached_at = np.flatnonzero((steps >= WINDOW) & (losses <= base["loss"]))
+    reached_at = np.flatnonzero((steps >= WINDOW) & (losses <= loss))
     if not len(reached_at):
-        return None, None
+        return None
     last = reached_at[0]
-    reached = float(np.interp(base["loss"], losses[[last, last - 1]], steps[[last, last - 1]])) if last else steps[0]
-    return reached, row["seconds"] * reached / row["steps"]
+    return float(np.interp(loss, losses[[last, last - 1]], steps[[last, last - 1]])) if last else float(steps[0])
 
 
-def loss_difference_at_equal_time(row: Row, base: Row) -> float:
-    """Loss minus that of the baseline, at the time at which the first of the two ended."""
-    seconds = min(row["seconds"], base["seconds"])
-    ours, theirs = (
-        float(np.interp(one["steps"] * seconds / one["seconds"], *np.array(one["curve"]).T)) for one in (row, base)
-    )
-    return ours - theirs
+def passed_losses(row: Row) -> list[float]:
+    """The losses that a run has after a half and all of its steps, rounded up to hundredths."""
+    steps, losses = np.array(row["curve"]).T
+    half = float(np.interp(row["steps"] / 2, steps, losses))
+    return sorted({math.ceil(100 * loss) / 100 for loss in (half, losses[-1])}, reverse=True)
 
 
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
@@ -424,7 +421,8 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     label_of_base = baseline(table, by_label)
     bases = {row["seed"]: row for row in by_label[label_of_base]}
     names = ["run", "n", "loss", "average", "validation", *(["test NLL", "BLEU", "chrF"] if table.translates else [])]
-    names += ["p", "steps to equal loss", "ahead at equal time", "seconds to equal loss", "seconds"]
+    levels = passed_losses(by_label[label_of_base][0])
+    names += ["p", *(f"steps to {level:.2f}" for level in levels)]
     lines = [f"| {' | '.join(names)} |", "|---" + "|--:" * (len(names) - 1) + "|"]
     for label, runs in by_label.items():
         if not runs:
@@ -436,14 +434,7 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
                 _cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
             ]
         cells.append("–" if p is None else f"{p:.3f}")
-        compared = [row for row in runs if row["seed"] in bases and label != label_of_base]
-        reached = [equal_loss(row, bases[row["seed"]]) for row in compared]
-        timed = [-loss_difference_at_equal_time(row, bases[row["seed"]]) for row in compared]
-        cells += [_cell([steps for steps, _ in reached], "{:.0f}"), _cell(timed, "{:.3f}")]
-        cells += [
-            _cell([seconds for _, seconds in reached], "{:.0f}"),
-            _cell([row["seconds"] for row in runs], "{:.0f}"),
-        ]
+        cells += [_cell([steps_to(row, level) for row in runs], "{:.0f}") for level in levels]
         name = f"**{label}** (baseline)" if label == label_of_base else label
         lines.append(f"| {' | '.join([name, str(len(runs)), *cells])} |")
     return "\n".join([*lines, *_spread(table, by_label)])

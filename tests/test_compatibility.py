@@ -267,16 +267,20 @@ def _rows(line: str, out: str) -> Any:
 
 @pytest.mark.parametrize("line", [line for line in LOOKS if line.startswith("compare")])
 def test_earlier_runs_are_compared_as_before(line: str, looks: Mapping[str, Any]) -> None:
+    """Schema 2 has given losses in place of *equal loss*, and seconds only of steps that were timed alone."""
     assert looks[line].code == 0, looks[line].err
     if line.endswith("--json"):
-        found, expected = json.loads(looks[line].out), json.loads(LOOKS[line])
-        assert found.pop("definitions").keys() == expected.pop("definitions").keys()  # their values are prose
-        assert _flat(found) == _approximately(_flat(expected))
+        found, expected = _flat(json.loads(looks[line].out)), _flat(json.loads(LOOKS[line]))
+        gone = ("definitions", "schema", "equal_loss", "share_of", "equal_seconds")
+        kept = {key: value for key, value in expected.items() if not any(word in str(key) for word in gone)}
+        assert len(kept) > 50 and {key: found[key] for key in kept} == _approximately(kept)
     else:
-        runs = tuple(f"{run} " for run in line.split()[1:])
-        rows = [row for row in LOOKS[line].splitlines() if row.startswith(runs)]
-        assert rows
-        assert [row for row in looks[line].out.splitlines() if row.startswith(runs)] == rows
+        for run in line.split()[1:]:
+            first, before = (
+                next(row.split() for row in out.splitlines() if row.startswith(f"{run} "))
+                for out in (looks[line].out, LOOKS[line])
+            )
+            assert first == before, "the losses of the first table"
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +307,14 @@ def anew(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     """
     folder = tmp_path_factory.mktemp("anew")
     with _in_a_copy(folder) as call:
-        return folder / "store", {line: call(f"{_nameless(line)} --force --json") for line, _ in reversed(COMMANDS)}
+        return folder / "store", {line: call(f"{_as_then(line)} --force --json") for line, _ in reversed(COMMANDS)}
+
+
+def _as_then(line: str) -> str:
+    """A command without names; masked language models were RoBERTas unless something else was said."""
+    chosen = ("--objective", "--architecture", "--init")
+    is_auto = line.startswith("pretrain") and not any(flag in line for flag in chosen)
+    return _nameless(line) + (" --architecture roberta" if is_auto else "")
 
 
 @pytest.mark.parametrize(("line", "reference"), COMMANDS, ids=NAMES)
@@ -322,7 +333,7 @@ def test_a_stage_writes_what_it_wrote_before(line: str, reference: str, anew: tu
         if (
             key == "config"
         ):  # new settings may be added; those of today's recipe decide nothing, or the recipe would differ
-            kept = {name for name in old[key] if not (is_corpus_2 and name == "sentences")}
+            kept = {name for name in old[key] if not (is_corpus_2 and name == "sentences") and name != "architecture"}
             assert {name: new[key].get(name) for name in kept} == {name: old[key][name] for name in kept}
         else:
             assert new[key] == old[key]

@@ -65,4 +65,4 @@ def run(
         )
 
 
-STAGE = Stage("pretrain", "model", 3, Config, build)
+STAGE = Stage("pretrain", "model", 4, Config, build)

@@ -61,7 +61,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             }
         )
     return {
-        "schema": 1,
+        "schema": 2,
         "loss": comparison.loss,
         "steps": comparison.steps,
         "window": comparison.window,

@@ -54,8 +54,10 @@ class MaskedLM(GuidedLearner):
 
     @cached_property
     def floor(self) -> float | None:
-        """The loss that word frequencies alone give."""
-        return unigram_nats(self.splits["train"].ids, self.splits["valid"].ids, self.masker.ordinary)
+        """The loss that word frequencies alone give, on the sequences that are validated."""
+        valid = self.splits["valid"]
+        read = valid.ids[: int(valid.lengths[: self.num_valid].sum())]
+        return unigram_nats(self.splits["train"].ids, read, self.masker.ordinary)
 
     def prepare(self, examples: Sequence[tuple[int, int]], split: str = "train") -> MaskedBatch:
         rows = self.splits[split]

@@ -205,6 +205,10 @@ def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
         "bias, two lowest layers": ("fixed", bias),
         "fix, two lowest layers": ("fixed", neighbours("fix")),
         "fix that fades, two lowest layers": ("fixed", neighbours("fix", schedule="linear")),
+        "fix that fades by half of the run, two lowest layers": (
+            "fixed",
+            neighbours("fix", schedule="linear", until=0.5),
+        ),
         "fix, all layers": ("fixed", neighbours("fix", layers=("all",))),
         "bias that fades, two lowest layers": ("fixed", neighbours("bias", outside=outside, schedule="linear")),
     }

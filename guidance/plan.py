@@ -109,6 +109,7 @@ class Guide:
     schedule: str = _key(
         (str,), "how the weight of a loss, or the share of what a guide does to a head, falls over the run"
     )
+    until: float = _key((float, int), "the share of the run after which the schedule has reached zero")
     hold_steps: int = _key((int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
     optional: bool = _key((bool,), "true: the row may select no head, for example in smaller models")
     enabled: bool = _key((bool,), "false: ignore the row")
@@ -132,6 +133,7 @@ class Guide:
         enabled: bool = True,
         name: str = "",
         options: Mapping[str, Any] = {},
+        until: float = 1.0,
         **more: Any,
     ) -> None:
         """A row; see `KEYS`.
@@ -165,6 +167,8 @@ class Guide:
                 raise UnknownName(what, str(value), known)
         self._check_pattern()
         self._check_weight()
+        if not 0 < self.until <= 1:
+            raise PlanError(f"until = {self.until:g} is no share of the run", hint="above 0, up to 1")
         if self.hold_steps < 0 or (self.reference_length is not None and self.reference_length < 1):
             raise PlanError("hold_steps starts at 0 and reference_length at 1")
         if not self.heads or not self.layers:
@@ -270,7 +274,7 @@ class Guide:
 
     def factor(self, step: int, total: int) -> float:
         """The factor that the schedule gives after ``step`` of ``total`` optimizer steps."""
-        return SCHEDULES[self.schedule](step, total, self.hold_steps)
+        return SCHEDULES[self.schedule](step, round(total * self.until), self.hold_steps)
 
 
 @dataclass(frozen=True)

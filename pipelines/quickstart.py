@@ -114,7 +114,7 @@ def snapshot_steps(steps: int) -> list[int]:
 
 
 def build_first_look(run: Run) -> None:
-    """Draw the attention of guided heads before and after a short training."""
+    """Draw the attention of guided and free heads before and after a short training."""
     _draw_attention(run, [0, tenth(run.config.steps)])
 
 
@@ -139,13 +139,15 @@ def _draw_attention(run: Run, steps: Sequence[int]) -> None:
     from pipelines.views.drawing import attention_grid
 
     maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps, run.config.steps)
-    run.out.write("attention.png", attention_grid(maps, tokens, title="where guided heads look during training"))
+    run.out.write(
+        "attention.png", attention_grid(maps, tokens, title="where guided and free heads look during training")
+    )
 
 
 def guided_attention(
     model: Any, data: Any, steps: Sequence[int], total: int
 ) -> tuple[Mapping[str, Mapping[str, np.ndarray]], list[str]]:
-    """The attention of guided heads on one sequence, at given steps of training.
+    """The attention of the guided heads of the lowest layer and of two free heads, at given steps of training.
 
     Args:
         total: the steps of the whole training, of which the picture tells percentages.
@@ -169,12 +171,14 @@ def guided_attention(
         loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
         handle = install(loaded, Plan.load(PLAN), wrapped)
         found = handle.probabilities(ids)
+        first, last = (next(site for site in found if site.layer == n) for n in (0, handle.num_layers - 1))
+        heads = {(first, a.heads[0]): handle.plan.labels[a.number] for a in handle.site_plans[first].assignments}
+        heads |= {(site, site.num_heads - 1): "free" for site in (first, last)}
         maps[f"step {step} ({100 * step // total} %)"] = {
-            f"layer {site.layer + 1}, head {a.heads[0] + 1}\n({handle.plan.labels[a.number]})": found[site][
-                0, a.heads[0]
-            ][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
-            for site, site_plan in handle.site_plans.items()
-            for a in site_plan.assignments
+            f"layer {site.layer + 1}, head {head + 1}\n({label})": found[site][0, head][
+                :SHOWN_TOKENS, :SHOWN_TOKENS
+            ].numpy()
+            for (site, head), label in heads.items()
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]
     return maps, tokens

@@ -21,21 +21,15 @@ def template(preset: str | None = None) -> str:
 _FIRST_ROWS = """
 [[guide]]
 pattern = "next"
-mechanism = "attention_loss"
+mechanism = "fix"               # the pattern is put in the place of the head's attention
 layers = ["first 2"]            # guides in the lowest layers help; in all layers they can do harm
 heads = [0]                     # one head of each
-weight = 100.0                  # for sequences of 512 tokens
-reference_length = 512
-schedule = "linear"             # to zero at the last step
 
 [[guide]]
 pattern = "previous"
-mechanism = "attention_loss"
+mechanism = "fix"
 layers = ["first 2"]
 heads = [1]
-weight = 100.0
-reference_length = 512
-schedule = "linear"
 """
 
 

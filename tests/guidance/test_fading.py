@@ -129,3 +129,12 @@ def test_a_pattern_is_not_needed_any_more_when_its_guide_has_faded() -> None:
     model, handle = installed(plan, step=4)
     assert torch.equal(logits(model), logits(installed(Plan())[0]))
     assert not handle.needs(training=False) and handle.needs()
+
+
+def test_a_schedule_may_end_before_the_run() -> None:
+    row = Guide("next", "fix", schedule="linear", until=0.5)
+    assert [row.factor(step, 8) for step in (0, 2, 4, 8)] == [1.0, 0.5, 0.0, 0.0]
+    assert Plan.parse(Plan((row,)).dumps()).guides == (row,)
+    for share in (0, 1.5, float("nan")):
+        with pytest.raises(PlanError, match="no share of the run"):
+            Guide("next", "fix", schedule="linear", until=share)

@@ -136,7 +136,7 @@ def serve_command(
 ) -> None:
     """Show all heads on a local page, on which patterns are found, tried and accepted.
 
-    The address, with a token, is the only line on stdout.  Ctrl-C ends it.  Nothing leaves this machine.
+    The address, with a token, is the only line on stdout.  Ctrl-C ends it, with exit code 130.  Nothing leaves this machine.
     """
     from pipelines.explorer.server import serving
 
@@ -210,6 +210,8 @@ def _workspace(
     names = [model, *([beside] if beside else [])]
     for name in names:
         _check_exists(name, session.store)
+    if not Path(data).is_file():
+        session.store.find(data)
     read = SequencesConfig(**{name: getattr(config, name) for name in SequencesConfig.model_fields})
     with contextlib.ExitStack() as opened:
 

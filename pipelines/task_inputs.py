@@ -188,8 +188,13 @@ def _tell(what: str, made: Any) -> None:
     log.info("%s: %s%s", what, made.reference, " (already there)" if made.reused else "")
 
 
+USUAL_LENGTH = 128
+"""Tokens of a sequence, where nobody says anything else."""
+
+
 def longest(model: str, given: int, store: Store) -> int:
     """How many tokens the sequences of a model may have: ``given``, or as many as it was trained with, if that is known.
+    Otherwise 128, or what the model can read at most.
 
     Args:
         model: a reference, or a model folder; ``given``: 0 if the user gave none.
@@ -202,4 +207,10 @@ def longest(model: str, given: int, store: Store) -> int:
             if known:
                 with store.load_input(artifact, "sequences", verify=False) as data:
                     return int(data.manifest["config"]["max_length"])
-    return 128
+    elif (found := Path(model) / "config.json").is_file():
+        from guidance.checkpoint import read_config
+        from pipelines.training.models import longest_input
+
+        most = longest_input(read_config(found.read_bytes(), str(found)))
+        return min(USUAL_LENGTH, most) if most is not None else USUAL_LENGTH
+    return USUAL_LENGTH

@@ -169,6 +169,7 @@ class Workspace:
                 self.problem = error.message + (f" ({error.hint})" if error.hint else "")
                 if what == "opening":
                     self._tell("failed", self.problem, 0, 0)
+                    log.error("%s", self.problem)
             except Exception:
                 self.problem = f"{what} failed; the terminal says more"
                 if what == "opening":

@@ -150,8 +150,10 @@ class Scorer(Filler):
         chosen = []
         for head in heads:
             if head not in known:
-                layers = 1 + max(layer for layer, _ in known)
-                raise InputError(f"there is no head {head[0]}-{head[1]}: the model has layers 0 to {layers - 1}")
+                last_layer, last_head = (max(each) for each in zip(*known, strict=True))
+                raise InputError(
+                    f"there is no head {head[0]}-{head[1]}: the model has layers 0 to {last_layer} with heads 0 to {last_head}"
+                )
             chosen.append(known[head])
         with switched_off(self.model, self._sites(), chosen):
             yield

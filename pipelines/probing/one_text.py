@@ -68,8 +68,10 @@ class TextAttention:
             if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
                 found: np.ndarray = maps[head]
                 return found
-        layers = 1 + max(site.layer for site in self.maps)
-        raise InputError(f"there is no head {layer}-{head}: the model has layers 0 to {layers - 1}")
+        layers, heads = (1 + max(each) for each in ((s.layer for s in self.maps), (s.num_heads - 1 for s in self.maps)))
+        raise InputError(
+            f"there is no head {layer}-{head}: the model has layers 0 to {layers - 1} with heads 0 to {heads - 1}"
+        )
 
 
 def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") -> TextAttention:

@@ -113,7 +113,12 @@ def build(run: Run) -> None:
     train = Examples.read(data, "train", len(tokenizer))
     counted = Counted.of(train, masker, seed=config.seed)
     floors: dict[str, np.ndarray] = {}
-    if len(counted.places):
+    if config.split == "train":
+        run.warn(
+            f"{data.reference}: the training text itself is measured, and counts of a text know it by heart, so there are no"
+            " floors; sequences with a validation split have them"
+        )
+    elif len(counted.places):
         found = counted.estimates(predicted(masked, masker.vocab_size))
         floors = {name: -np.log(found[name]) for name in FLOORS}
     else:

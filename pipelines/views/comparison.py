@@ -322,6 +322,10 @@ def compare(
     rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
     notes += [f"{row.group.label} differs from the baseline in {', '.join(row.differs)}" for row in rows if row.differs]
     notes += _above_floors(whole, floors)
+    if power is not None and not any(row.num_pairs > 1 for row in rows[1:]):
+        notes.append(
+            "how many seeds an effect needs follows from the spread of at least two pairs of runs; give more seeds"
+        )
     return Comparison(whole[0].loss, steps, window, score, rows, notes, at, floors, power)
 
 

@@ -13,7 +13,7 @@ import pytest
 Guide = Callable[..., Any]
 
 LINES = "".join(f"The number {n} is followed by the number {n + 1} .\n" for n in range(300))
-SHORT = ["--layers", "1", "--hidden", "16", "--heads", "4", "--steps", "2", "--batch-size", "4"]
+SHORT = ["--layers", "2", "--hidden", "16", "--heads", "4", "--steps", "2", "--batch-size", "4"]
 
 
 def after(answer: Any) -> list[str]:

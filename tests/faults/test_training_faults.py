@@ -36,7 +36,14 @@ from tests import trainings
 from tests.tiny import KILLED, in_child, processes, start, wait_for
 from tests.trainings import At, assert_close, one_thread, send  # noqa: F401
 
-LONG: dict[str, Any] = {"steps": 24, "save_every": 5, "evaluate_every": 8, "plan": "preset:ag", "snapshots": [0, 7]}
+LONG: dict[str, Any] = {
+    "architecture": "roberta",
+    "steps": 24,
+    "save_every": 5,
+    "evaluate_every": 8,
+    "plan": "preset:ag",
+    "snapshots": [0, 7],
+}
 """40 examples in batches of 8: an epoch is 5 steps."""
 
 

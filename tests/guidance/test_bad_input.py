@@ -188,7 +188,7 @@ ROWS: dict[str, tuple[str, str]] = {
         f"a weight of {mechanism}": (f'mechanism = "{mechanism}"\nweight = 2.0', f"losses, and {mechanism} is none")
         for mechanism in ("off", "gaussian", "gate")
     },
-    "a schedule of a mask": ('mechanism = "mask"\npattern = "next"\nschedule = "linear"', "losses, and mask is none"),
+    "a schedule of a mask": ('mechanism = "mask"\npattern = "next"\nschedule = "linear"', "a mask cannot fade"),
     **{
         f"a weight of {weight}": (
             f'mechanism = "attention_loss"\npattern = "next"\nweight = {weight}',

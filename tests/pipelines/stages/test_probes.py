@@ -455,6 +455,25 @@ def test_the_loss_of_all_slices_is_that_of_an_evaluation(store: Store) -> None:
     assert (made.path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_text_that_is_itself_counted_has_no_floors(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, layers=1, heads=2, steps=2).reference
+    with caplog.at_level("WARNING", "guide"):
+        made = probe_loss.run(model, data.reference, probe_loss.Config(split="train"), store=store).artifact
+    rows = pq.read_table(made.path / "slices.parquet").to_pylist()
+    assert rows and all(row["ngrams"] is None for row in rows)
+    assert "so there are no floors" in "\n".join(made.manifest["warnings"])
+
+
+def test_sequences_of_a_text_are_no_longer_than_a_model_folder_can_read(store: Store, tmp_path: Path) -> None:
+    from transformers import BertConfig, ModernBertConfig
+
+    for config, expected in ((BertConfig(max_position_embeddings=64), 64), (ModernBertConfig(), 128)):
+        config.save_pretrained(tmp_path / config.model_type)
+        assert longest(str(tmp_path / config.model_type), 0, store) == expected
+    assert longest(str(tmp_path / "bert"), 32, store) == 32
+
+
 def test_only_models_of_words_have_a_loss(store: Store, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     text = written(tmp_path, "text.txt", "anna saw the dog .\n" * 9)

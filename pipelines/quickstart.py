@@ -168,8 +168,9 @@ def guided_attention(
     ids = torch.tensor(_readable(Examples.read(data, split, len(wrapped)), wrapped))[None]
     maps: dict[str, dict[str, np.ndarray]] = {}
     for step in steps:
-        loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM)
-        handle = install(loaded, Plan.load(PLAN), wrapped)
+        plan = Plan.load(PLAN)
+        loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM, plan)
+        handle = install(loaded, plan, wrapped)
         found = handle.probabilities(ids)
         first, last = (next(site for site in found if site.layer == n) for n in (0, handle.num_layers - 1))
         heads = {(first, a.heads[0]): handle.plan.labels[a.number] for a in handle.site_plans[first].assignments}

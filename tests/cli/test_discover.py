@@ -103,6 +103,7 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     ("arguments", "message"),
     [
         (["nothing", "text.txt"], "no artifact 'nothing'"),
+        (["MODEL", "nofile.txt"], "no artifact 'nofile.txt'"),
         (["MODEL", "text.txt", "--patterns", "nxt"], "unknown pattern 'nxt'"),
         (["MODEL", "text.txt", "--beside", "MODEL"], "--beside names the same model"),
         (["MODEL", "text.txt", "--port", "1"], "port 1"),

@@ -32,6 +32,7 @@ from pipelines.stages import (
     probe_sinks,
 )
 from pipelines.storage.store import Store
+from pipelines.task_inputs import longest
 from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -455,11 +456,10 @@ def test_the_loss_of_all_slices_is_that_of_an_evaluation(store: Store) -> None:
     assert (made.path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_text_that_is_itself_counted_has_no_floors(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_that_is_itself_counted_has_no_floors(store: Store) -> None:
     data = trainings.sequences(store)
     model = trainings.train(store, data, layers=1, heads=2, steps=2).reference
-    with caplog.at_level("WARNING", "guide"):
-        made = probe_loss.run(model, data.reference, probe_loss.Config(split="train"), store=store).artifact
+    made = probe_loss.run(model, data.reference, probe_loss.Config(split="train"), store=store).artifact
     rows = pq.read_table(made.path / "slices.parquet").to_pylist()
     assert rows and all(row["ngrams"] is None for row in rows)
     assert "so there are no floors" in "\n".join(made.manifest["warnings"])

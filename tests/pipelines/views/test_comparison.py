@@ -141,6 +141,9 @@ def test_the_number_of_seeds_that_an_effect_needs() -> None:
     guided = [curve([5.0 - gain] * 4, f"g{seed}", seed=seed) for seed, gain in enumerate((0.0, 1.0, 2.0))]
     comparison = compare([Group("p", tuple(plain)), Group("g", tuple(guided))], power=1.0)
     assert any(line.split() == ["g", "10", "10", "–"] for line in as_text(comparison))
+    assert not any("at least two pairs" in note for note in comparison.notes)
+    single = compare(singles(curve(PLAIN, "plain"), curve(GUIDED, "guided")), power=1.0)
+    assert any("at least two pairs" in note for note in single.notes)
     assert as_json(comparison)["groups"][1]["seeds_needed"] == {"average": 10, "final": 10, "valid": None}
 
 

@@ -64,6 +64,7 @@ def main() -> None:
         pair = []
         for label, plan in (("plain", ""), ("guided", str(plan_file))):
             config = pretrain.Config(
+                architecture="roberta",
                 layers=8,
                 hidden=128,
                 heads=4,

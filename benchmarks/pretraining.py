@@ -161,7 +161,7 @@ def oromo(store: Store) -> tuple[str, dict[str, Any]]:
 def learned_books(store: Store) -> tuple[str, dict[str, Any]]:
     """The novels, and a guided model pre-trained on them, so that its heads have something to attack."""
     reference = books(store)[0]
-    config = {**SMALL, "plan": _plan_file(ag("next", "previous"), store)}
+    config = {**SMALL, "architecture": "roberta", "plan": _plan_file(ag("next", "previous"), store)}
     first = pretrain.run(reference, pretrain.Config(**config), store=store)
     assert first is not None
     return reference, {"init": first.artifact.reference}
@@ -343,6 +343,8 @@ def train(
         reference, more: the sequences, and the settings that they require.
     """
     changes = {**table.common, **more, **setting.changes, "seed": seed} | ({"steps": steps} if steps else {})
+    if "objective" not in changes:
+        changes.setdefault("architecture", "roberta")  # what the figures were measured with
     if setting.plan is None:
         changes.pop("cooccur", None)
     else:

@@ -133,6 +133,7 @@ class Guide:
         enabled: bool = True,
         name: str = "",
         options: Mapping[str, Any] = {},
+        *,
         until: float = 1.0,
         **more: Any,
     ) -> None:

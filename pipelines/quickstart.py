@@ -33,7 +33,7 @@ SHOWN_TOKENS = 16
 class Config(stage.Config):
     """Settings of both runs; the defaults take a few minutes on two cores."""
 
-    steps: int = Field(450, ge=4, description="Optimizer steps of each run.")
+    steps: int = Field(320, ge=4, description="Optimizer steps of each run.")
     layers: int = Field(8, ge=1, description="Layers of the model.")
     hidden: int = Field(128, ge=8, description="Width of the model.")
     heads: int = Field(

@@ -35,6 +35,7 @@ from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import FLOORS
 from pipelines.views.curves import Curve
+from pipelines.views.drawing import draw_floors
 
 WINDOW = 50
 POINTS = 60
@@ -474,15 +475,6 @@ def floors_of(table: Table, store: Store) -> dict[str, float]:
     prepare = {learned_books: books}.get(table.prepare, table.prepare)
     found = floors.run(prepare(store)[0], floors.Config(limit=limit), store=store).artifact
     return dict(found.counts["nats"])
-
-
-def draw_floors(axes: Any, nats: Mapping[str, float], lowest: float) -> None:
-    """Draw the floors that are near the lowest loss as dotted lines with their names."""
-    for name, value in nats.items():
-        if value > lowest - 1:
-            axes.axhline(value, color="#444444", linewidth=0.9, linestyle=":", zorder=0)
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(FLOORS[name], (0.01, value), (0, 2), fontsize=7, color="#444444", **place)
 
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapping[str, float]) -> None:

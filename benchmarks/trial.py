@@ -94,7 +94,7 @@ def loss(weight: float, distance: str = "squared", **more: Any) -> Plan:
 
 
 def role(pattern: Any, mechanism: str, **more: Any) -> Plan:
-    """A guide on one head of the lower half."""
+    """A guide on head 2 of each of the four lower layers."""
     return Plan((Guide(pattern, mechanism, layers=LOWER_HALF, heads=(2,), **more),))
 
 
@@ -175,8 +175,7 @@ def plain_settings() -> dict[str, dict[str, Any]]:
 def search(results: Results) -> Iterator[list[Run]]:
     plain = plain_settings()
     yield [Run("search", label, SEARCH_SEED, 600, None, settings) for label, settings in plain.items()]
-    best = plain[results.best("search", list(plain))]
-    yield [Run("search", label, SEARCH_SEED, 600, plan, best) for label, plan in (LOSSES | BIASES).items()]
+    yield [Run("search", label, SEARCH_SEED, 600, plan, tuned(results)) for label, plan in (LOSSES | BIASES).items()]
 
 
 def tuned(results: Results) -> dict[str, Any]:
@@ -197,7 +196,6 @@ def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
     """Every guided arm: a kind (``loss`` or ``fixed``) and a plan, by label."""
     squared, kl, bias = chosen(results)
     weight, outside = kl.guides[0].weight_for(8), bias.guides[0].options["outside"]
-    fading = {"schedule": "linear"}
     arms = {
         "ag, all layers (paper A)": ("loss", ag("next", "previous")),
         "squared loss, two lowest layers": ("loss", squared),
@@ -216,7 +214,7 @@ def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
         together = {} if pattern == "conflict" else {"mass": True}
         wanted = {"distance": "kl", "weight": weight, "reference_length": 512, "schedule": "linear", **together}
         arms[f"{pattern}: loss"] = ("loss", role(pattern, "attention_loss", **wanted))
-        arms[f"{pattern}: bias that fades"] = ("fixed", role(pattern, "bias", outside=outside, **fading))
+        arms[f"{pattern}: bias that fades"] = ("fixed", role(pattern, "bias", outside=outside, schedule="linear"))
     return arms
 
 

@@ -164,7 +164,7 @@ class GuidedModel:
     # guides that fade
 
     def advance(self, step: int, total_steps: int) -> None:
-        """Say how far training is, which guides that fade follow, also at inference.
+        """Say how far training is.  Guides that fade follow it, at inference too.
 
         A training loop of one's own calls it before each step and before each evaluation; ours do.  The configuration of the
         model carries it, so that a saved model computes what it did when it was saved.
@@ -177,10 +177,10 @@ class GuidedModel:
             setattr(self.model.config, PROGRESS_KEY, list(self.progress))
 
     def strengths(self) -> dict[int, Tensor]:
-        """By number, how much each guide that fades still does, from 1 to 0.
+        """What is left of each guide that fades, by its number: 1 at full strength, 0 when it is gone.
 
         Raises:
-            InputError: nobody has said how far training is.
+            InputError: the handle has not been told how far training is; see `advance`.
         """
         if not self.fading:
             return {}

@@ -63,7 +63,7 @@ def attend_rows(
 ) -> tuple[Tensor, list[Tensor]]:
     """The output of some heads for some neighbouring queries, (B, rows, heads, D), and the distances of each measurement.
 
-    Attacks and edits are made where these are all queries.
+    Attacks, and edits of scores and probabilities, expect whole matrices: heads that have them want all queries at once.
     """
     batch = call.batch
     scores = (heads_of(call.query, heads)[:, :, rows] * call.scale) @ heads_of(call.key, heads).transpose(-1, -2)

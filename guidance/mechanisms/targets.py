@@ -90,7 +90,7 @@ class SquaredTarget(Target):
 
 @dataclass(frozen=True)
 class DivergenceTarget(Target):
-    """The Kullback-Leibler divergence KL(t || p), or the surprise at the pattern's keys together, -log sum p over them.
+    """The Kullback-Leibler divergence KL(t || p); or, for the keys of the pattern together, minus the logarithm of their mass.
 
     Attributes:
         value_BQ: the probability that is wanted for each unit of weight; 0 in rows without a key.
@@ -127,7 +127,7 @@ class DivergenceTarget(Target):
         return distances
 
     def _log_mass(self, log_attention_BhQK: Tensor) -> Tensor:
-        """The logarithm of the mass on the keys of the pattern; -inf in rows without a key becomes 0."""
+        """The logarithm of the mass on the keys of the pattern; 0 in rows without a key."""
         keys_BQK = self.predicate.named().dense()
         inside = log_attention_BhQK.masked_fill(~keys_BQK[:, None], torch.finfo(log_attention_BhQK.dtype).min)
         return torch.where((self.value_BQ > 0)[:, None], inside.logsumexp(-1), 0.0)

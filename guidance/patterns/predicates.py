@@ -93,7 +93,13 @@ class Predicate(ABC):
 
     def part(self, rows: slice) -> Predicate:
         """The same predicate for some neighbouring queries, which are then counted from 0."""
-        return _written(self.dense()[:, rows], self.valid_BT, self.rows_BQ[:, rows])
+        (batch, keys), device = self.valid_BT.shape, self.valid_BT.device
+        part = self.value_at(
+            torch.arange(batch, device=device)[:, None, None],
+            torch.arange(self.rows_BQ.shape[1], device=device)[rows, None],
+            torch.arange(keys, device=device),
+        )
+        return _written(part, self.valid_BT, self.rows_BQ[:, rows])
 
     def named(self) -> Predicate:
         """The keys that have any weight: the predicate itself, if it is yes or no."""
@@ -258,6 +264,9 @@ class Pairs(Predicate):
     def dense(self) -> Tensor:
         return self.pairs_BQK & self.valid_BT[:, None, :] & self.rows_BQ[:, :, None]
 
+    def part(self, rows: slice) -> Pairs:
+        return Pairs(self.pairs_BQK[:, rows], self.valid_BT, self.rows_BQ[:, rows])
+
     def squares(self) -> Tensor:
         return self.counts()
 
@@ -276,6 +285,9 @@ class Weights(Predicate):
 
     def dense(self) -> Tensor:
         return self.weights_BQK.float() * (self.valid_BT[:, None, :] & self.rows_BQ[:, :, None])
+
+    def part(self, rows: slice) -> Weights:
+        return Weights(self.weights_BQK[:, rows], self.valid_BT, self.rows_BQ[:, rows])
 
     def named(self) -> Pairs:
         return Pairs(self.dense() > 0, self.valid_BT, self.rows_BQ)

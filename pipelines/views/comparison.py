@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from guidance.errors import InputError, UnknownName
+from guidance.errors import InputError, MachineError, UnknownName
 from pipelines.progress import Progress
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -217,7 +217,7 @@ def floors_of(curves: Sequence[Curve], store: Store, progress: Progress | None =
         with store.load(origin.reference, kind="model", verify=False) as model:
             data = store.load_input(model, "sequences", verify=False).reference
         return dict(floors.run(data, config, store=store, progress=progress).artifact.counts["nats"])
-    except InputError:  # the sequences are gone, or have no validation split
+    except (InputError, MachineError):  # the sequences are gone or have no validation split; or nothing can be written
         return {}
 
 

@@ -49,7 +49,7 @@ def learning_curves(
         axes.annotate(
             f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
         )
-    _draw_floors(axes, floors, curves)
+    draw_floors(axes, floors, _lowest(curves))
     axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("masked-LM loss (nats per token)")
@@ -61,11 +61,10 @@ def learning_curves(
     return png(figure)
 
 
-def _draw_floors(axes: Any, floors: Mapping[str, float], curves: Sequence[Curve]) -> None:
-    """Draw the floors that are near the curves as dotted lines, with their names at the left."""
+def draw_floors(axes: Any, floors: Mapping[str, float], lowest: float) -> None:
+    """Draw the floors that are near the lowest loss as dotted lines, with their names at the left."""
     from pipelines.views.comparison_tables import FLOORS
 
-    lowest = min(min(map(float, curve.losses)) for curve in curves)
     for name, nats in floors.items():
         if nats < lowest - NEAR:
             continue
@@ -79,6 +78,10 @@ def _draw_floors(axes: Any, floors: Mapping[str, float], curves: Sequence[Curve]
             fontsize=8,
             color="#444444",
         )
+
+
+def _lowest(curves: Sequence[Curve]) -> float:
+    return min(min(map(float, curve.losses)) for curve in curves)
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
@@ -111,7 +114,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
     for axes in (by_step, by_second):
-        _draw_floors(axes, comparison.floors, [curve for group in groups for curve in group.curves])
+        draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
     by_step.set_xlabel("optimizer steps")
     by_second.set_xlabel("seconds of training")
     for axes in (by_step, by_second):

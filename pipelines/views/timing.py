@@ -1,4 +1,4 @@
-"""How long a training step of finished runs takes, measured now: one run after the other, with nothing else of ours at work."""
+"""How long a training step of finished runs takes: measured now, one run after the other, never two at once."""
 
 from __future__ import annotations
 

@@ -184,6 +184,17 @@ def test_the_mass_of_the_keys_together_is_pulled_up_whatever_its_split(spec: Any
             torch.testing.assert_close(found[b, :, query], expected)
 
 
+@pytest.mark.parametrize("reach", [None, 1])
+@every_pattern
+def test_a_part_of_a_pattern_is_that_part_of_its_matrix(spec: Any, reach: int | None) -> None:
+    predicate = target(spec, reach=reach).predicate
+    whole = predicate.dense()
+    for rows in (slice(0, 2), slice(1, 4), slice(4, 5)):
+        part = predicate.part(rows)
+        assert torch.equal(part.dense(), whole[:, rows])
+        torch.testing.assert_close(part.counts(), predicate.counts()[:, rows])
+
+
 def test_a_divergence_by_hand() -> None:
     """Flat attention over four keys and one wanted: log 4, and a pull of 1 - 1/4 on its score; two wanted: log 2."""
     tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guidance.errors import InputError
+from guidance.errors import InputError, MachineError
+from pipelines.stages import floors
 from pipelines.storage.manifest import MANIFEST
 from pipelines.storage.store import Store
 from pipelines.views import comparison
@@ -31,6 +32,18 @@ def test_runs_are_timed_compared_at_equal_seconds_and_set_beside_their_floors(st
     assert comparison.run([plain], store, with_floors=False).floors == {}
     seconds = step_seconds([guided], store)
     assert set(seconds) == {guided} and seconds[guided] > 0
+
+
+def test_without_a_place_for_floors_runs_are_compared_without_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainings.train(store).reference
+
+    def refuse(*_: object, **__: object) -> None:
+        raise MachineError("read-only")
+
+    monkeypatch.setattr(floors, "run", refuse)
+    assert comparison.run([run], store).floors == {}
 
 
 def test_a_run_from_files_cannot_be_timed(store: Store, tmp_path: Path) -> None:

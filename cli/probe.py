@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,12 +21,7 @@ from pipelines.stages import (
     probe_relevance,
     probe_sinks,
 )
-
-SHOWN = 15
-"""Relations in the table on the terminal; all are in ``probe.json``."""
-
-SHOWN_HEADS = 8
-"""Heads that stand out, for each pattern in the table on the terminal."""
+from pipelines.views.probes import table_of
 
 DATA = "Sequences of its tokenizer, a dataset or a corpus, or a text file."
 
@@ -58,22 +52,7 @@ def probe_coref(
     split-half figure chooses it on half of the documents and measures it on the others.  Beside it stand rules: the nearest
     mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.
     """
-    result = probe_coreference.run(model, files, config, **session.options())
-    counts = result.artifact.counts
-    names = ("accuracy", "pronominal", "proper", "nominal")
-    rows = [(f"head {_head(counts['best'])}", *(_share(counts["best"][name]) for name in names))]
-    rows.append(("split halves", _share(counts["split_half"]), "", "", ""))
-    for kind in names[1:]:
-        own = counts["best_by_kind"][kind]
-        if own is not None and _head(own) != _head(counts["best"]):
-            rows.append((f"head {_head(own)}", *(_share(own[name]) for name in names)))
-    rows += [(name, *(_share(scores[key]) for key in names)) for name, scores in counts["baselines"].items()]
-    for line in folded(("", "all", *names[1:]), list(dict.fromkeys(rows)), None):
-        session.tell(line)
-    session.tell(
-        f"{counts['questions']:,} questions in {counts['documents']:,} documents; {counts['cut_off_mentions']:,} mentions were cut off"
-    )
-    return result
+    return _told(session, probe_coreference.run(model, files, config, **session.options()))
 
 
 @stage_command(
@@ -97,24 +76,7 @@ def probe_deps(
     distance, the one that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
     Punctuation and roots are not scored.
     """
-    result = probe_dependencies.run(model, files, config, **session.options())
-    counts = result.artifact.counts
-    rows: list[tuple[str, ...]] = []
-    for relation, found in counts["relations"].items():
-        own = found["best"]
-        if own["words"] >= config.min_words and len(rows) < SHOWN:
-            direction = own["direction"].replace("_", " ")
-            shares = _share(own["accuracy"]), _share(found["offset_accuracy"])
-            rows.append(
-                (relation, f"{own['words']:,}", _head(own), direction, shares[0], shares[1], f"{found['offset']:+d}")
-            )
-    for line in folded(("relation", "words", "head", "looks", "right", "distance", "of"), rows, None):
-        session.tell(line)
-    session.tell(
-        f"all words: {_share(counts['attachment_of_best_heads'])} by the best head of each relation, "
-        f"{_share(counts['attachment_of_best_offsets'])} by the best distance"
-    )
-    return result
+    return _told(session, probe_dependencies.run(model, files, config, **session.options()))
 
 
 @stage_command(
@@ -144,13 +106,7 @@ def probe_reflexive(
     Without a file, 10,000 sentences are drawn from a grammar: "the man who can laugh would hurt himself".  The answer is right if
     no other token, special ones included, has as much attention as the determiner or the noun.
     """
-    result = probe_reflexives.run(model, file, config, **session.options())
-    counts = result.artifact.counts
-    own = counts["best"]
-    rows = [(f"head {_head(own)}", _share(own["accuracy"])), ("mean of all heads", _share(counts["mean"]))]
-    for line in folded(("", "right"), rows, None):
-        session.tell(line)
-    return result
+    return _told(session, probe_reflexives.run(model, file, config, **session.options()))
 
 
 @stage_command(
@@ -178,19 +134,7 @@ def probe_relevance_command(
     All patterns are measured that the data have the features for.  A head stands out if it is three standard deviations above
     the mean of all heads; with ten heads or fewer none can.
     """
-    result = probe_relevance.run(model, data, config, **session.options())
-    counts = result.artifact.counts
-    rows = []
-    for name, found in sorted(counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
-        heads = ", ".join(found["outstanding"][:SHOWN_HEADS]) + (
-            " …" if len(found["outstanding"]) > SHOWN_HEADS else ""
-        )
-        rows.append((name, _head(found["best"]), _share(found["best"][name]), _share(found["mean"]), heads or "–"))
-    for line in folded(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, None):
-        session.tell(line)
-    if counts["left_out"]:
-        session.tell("not measured: " + "; ".join(f"{name}: {why}" for name, why in counts["left_out"].items()))
-    return result
+    return _told(session, probe_relevance.run(model, data, config, **session.options()))
 
 
 @stage_command(
@@ -219,21 +163,7 @@ def probe_blimp(
 
     The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.
     """
-    result = probe_pairs.run(model, files, config, **session.options())
-    counts = result.artifact.counts
-    names = ("accuracy", *counts["floors"])
-    rows = [
-        (row["paradigm"], f"{row['pairs']:,}", *(_share(row[name]) for name in names)) for row in counts["paradigms"]
-    ]
-    rows.append(("mean", "", _share(counts["accuracy"]), *(_share(value) for value in counts["floors"].values())))
-    for line in folded(("paradigm", "pairs", "right", *names[1:]), rows, None):
-        session.tell(line)
-    if "heads" in counts:
-        worst = counts["heads"]["most_needed"]
-        session.tell(
-            f"without head {_head(worst)}: {_share(worst['accuracy'])}, of {_share(counts['heads']['pairs_right'])} of all pairs"
-        )
-    return result
+    return _told(session, probe_pairs.run(model, files, config, **session.options()))
 
 
 @stage_command(
@@ -252,21 +182,7 @@ def probe_loss_command(
 
     Beside each stand the n-gram floors of the same tokens, counted in the training text of the sequences.
     """
-    result = probe_loss.run(model, data, config, **session.options())
-    names = ("loss", *probe_loss.FLOORS)
-    rows = [
-        (
-            row["slice"],
-            row["value"],
-            f"{row['tokens']:,}",
-            *(_nats(row[name]) for name in names),
-            _share(row["accuracy"]),
-        )
-        for row in result.artifact.counts["slices"]
-    ]
-    for line in folded(("", "", "tokens", *names, "right"), rows, None):
-        session.tell(line)
-    return result
+    return _told(session, probe_loss.run(model, data, config, **session.options()))
 
 
 @stage_command(
@@ -288,13 +204,7 @@ def probe_attack_command(
 
     The table has, by layer, the share of units that an adversary switches off, and how spread attention is without and under the attack.
     """
-    result = probe_attack.run(model, data, config, **session.options())
-    names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
-    rows = [(str(row["layer"]), *(_share(row[name]) for name in names)) for row in result.artifact.counts["by_layer"]]
-    heads = ("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked")
-    for line in folded(heads, rows, None):
-        session.tell(line)
-    return result
+    return _told(session, probe_attack.run(model, data, config, **session.options()))
 
 
 @stage_command(
@@ -313,15 +223,7 @@ def probe_sinks_command(
 
     `guide probe relevance --no-special` measures patterns on what is left.
     """
-    result = probe_sinks.run(model, data, config, **session.options())
-    counts = result.artifact.counts
-    names = ("special", "first", "itself", "ordinary", "entropy")
-    rows = [(f"layer {row['layer']}", *(_share(row[name]) for name in names)) for row in counts["by_layer"]]
-    rows.append(("by chance", *(_share(counts["by_chance"].get(name)) for name in names)))
-    for line in folded(("", *names), rows, None):
-        session.tell(line)
-    session.tell(f"most on special tokens: head {_head(counts['best'])}, {_share(counts['best']['special'])}")
-    return result
+    return _told(session, probe_sinks.run(model, data, config, **session.options()))
 
 
 @stage_command(
@@ -343,18 +245,7 @@ def probe_distance_command(
     ] = None,
 ) -> Result:
     """Measure how differently heads look (Jensen-Shannon divergence of their rows): within a model, or between two."""
-    import pyarrow.parquet as pq
-
-    result = probe_distance.run(model, other, data, config, **session.options())
-    with result.artifact.open("heads.parquet") as file:
-        table = pq.read_table(file).to_pylist()
-    shown = result.artifact.counts["shown"]
-    ranked = sorted(table, key=lambda row: row[shown])
-    chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
-    cells = [(_head(row), *(_nats(row[name]) for name in probe_distance.UNITS)) for row in chosen]
-    for line in folded(("head", "nearest", "mean", "counterpart"), cells, None):
-        session.tell(line)
-    return result
+    return _told(session, probe_distance.run(model, other, data, config, **session.options()))
 
 
 @stage_command(
@@ -385,30 +276,14 @@ def probe_importance_command(
     gradient times weight, over its rows of the query, key and value matrices and its columns of the output matrix.  With --by off it is how much the mean loss
     rises when the head is switched off.
     """
-    import pyarrow.parquet as pq
+    return _told(session, probe_importance.run(model, data, config, **session.options()))
 
-    result = probe_importance.run(model, data, config, **session.options())
-    with result.artifact.open("heads.parquet") as file:
-        ranked = sorted(pq.read_table(file).to_pylist(), key=lambda row: -row["importance"])
-    chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
-    for line in folded(("head", "score", "importance"), [_important(row) for row in chosen], None):
+
+def _told(session: Session, result: Result) -> Result:
+    """Print the table of a probe, unless machines read the output."""
+    table = table_of(result.artifact)
+    for line in folded(table.titles, table.rows, None):
         session.tell(line)
+    for note in table.notes:
+        session.tell(note)
     return result
-
-
-def _important(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return _head(row), f"{row['score']:.3f}", f"{row['importance']:.3g}"
-
-
-def _head(row: Mapping[str, Any]) -> str:
-    from pipelines.probing.heads import name_of
-
-    return name_of(row)
-
-
-def _nats(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"

@@ -16,13 +16,14 @@ import typer
 from cli.options import Session, command
 from cli.output import escape, human_size, say, say_json
 from cli.tables import nested, plain, say_table
-from guidance.errors import InputError, MachineError
+from guidance.errors import GuideError, InputError, MachineError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactAmbiguous, ArtifactDamaged, ArtifactMisplaced, ArtifactMissing
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
+    from pipelines.views.probes import Table
     from pipelines.views.unfinished import Unfinished
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
@@ -110,6 +111,7 @@ def show(session: Session, reference: Reference) -> None:
     with session.store.load(reference, verify=False) as artifact:
         manifest = artifact.manifest
         unlisted = artifact.unlisted_files()
+        found = None if session.json else _found(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
     if session.json:
         say_json(
@@ -122,10 +124,14 @@ def show(session: Session, reference: Reference) -> None:
     for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
         if manifest.get(key) is not None:
             say(f"{key:<10} {escape(manifest[key])}")
+    if found is not None:
+        say_table(found.titles, found.rows)
+        for note in found.notes:
+            say(escape(note))
     _say_sections(
         {  # the most useful first
             "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
-            "counts": manifest.get("counts", {}),
+            "counts": {} if found is not None else manifest.get("counts", {}),
             "inputs": {
                 role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
             },
@@ -137,6 +143,16 @@ def show(session: Session, reference: Reference) -> None:
     )
     for name in unlisted:
         log.warning("%s: not in the manifest", artifact.path / name)
+
+
+def _found(artifact: Artifact) -> Table | None:
+    """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
+    from pipelines.views.probes import table_of
+
+    if artifact.kind == "probe":
+        with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
+            return table_of(artifact)
+    return None
 
 
 def _show_unfinished(session: Session, folder: Path) -> None:

@@ -33,6 +33,7 @@ from pipelines.stages import (
 )
 from pipelines.storage.store import Store
 from pipelines.task_inputs import longest
+from pipelines.views.probes import table_of
 from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -228,9 +229,23 @@ def test_the_commands_print_tables(guide: Callable[..., Any], tmp_path: Path) ->
     done = guide("probe", "coref", folder, written(tmp_path, "one.conll", COREF))
     assert done.code == 0 and done.out.startswith("probe/"), done.err
     assert "head 0-1" in done.err and "100.0 %" in done.err and "head match" in done.err
+    shown = guide("show", done.out.strip()).out
+    assert all(line in shown for line in done.err.splitlines() if line.startswith(("head", "split", "nearest")))
+    assert "best_by_kind" not in shown
     done = guide("probe", "deps", folder, written(tmp_path, "trees.conllu", CONLLU), "--json")
     assert json.loads(done.out)["counts"]["probe"] == "deps"
     assert "nsubj" in done.err
+
+
+def test_a_probe_without_its_file_is_shown_by_its_counts(guide: Callable[..., Any], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    made = guide("probe", "distance", folder, written(tmp_path, "text.txt", "anna saw anna .\n" * 3)).out.strip()
+    assert "counterpart" in guide("show", made).out.partition("inputs")[0]
+    heads = next(Path("artifacts").glob("probe/*/heads.parquet"))
+    heads.chmod(0o600)
+    heads.write_bytes(b"")
+    shown = guide("show", made)
+    assert shown.code == 0 and "counts" in shown.out
 
 
 def test_what_cannot_be_probed_is_refused(store: Store, tmp_path: Path) -> None:
@@ -510,6 +525,8 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
     found = pq.read_table(both.path / "heads.parquet").to_pylist()
     assert all(row["counterpart"] == pytest.approx(0, abs=1e-9) for row in found)
     assert both.counts["shown"] == "counterpart"
+    titles, rows_shown = table_of(both).titles, table_of(both).rows
+    assert len(rows_shown) == 6 and {len(row) for row in rows_shown} == {len(titles)}
     strange = saved(tmp_path / "strange", matching(1, 3))
     names = [*trainings.SPECIAL, *WORDS[::-1]]
     for name, data in trainings.tokenizer_files(names).items():

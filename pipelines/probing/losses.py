@@ -13,17 +13,16 @@ from torch import Tensor
 import guidance
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
-from guidance.objectives.masked_lm import IGNORED
-from guidance.objectives.selection import logits_at, places_of
+from guidance.objectives.masked_lm import masked_lm_loss
+from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
-from guidance.statistics.roles import COLUMNS
-from pipelines.storage.artifacts import Artifact
-from pipelines.training.batches import Examples, pad
+from pipelines.training.batches import Examples
 from pipelines.training.evaluations import evaluation_of
 from pipelines.training.learner import folder_of
 from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
 from pipelines.training.learners.guided import VALID_EPOCH
-from pipelines.training.models import check_lengths, check_model, masker_of, read_tokenizer
+from pipelines.training.learners.masked_batches import MaskedBatch
+from pipelines.training.models import check_lengths, check_model, mask_probability_of, masker_of, read_tokenizer
 from pipelines.training.opening import Unguided, open_trained
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.tasks import TASKS
@@ -109,7 +108,7 @@ class HeldOut:
         self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
         known = len(self._examples) if self._examples is not None else len(self._rows)
         self.number = min(known, config.limit or known)
-        self._masker = None if task else masker_of(self.tokenizer, _probability(inputs["model"]))
+        self._masker = None if task else masker_of(self.tokenizer, mask_probability_of(inputs["model"]))
 
     def losses(self) -> Iterator[Loss]:
         """The loss of each batch, with the plan of the model at work."""
@@ -171,28 +170,16 @@ class HeldOut:
         for start in range(0, self.number, self.config.batch_size):
             chosen = range(start, min(start + self.config.batch_size, self.number))
             masked = [masker(rows[n], seed=self.config.seed, epoch=VALID_EPOCH, example=n) for n in chosen]
-            length = max(len(ids) for ids, _ in masked)
-            labels_BT = pad([labels for _, labels in masked], IGNORED, length)
-            places_N = places_of(labels_BT != IGNORED)
-            if not len(places_N):
+            batch = MaskedBatch(
+                [ids for ids, _ in masked],
+                [labels for _, labels in masked],
+                {name: [rows.column(name, n) for n in chosen] for name in self._features},
+            )
+            if not batch.chosen:
                 yield Loss(torch.zeros(()), 0.0, len(masked))
                 continue
-            inputs = {
-                "input_ids": pad([ids for ids, _ in masked], self.tokenizer.pad_token_id, length, device),
-                "attention_mask": pad([ids * 0 + 1 for ids, _ in masked], 0, length, device),
-            }
-            columns = {
-                name: pad([rows.column(name, n) for n in chosen], COLUMNS[name].fill, length, device)
-                for name in self._features
-            }
-            extra = self.handle.at_inference(**inputs, **columns)
-            logits_NV = logits_at(self.model, places_N.to(device), **inputs, **extra).logits.float()
-            wanted_N = labels_BT.flatten()[places_N].to(device)
-            total = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="sum")
-            yield Loss(total, float(len(places_N)), len(masked))
-
-
-def _probability(model: Any) -> float:
-    """The share of words that the model was trained to predict, or 0.15."""
-    trained = model.manifest["config"].get("mask_probability") if isinstance(model, Artifact) else None
-    return float(trained or 0.15)
+            inputs = batch.tensors(self.tokenizer.pad_token_id, device)
+            extra = self.handle.at_inference(**inputs.model, **inputs.columns)
+            logits_NV = logits_at(self.model, inputs.places_N, **inputs.model, **extra).logits
+            total = masked_lm_loss(logits_NV, inputs.labels_N)
+            yield Loss(total, batch.chosen, len(masked))

@@ -74,12 +74,12 @@ def build(run: Run) -> None:
     import pyarrow as pa
     import torch
 
-    from guidance.objectives.masked_lm import IGNORED
-    from guidance.objectives.selection import logits_at, places_of
+    from guidance.objectives.selection import logits_at
     from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
-    from pipelines.training.batches import Examples, pad
+    from pipelines.training.batches import Examples
     from pipelines.training.learners.guided import VALID_EPOCH
+    from pipelines.training.learners.masked_batches import MaskedBatch
     from pipelines.training.models import masker_of, read_tokenizer
 
     config, data = run.config, run.inputs["sequences"]
@@ -93,20 +93,18 @@ def build(run: Run) -> None:
     with run.progress.task("probe", total=watched.number, unit="sequences") as bar, torch.no_grad():
         for batch in watched.batches(config.batch_size):
             some = [masked[n] for n in batch.numbers]
-            length, device = batch.inputs["input_ids"].shape[1], watched.device
-            labels_BT = pad([labels for _, labels in some], IGNORED, length)
-            places_N = places_of(labels_BT != IGNORED)
             bar.advance(len(some))
-            if not len(places_N):
+            inputs = MaskedBatch([seen for seen, _ in some], [labels for _, labels in some]).tensors(
+                tokenizer.pad_token_id, watched.device
+            )
+            if not len(inputs.places_N):
                 continue
-            seen = {"input_ids": pad([ids for ids, _ in some], tokenizer.pad_token_id, length, device)}
-            given = {**batch.inputs, **seen}
-            extra = watched.handle.at_inference(**watched.guide_inputs(batch) | seen)
-            logits_NV = logits_at(watched.model, places_N.to(device), **given, **extra).logits.float()
-            wanted_N = labels_BT.flatten()[places_N].to(device)
-            losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
+            given = {**batch.inputs, **inputs.model}
+            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model})
+            logits_NV = logits_at(watched.model, inputs.places_N, **given, **extra).logits.float()
+            losses_N = torch.nn.functional.cross_entropy(logits_NV, inputs.labels_N, reduction="none")
             nll.append(losses_N.double().cpu().numpy())
-            right.append((logits_NV.argmax(-1) == wanted_N).cpu().numpy())
+            right.append((logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy())
     losses, correct = np.concatenate(nll), np.concatenate(right)
     if not len(losses):
         raise InputError(f"{data.reference}: no token of {config.split!r} was masked", hint="--limit 0")

@@ -102,6 +102,12 @@ def masker_of(tokenizer: Any, probability: float) -> Any:
     return Masker(tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), probability)
 
 
+def mask_probability_of(model: Any) -> float:
+    """The share of tokens that were masked when a model was trained: of an artifact as it says, of a folder 0.15."""
+    trained = model.manifest["config"].get("mask_probability") if isinstance(model, Artifact) else None
+    return float(trained or 0.15)
+
+
 def check_finite(folder: Path) -> None:
     """Raises InputError when a tensor in the safetensors of a model folder is not finite; names the first one."""
     import safetensors

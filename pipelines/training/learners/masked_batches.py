@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guidance.objectives.masked_lm import num_chosen
+from guidance.objectives.masked_lm import IGNORED, num_chosen
+from guidance.objectives.selection import places_of
+from guidance.statistics.roles import COLUMNS
+from pipelines.training.batches import pad
+from pipelines.training.learners.guided import Inputs
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,20 @@ class MaskedBatch:
     def chosen(self) -> float:
         """How many tokens are to be predicted."""
         return float(num_chosen(self.labels))
+
+    def tensors(self, pad_id: int, device: torch.device) -> Inputs:
+        """The rows, padded, on a device."""
+        labels_BT = pad(self.labels, IGNORED, self.length)
+        places_N = places_of(labels_BT != IGNORED)
+        return Inputs(
+            {
+                "input_ids": pad(self.seen, pad_id, self.length, device),
+                "attention_mask": pad([np.ones(len(row), np.int64) for row in self.seen], 0, self.length, device),
+            },
+            places_N.to(device, non_blocking=True),
+            labels_BT.flatten()[places_N].to(device, non_blocking=True),
+            {name: pad(rows, COLUMNS[name].fill, self.length, device) for name, rows in self.columns.items() if rows},
+        )
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from guidance.batch import BatchGuidance
 from guidance.objectives.masked_lm import IGNORED, masked_lm_loss
 from guidance.objectives.replaced_token import Unigram, uniform_numbers
-from guidance.objectives.selection import logits_at, places_of, put_at
+from guidance.objectives.selection import logits_at, put_at
 from guidance.statistics.ngrams import unigram_nats
-from guidance.statistics.roles import COLUMNS
-from pipelines.training.batches import pad
 from pipelines.training.learner import Given, ModelFolder
 from pipelines.training.learners.generator import Generator, Pair, build_generator
 from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
@@ -126,18 +124,7 @@ class MaskedLM(GuidedLearner):
 
     def tensors(self, batch: MaskedBatch) -> Inputs:
         """The batch on the device of the model."""
-        device = next(self.model.parameters()).device
-        labels_BT = pad(batch.labels, IGNORED, batch.length)
-        places_N = places_of(labels_BT != IGNORED)
-        return Inputs(
-            {
-                "input_ids": pad(batch.seen, self.pad_id, batch.length, device),
-                "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.seen], 0, batch.length, device),
-            },
-            places_N.to(device, non_blocking=True),
-            labels_BT.flatten()[places_N].to(device, non_blocking=True),
-            {name: pad(rows, COLUMNS[name].fill, batch.length, device) for name, rows in batch.columns.items() if rows},
-        )
+        return batch.tensors(self.pad_id, next(self.model.parameters()).device)
 
     def guide(self, inputs: Inputs, step: int = 0) -> BatchGuidance:
         """The guidance of a batch, made of its ids, attention mask and features."""

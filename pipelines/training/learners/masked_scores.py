@@ -25,7 +25,6 @@ from guidance.objectives.next_sentence import FOREIGN
 from guidance.objectives.selection import logits_at
 from guidance.statistics.roles import COLUMNS
 from pipelines.engine.stage import Run
-from pipelines.storage.artifacts import Artifact
 from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import VALID_EPOCH, Inputs
@@ -33,12 +32,10 @@ from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
 from pipelines.training.learners.next_sentence import NextSentence, read_documents
 from pipelines.training.learners.replaced_token import ReplacedToken
 from pipelines.training.metrics_files import write_metrics
-from pipelines.training.models import check_lengths, check_model, read_tokenizer
+from pipelines.training.models import check_lengths, check_model, mask_probability_of, read_tokenizer
 from pipelines.training.opening import open_trained
 from pipelines.training.plan_checks import GENERATOR_FOLDER
 from pipelines.training.plan_inputs import features
-
-DEFAULT_PROBABILITY = 0.15
 
 UNITS = {
     "sequence": (pa.int32(), "row of the split; with next sentences, number of the example"),
@@ -74,8 +71,7 @@ def probability(run_config: Any, model: Any) -> float:
     Args:
         model: the input of the run.
     """
-    trained = model.manifest["config"].get("mask_probability") if isinstance(model, Artifact) else None
-    return float(run_config.mask_probability or trained or DEFAULT_PROBABILITY)
+    return float(run_config.mask_probability or mask_probability_of(model))
 
 
 # the three evaluations

@@ -1,22 +1,22 @@
 """What the page shows, and the work behind it: opens models, surveys their heads, and measures patterns that a person tries.
 
-One thread works; requests for single heads go first.  Nothing here writes to the store except `Workspace.accept`.
+What takes long is done in the background (`pipelines.explorer.worker`).  Nothing here writes to the store except
+`Workspace.accept`.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import GuideError, InputError, UnknownName
-from pipelines.progress import Progress, Task, log
+from guidance.errors import InputError, UnknownName
+from pipelines.explorer.worker import Worker
+from pipelines.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,10 +43,6 @@ AVERAGED = 64
 
 TOP = 12
 """Examples in the list of those where a head looks most at a pattern."""
-
-
-class Stopped(Exception):
-    """The page was closed while something was being computed."""
 
 
 @dataclass
@@ -109,33 +105,20 @@ class Workspace:
         self.patterns: dict[str, Pattern] = {}
         self.left_out: dict[str, str] = {}
         self.tried: list[str] = []
-        self.state: dict[str, Any] = {"phase": "loading", "done": 0, "total": 0, "what": "opening the model"}
-        self.problem = ""
+        self.worker = Worker()
         self.accepted: Mapping[str, Any] | None = None
         self.seen: dict[str, Any] = {"examples": [], "patterns": []}
-        self._jobs: collections.deque[tuple[str, Callable[[], None]]] = collections.deque()
-        self._wake = threading.Event()
-        self._stop = False
-        self._model = threading.Lock()
-        self._waiting = 0
         self._maps: collections.OrderedDict[tuple[int, int], dict[Site, Any]] = collections.OrderedDict()
-        self._thread = threading.Thread(target=self._work, name="explorer", daemon=True)
-        self.version = 0
 
     # work
 
     def start(self) -> None:
         """Begin to open the models."""
-        self._jobs.append(("opening", self._begin))
-        self._wake.set()
-        self._thread.start()
+        self.worker.start(self._begin)
 
     def close(self) -> None:
         """End the work; what runs stops at the next batch."""
-        self._stop = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
+        self.worker.close()
 
     def wait(self) -> None:
         """Wait until all that was asked for is done.
@@ -143,66 +126,7 @@ class Workspace:
         Raises:
             InputError: the models or the data could not be opened.
         """
-        while self.state["phase"] not in ("ready", "failed"):
-            time.sleep(0.02)
-        if self.state["phase"] == "failed":
-            raise InputError(self.problem)
-
-    def _work(self) -> None:
-        while True:
-            self._wake.wait()
-            if self._stop:
-                return
-            if not self._jobs:
-                if self.state["phase"] != "failed":
-                    self._tell("ready", "", 0, 0)
-                self._wake.clear()
-                if self._jobs:
-                    self._wake.set()
-                continue
-            what, job = self._jobs.popleft()
-            try:
-                job()
-            except Stopped:
-                return
-            except GuideError as error:
-                self.problem = error.message + (f" ({error.hint})" if error.hint else "")
-                if what == "opening":
-                    self._tell("failed", self.problem, 0, 0)
-                    log.error("%s", self.problem)
-            except Exception:
-                self.problem = f"{what} failed; the terminal says more"
-                if what == "opening":
-                    self._tell("failed", self.problem, 0, 0)
-                log.exception("%s", what)
-
-    def _tell(self, phase: str, what: str, done: float, total: float) -> None:
-        self.state = {"phase": phase, "what": what, "done": done, "total": total}
-        self.version += 1
-
-    def _add(self, what: str, job: Callable[[], None]) -> None:
-        self.problem = ""
-        self._tell("working", what, 0, 0)
-        self._jobs.append((what, job))
-        self._wake.set()
-
-    def _advance(self, what: str, done: float, total: float) -> None:
-        """Tell how far the work is, and let requests of people go first."""
-        if self._stop:
-            raise Stopped
-        self._tell("working", what, done, total)
-        while self._waiting and not self._stop:
-            time.sleep(0.002)
-
-    @contextlib.contextmanager
-    def _first(self) -> Iterator[None]:
-        """The model, ahead of the work in the background."""
-        self._waiting += 1
-        try:
-            with self._model:
-                yield
-        finally:
-            self._waiting -= 1
+        self.worker.wait()
 
     def _begin(self) -> None:
         """Open the models one after the other, and survey their heads."""
@@ -210,11 +134,11 @@ class Workspace:
         from pipelines.probing.sequences import WatchedSequences
 
         for side in self.sides:
-            self._tell("loading", f"opening {side.name}", 0, 0)
+            self.worker.tell("loading", f"opening {side.name}")
             side.inputs, side.config = side.open()
-            with self._model:
+            with self.worker.model:
                 side.watched = WatchedSequences(side.inputs, side.config)
-            self.version += 1
+            self.worker.version += 1
         known = [side.ready().known for side in self.sides]
         both = [name for name in known[0] if all(name in other for other in known)]
         self.patterns, self.left_out = measurable(self._asked, both)
@@ -238,14 +162,10 @@ class Workspace:
                 size = max(1, size // 2)
             if started:
                 side.survey = found.snapshot()
-            self._model.release()
-            try:
-                self._advance(what, done, watched.number)
-            finally:
-                self._model.acquire()
-                begun = time.monotonic()
+            self.worker.let_others(what, done, watched.number)
+            begun = time.monotonic()
 
-        with self._model:
+        with self.worker.model:
             found = survey(watched, patterns, lambda: size, advance)
         if started:
             side.survey = found
@@ -263,7 +183,7 @@ class Workspace:
         totals: dict[Site, Any] = {}
         number = min(watched.number, AVERAGED)
         for n in range(number):
-            with self._first():
+            with self.worker.first():
                 maps = self._read(watched, n)
             size = min(AVERAGED, len(watched.rows[n]))
             side.averaged[:size, :size] += 1
@@ -271,7 +191,7 @@ class Workspace:
                 kept = (quantised[:, :size, :size].astype(np.float32) / 255) ** 2
                 total = totals.setdefault(site, np.zeros((site.num_heads, AVERAGED, AVERAGED), np.float32))
                 total[:, :size, :size] += kept
-            self._advance("averaging maps", n + 1, number)
+            self.worker.advance("averaging maps", n + 1, number)
         side.average = {site: total / np.maximum(side.averaged, 1) for site, total in totals.items()}
 
     def _measure_importance(self, side: Side) -> None:
@@ -285,12 +205,12 @@ class Workspace:
         config = SimpleNamespace(**settings, seed=0, form="elementwise", accumulate="gradients")
         try:
             held_out = HeldOut(side.inputs, config)
-            bar = _Bar(lambda done, total: self._advance(f"importance of the heads of {side.name}", done, total))
+            bar = self.worker.progress(f"importance of the heads of {side.name}")
             side.importance = normalised(importance_of(held_out, config, bar))
             side.task = held_out.task
         except InputError:
             side.importance = None  # an encoder without a head, or data without labels
-        self.version += 1
+        self.worker.version += 1
 
     # what requests ask for
 
@@ -304,9 +224,9 @@ class Workspace:
             rows.append(row)
         return {
             "schema": 1,
-            "version": self.version,
-            "state": self.state,
-            "problem": self.problem,
+            "version": self.worker.version,
+            "state": self.worker.state,
+            "problem": self.worker.problem,
             "data": self.data,
             "models": rows,
             "patterns": [{"name": name, "summary": pattern.summary} for name, pattern in self.patterns.items()],
@@ -475,7 +395,7 @@ class Workspace:
                 self.tried.remove(text)
                 raise
 
-        self._add(f"measuring {text}", job)
+        self.worker.add(f"measuring {text}", job)
         return text
 
     def accept(self, marked: Mapping[str, Any]) -> None:
@@ -490,11 +410,10 @@ class Workspace:
 
         def job() -> None:
             self.accepted = None
-            told = _Bar(lambda done, total: self._advance("making the plan", done, total))
-            self.accepted = accept({**marked, "seen": self.seen}, told)
-            self.version += 1
+            self.accepted = accept({**marked, "seen": self.seen}, self.worker.progress("making the plan"))
+            self.worker.version += 1
 
-        self._add("making the plan", job)
+        self.worker.add("making the plan", job)
 
     # parts
 
@@ -531,7 +450,7 @@ class Workspace:
         if key in self._maps:
             self._maps.move_to_end(key)
             return self._maps[key]
-        with self._first():
+        with self.worker.first():
             if key not in self._maps:
                 self._maps[key] = self._read(watched, number)
         held = sum(array.nbytes for maps in self._maps.values() for array in maps.values())
@@ -562,27 +481,6 @@ class Workspace:
     def _saw(self, what: str, value: Any) -> None:
         if value not in self.seen[what] and len(self.seen[what]) < 1000:
             self.seen[what].append(value)
-
-
-class _Bar(Progress):
-    """Passes progress on."""
-
-    def __init__(self, tell: Callable[[float, float], None]) -> None:
-        self._tell = tell
-
-    @contextlib.contextmanager
-    def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
-        """See `Progress.task`."""
-        bar, outer = Task(), self
-        finished = done
-
-        def advance(amount: float = 1, note: str = "") -> None:
-            nonlocal finished
-            finished += amount
-            outer._tell(finished, total or 0)
-
-        bar.advance = advance  # type: ignore[method-assign]
-        yield bar
 
 
 def _join(known: Survey, new: Survey) -> None:

@@ -326,7 +326,7 @@ def test_data_that_cannot_be_read_are_told_on_the_page(tmp_path: Path) -> None:
     with served(tmp_path, [folder], split="test", text="one .\n", wait=False) as page:
         Path(folder, "config.json").write_text("{")
         for _ in range(200):
-            state = page.workspace.state
+            state = page.workspace.worker.state
             if state["phase"] == "failed":
                 break
             time.sleep(0.05)

@@ -182,8 +182,7 @@ def export_command(
     check_output_path(to, "--to", ".html")
     with _workspace(session, config, model, data, beside, is_writable=False) as workspace:
         workspace.start()
-        with session.progress.task("heads"):
-            workspace.wait()
+        workspace.wait(session.progress)
         page = one_file(workspace, examples)
     write_file(to, page)
     if session.json:

@@ -54,14 +54,28 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join(timeout=10)
 
-    def wait(self) -> None:
+    def wait(self, progress: Progress | None = None) -> None:
         """Wait until all jobs are done.
+
+        Args:
+            progress: shows each of them.
 
         Raises:
             InputError: the first one failed.
         """
-        while self.state["phase"] not in ("ready", "failed"):
-            time.sleep(0.02)
+        with contextlib.ExitStack() as shown:
+            title, done, total, bar = "", 0.0, 0.0, Task()
+            while (state := self.state)["phase"] not in ("ready", "failed"):
+                if state["total"] and state["what"] != title:
+                    bar.advance(total - done)  # it is over, though its last steps were not seen here
+                    shown.close()
+                    title, done, total = state["what"], 0.0, state["total"]
+                    bar = shown.enter_context((progress or Progress()).task(title, total=total))
+                if state["what"] == title:
+                    bar.advance(state["done"] - done)
+                    done = state["done"]
+                time.sleep(0.02)
+            bar.advance(total - done)
         if self.state["phase"] == "failed":
             raise InputError(self.problem)
 

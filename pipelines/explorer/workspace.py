@@ -120,13 +120,13 @@ class Workspace:
         """End the work; what runs stops at the next batch."""
         self.worker.close()
 
-    def wait(self) -> None:
-        """Wait until all that was asked for is done.
+    def wait(self, progress: Progress | None = None) -> None:
+        """Wait until all that was asked for is done; shown as ``progress``.
 
         Raises:
             InputError: the models or the data could not be opened.
         """
-        self.worker.wait()
+        self.worker.wait(progress)
 
     def _begin(self) -> None:
         """Open the models one after the other, and survey their heads."""

@@ -348,7 +348,6 @@ def figures_of(table: Table, label: str, name: str, store: Store) -> dict[str, A
         "runs": [run[f"test/{data.metric}"] for run in runs],
         "valid": [run["valid"] for run in runs],
         "rates": [model.manifest["config"]["learning_rate"] for model in models],
-        "seconds": [model.manifest["seconds"] for model in models],
         "steps": [model.counts["steps"] for model in models],
     }
 
@@ -368,7 +367,7 @@ def _digest(table: Table, label: str, name: str) -> str:
 def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     """One line for each row and data set: mean and deviation, and a paired test against the first row of the table."""
     lines = [
-        "| data | row | metric | runs | mean | difference | 95 % interval | p | corrected p | rates | seconds |",
+        "| data | row | metric | runs | mean | difference | 95 % interval | p | corrected p | rates |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|---|--:|",
     ]
     for name, data in table.data.items():
@@ -393,7 +392,7 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
             else:
                 cells += ["–"] * 4
             rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(row["rates"]))
-            lines.append(f"| {' | '.join([*cells, rates, _mean(row['seconds'], '{:.0f}')])} |")
+            lines.append(f"| {' | '.join([*cells, rates])} |")
     return "\n".join(lines)
 
 

@@ -28,13 +28,12 @@ check: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults.sweep
 
-# Some of the figures in docs/results; each table there names its command. The last benchmark needs the shared novels.
+# The short ones of the measurements in docs/results; each table there names its command.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.step_cost
 	$(BIN)/python -m benchmarks.text_speed
 	$(BIN)/python -m benchmarks.cooccurrence
 	$(BIN)/python -m benchmarks.masks_speed
-	$(BIN)/python -m benchmarks.convergence
 
 $(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

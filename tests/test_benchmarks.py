@@ -18,7 +18,6 @@ PARSER = "models/spacy-en_ud_ewt_sm"
 
 TINY = {
     "attack_cost": "TEXT --lengths 16 --tokens 32 --rounds 1 --out OUT",
-    "convergence": "--text TEXT --seeds 1 --steps 2 --store STORE --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
     "masks_speed": "TEXT --rounds 1",

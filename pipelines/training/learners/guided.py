@@ -50,6 +50,7 @@ class Guided:
         handle: see `guidance.installation.Handle`.
         labels: the guides that have a loss.
         on_scores: the guides among them whose loss is computed where a generator mis-predicts.
+        patterned: the guides that have a pattern, with a loss or without.
         total_steps: the number of steps that schedules span.
     """
 
@@ -83,6 +84,8 @@ class Guided:
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].makes("row_losses"))
+        acting = [plan.labels[number] for number in self.handle.num_guided]
+        self.patterned = tuple(label for label in acting if guides[label].bound_pattern)
         self.total_steps, self._judged = 1, tuple(judged)
         self._prefix = prefix
         self._masked = [f"masked/{site.layer}" for _, site in self.handle.attacks]
@@ -181,7 +184,7 @@ class Guided:
         now = self.handle.matches()
         return {
             self._prefix + label: float(now.get(label, 0) + self._earlier.get(self._prefix + label, 0))
-            for label in self.labels
+            for label in self.patterned
         }
 
     def restore(self, tallies: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import guidance
-from guidance.errors import InputError, Interrupted, PlanError
+from guidance.errors import GuidanceHadNoEffect, InputError, Interrupted, PlanError
 from guidance.tasks.calibration import calibration
 from pipelines.stages import evaluate, finetune
 from pipelines.stages import tokenizer as tokenizers
@@ -147,6 +147,13 @@ def test_a_plan_gets_the_statistics_that_it_reads(store: Store, data: Artifact) 
     assert "accuracy" in metrics
     with pytest.raises(PlanError, match="which a parser finds"):
         train(store, data, steps=2, plan="preset:roles", heads=8, hidden=32)
+
+
+@pytest.mark.parametrize("mechanism", ["mask", "bias", "fix", "attention_loss"])
+def test_a_guide_that_never_matches_is_told(store: Store, data: Artifact, tmp_path: Path, mechanism: str) -> None:
+    (tmp_path / "plan.toml").write_text(f'[[guide]]\npattern = "period"\nmechanism = "{mechanism}"\nheads = [0]\n')
+    with pytest.raises(GuidanceHadNoEffect, match="'period' matched no token"):
+        train(store, data, plan=str(tmp_path / "plan.toml"), steps=2)
 
 
 def test_a_pretrained_model_gets_a_new_head_and_keeps_its_encoder(store: Store, data: Artifact, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from guidance.errors import InputError, NumericalError, PlanError
 from pipelines.engine.stage import Files
 from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
-from pipelines.training.models import longest_input
+from pipelines.training.model_checks import longest_input
 
 if TYPE_CHECKING:
     from torch import Tensor

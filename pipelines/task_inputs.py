@@ -209,7 +209,7 @@ def longest(model: str, given: int, store: Store) -> int:
                     return int(data.manifest["config"]["max_length"])
     elif (found := Path(model) / "config.json").is_file():
         from guidance.checkpoint import read_config
-        from pipelines.training.models import longest_input
+        from pipelines.training.model_checks import longest_input
 
         most = longest_input(read_config(found.read_bytes(), str(found)))
         return min(USUAL_LENGTH, most) if most is not None else USUAL_LENGTH

@@ -22,7 +22,8 @@ from pipelines.training.learner import folder_of
 from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
 from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.learners.masked_batches import MaskedBatch
-from pipelines.training.models import check_lengths, check_model, mask_probability_of, masker_of, read_tokenizer
+from pipelines.training.model_checks import check_lengths, check_model
+from pipelines.training.models import mask_probability_of, masker_of, read_tokenizer
 from pipelines.training.opening import Unguided, open_trained
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.tasks import TASKS

@@ -60,7 +60,8 @@ class WatchedSequences:
         from guidance.patterns.features import Vocabulary
         from guidance.plan import Plan
         from pipelines.training.batches import Examples
-        from pipelines.training.models import check_lengths, check_model, read_tokenizer
+        from pipelines.training.model_checks import check_lengths, check_model
+        from pipelines.training.models import read_tokenizer
         from pipelines.training.opening import Unguided, open_trained
 
         data, masks = inputs["sequences"], inputs.get("masks")

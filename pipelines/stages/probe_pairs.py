@@ -204,7 +204,8 @@ def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np
     from guidance.statistics.ngrams import Places
     from pipelines.statistics.floors import Counted
     from pipelines.training.batches import Examples
-    from pipelines.training.models import check_model, masker_of, read_tokenizer
+    from pipelines.training.model_checks import check_model
+    from pipelines.training.models import masker_of, read_tokenizer
 
     data = run.inputs["sequences"]
     tokenizer = read_tokenizer(data)

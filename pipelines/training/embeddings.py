@@ -13,7 +13,7 @@ import torch
 from guidance.checkpoint import load_model
 from guidance.errors import InputError
 from pipelines.progress import log
-from pipelines.training.models import check_same_tokenizer, longest_input
+from pipelines.training.model_checks import check_same_tokenizer, longest_input
 
 
 def vector_width(path: Path) -> int:

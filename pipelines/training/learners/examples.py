@@ -20,7 +20,8 @@ from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, GuidedLearner
 from pipelines.training.learners.perturbed import freelb_passes, smart_loss
-from pipelines.training.models import build_model, check_lengths
+from pipelines.training.model_checks import check_lengths
+from pipelines.training.models import build_model
 from pipelines.training.objective import Task
 
 

@@ -26,7 +26,8 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch
-from pipelines.training.models import check_finite, check_lengths, check_same_tokenizer, configuration
+from pipelines.training.model_checks import check_finite, check_lengths, check_same_tokenizer
+from pipelines.training.models import configuration
 from pipelines.training.plan_checks import GENERATOR_FOLDER
 
 # the network

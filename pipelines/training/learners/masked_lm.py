@@ -20,7 +20,8 @@ from pipelines.training.learner import Given, ModelFolder
 from pipelines.training.learners.generator import Generator, Pair, build_generator
 from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch, MaskedBatch
-from pipelines.training.models import build_model, check_lengths, masker_of
+from pipelines.training.model_checks import check_lengths
+from pipelines.training.models import build_model, masker_of
 from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import GENERATOR_FOLDER, generator_kind
 

@@ -32,7 +32,8 @@ from pipelines.training.learners.masked_lm import FilledLM, MaskedLM
 from pipelines.training.learners.next_sentence import NextSentence, read_documents
 from pipelines.training.learners.replaced_token import ReplacedToken
 from pipelines.training.metrics_files import write_metrics
-from pipelines.training.models import check_lengths, check_model, mask_probability_of, read_tokenizer
+from pipelines.training.model_checks import check_lengths, check_model
+from pipelines.training.models import mask_probability_of, read_tokenizer
 from pipelines.training.opening import open_trained
 from pipelines.training.plan_checks import GENERATOR_FOLDER
 from pipelines.training.plan_inputs import features

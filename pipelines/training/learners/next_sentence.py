@@ -24,7 +24,8 @@ from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.learners.masked_lm import MaskedLM
-from pipelines.training.models import build_model, check_lengths
+from pipelines.training.model_checks import check_lengths
+from pipelines.training.models import build_model
 from pipelines.training.objective import Objective
 
 

@@ -22,7 +22,8 @@ from pipelines.training.learner import Given
 from pipelines.training.learners.generator import build_generator
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_lm import FilledLM
-from pipelines.training.models import build_model, check_lengths
+from pipelines.training.model_checks import check_lengths
+from pipelines.training.models import build_model
 from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import generator_kind
 

@@ -18,7 +18,8 @@ from pipelines.text.document_sequences import texts_of
 from pipelines.training.batches import Examples
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
-from pipelines.training.models import check_lengths, read_tokenizer
+from pipelines.training.model_checks import check_lengths
+from pipelines.training.models import read_tokenizer
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import features
 from pipelines.views.confusion import MOST_CLASSES, confusion_picture

@@ -24,7 +24,7 @@ from guidance.objectives.translation import shift_right, translation_losses
 from guidance.statistics.roles import COLUMNS
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
-from pipelines.training import models
+from pipelines.training import model_checks, models
 from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given, folder_of
 from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
@@ -46,7 +46,7 @@ def prepare(given: Given, objective: Objective) -> Translation:
 def check_lengths(found: Any, splits: Mapping[str, Pairs], reference: str) -> None:
     """Raises InputError when a source or a target is longer than the model allows."""
     sides = {f"{split} {side}": getattr(splits[split], side) for split in splits for side in ("sources", "targets")}
-    models.check_lengths(found, sides, reference)
+    model_checks.check_lengths(found, sides, reference)
 
 
 def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
@@ -117,7 +117,7 @@ def build_model(given: Given, objective: Objective, target_tokenizer: Any) -> An
 
 def check_vocabularies(folder: Path, found: Any, tokenizer: Any, target_tokenizer: Any) -> None:
     """Raises InputError when a model with this configuration was trained with other tokenizers than these."""
-    models.check_same_tokenizer(folder, tokenizer)
+    model_checks.check_same_tokenizer(folder, tokenizer)
     numbers = tuple(
         "one vocabulary" if is_one else "two vocabularies"
         for is_one in (getattr(found, "share_encoder_decoder_embeddings", True), target_tokenizer is tokenizer)
@@ -125,7 +125,7 @@ def check_vocabularies(folder: Path, found: Any, tokenizer: Any, target_tokenize
     if numbers[0] != numbers[1]:
         raise InputError(f"{folder}: the model has {numbers[0]}, the sequences have {numbers[1]}")
     if target_tokenizer is not tokenizer:
-        models.check_same_tokenizer(folder / TARGET_FOLDER, target_tokenizer)
+        model_checks.check_same_tokenizer(folder / TARGET_FOLDER, target_tokenizer)
     known = (found.vocab_size, getattr(found, "decoder_vocab_size", None) or found.vocab_size)
     used = (len(tokenizer), len(target_tokenizer))
     if any(size < wanted for size, wanted in zip(known, used, strict=True)):

@@ -1,0 +1,91 @@
+"""Whether a model can read given sequences: their tokenizer, their length, its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError
+from pipelines.storage.manifest import digest
+
+if TYPE_CHECKING:
+    from pipelines.training.batches import Examples
+
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
+"""Model types whose position numbers start after their padding id."""
+
+
+def check_finite(folder: Path) -> None:
+    """Raises InputError when a tensor in the safetensors of a model folder is not finite; names the first one."""
+    import safetensors
+    import torch
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no dict
+                    tensor = file.get_tensor(name)
+                    if tensor.is_floating_point() and not (finite := torch.isfinite(tensor)).all():
+                        raise InputError(
+                            f"{path}: {name} has {int((~finite).sum()):,} values of {tensor.numel():,} that are not finite",
+                            hint="training cannot start from these weights; take an earlier checkpoint of this model",
+                        )
+        except (OSError, safetensors.SafetensorError, ValueError):
+            continue  # opening the model reports it
+
+
+def longest_input(found: Any) -> int | None:
+    """The greatest number of tokens that a model with this configuration reads; None if there is no limit."""
+    most = getattr(found, "max_position_embeddings", None)
+    if most is not None and found.model_type in OFFSET_POSITIONS:
+        most -= found.pad_token_id + 1
+    return most
+
+
+def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) -> None:
+    """Raises InputError when a sequence is longer than the model allows."""
+    most = longest_input(found)
+    if most is None:
+        return
+    import numpy as np
+
+    lengths = np.concatenate([split.lengths for split in splits.values()])
+    if (longer := int((lengths > most).sum())) > 0:
+        raise InputError(
+            f"the model allows {most} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
+            hint=f"guide build-sequences ... --max-length {most}",
+        )
+
+
+def check_model(model: Any, folder: Path, tokenizer: Any) -> None:
+    """Raises InputError when a model does not read the token ids of these sequences."""
+    found = model.config
+    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
+        raise InputError(
+            f"{folder}: its padding id is {found.pad_token_id}, that of the sequences is {tokenizer.pad_token_id}"
+        )
+    if found.vocab_size < len(tokenizer):
+        raise InputError(f"{folder}: has {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+    check_same_tokenizer(folder, tokenizer)
+
+
+def check_same_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Raises InputError when a model folder has a tokenizer other than that of the sequences."""
+    own = folder / "tokenizer.json"
+    theirs, ours = own.exists() and _vocabulary(own), json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    if theirs and theirs != ours:
+        raise InputError(
+            f"{folder}: its tokenizer ({digest(theirs)[:12]}) is not that of the sequences ({digest(ours)[:12]})",
+            hint=f"guide build-sequences CORPUS {folder}",
+        )
+
+
+def _vocabulary(path: Path) -> Any:
+    if not path.is_file():
+        raise InputError(f"{path}: not a regular file")
+    try:
+        return json.loads(path.read_bytes())["model"]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged, or no tokenizer") from error

@@ -21,6 +21,7 @@ class Unguided:
     plan: Plan = field(default_factory=Plan)
     attacks: tuple[()] = ()
     site_plans: tuple[()] = ()
+    num_guided: tuple[()] = ()
 
     def at_inference(self, **batch: Any) -> dict[str, Any]:
         """Nothing: the model stays untouched."""

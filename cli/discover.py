@@ -109,7 +109,12 @@ def discover_accept_command(
     for line in plan.decode().splitlines():
         session.tell(escape(line))
     path = to if to is not None else result.artifact.path / discover_score.PLAN
-    session.tell(escape(f"next: guide finetune DATASET --plan {path}{session.store_flag}"))
+    scores = ""
+    if config.into == "least-important":
+        with session.store.load(discovery, kind="discovery", verify=False) as found:
+            measured = found.counts["task"] is not None
+            scores = f" --scores {found.path / 'heads.parquet' if measured else 'SCORES'}"
+    session.tell(escape(f"next: guide finetune DATASET --plan {path}{scores}{session.store_flag}"))
     return result
 
 

@@ -368,7 +368,7 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
     """One line for each row and data set: mean and deviation, and a paired test against the first row of the table."""
     lines = [
         "| data | row | metric | runs | mean | difference | 95 % interval | p | corrected p | rates |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|---|--:|",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, data in table.data.items():
         own = {row["label"]: row for row in rows if row["data"] == name}

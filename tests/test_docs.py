@@ -61,6 +61,13 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
         assert not anchor or anchor in anchors(goal), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_all_lines_of_a_table_have_as_many_cells(page: Path) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", without_code(page.read_text(encoding="utf-8")), re.M):
+        sizes = {line: len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(set(sizes.values())) == 1, min(sizes, key=lambda line: sizes[line])
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\(([^)#\s]+)\)", text_of("docs/README.md")))
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= linked

@@ -87,6 +87,8 @@ def patterns(ctx: Any) -> list[str]:
 
 
 _RUNS = artifacts("model", unfinished=True)
+_COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
+_READ = artifacts("sequences", "corpus")
 
 OFFERS: dict[str, Complete] = {
     **{
@@ -97,8 +99,17 @@ OFFERS: dict[str, Complete] = {
     "init": artifacts("model"),
     "masking": artifacts("model"),
     "resume": _RUNS,
-    "compare baseline": _RUNS,
-    "compare runs": _RUNS,
+    "compare baseline": _COMPARED,
+    "compare runs": _COMPARED,
+    "data": _READ,
+    **{f"{word} data": artifacts("corpus") for word in ("build-fold", "search")},
+    "probe blimp floors": artifacts("sequences"),
+    "evaluations": artifacts("evaluation"),
+    "discovery": artifacts("discovery"),
+    "embeddings_from": artifacts("model"),
+    "along": artifacts("model"),
+    "beside": artifacts("model"),
+    "probe distance other": artifacts("model"),
     "reference": artifacts(),
     "references": artifacts(),
     "show reference": artifacts(unfinished=True),
@@ -109,6 +120,7 @@ OFFERS: dict[str, Complete] = {
     "plan": plans,
     "plan new preset": presets,
     "patterns show name": patterns,
+    "patterns": patterns,
     **{f"plan {word}": plans for word in ("show reference", "check reference", "diff first", "diff second")},
 }
 """What to offer for a parameter, by its name, or by the words of its command and its name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from cli import completion
 from pipelines.storage.store import Store
 from tests.cli.test_help import COMMANDS, HEAVY
 from tests.runs import going, metrics
-from tests.tiny import OTHER, make
+from tests.tiny import OTHER, TINY, make
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +66,30 @@ def test_presets_and_patterns_are_offered(complete):
     assert complete("guide pretrain x --plan ") == {f"preset:{name}" for name in presets()}
     assert complete("guide plan show ") == {f"preset:{name}" for name in presets()}
     assert complete("guide plan new --preset ro") == {"roles", "roles-unparsed"}
+
+
+def test_artifacts_of_the_right_kind_are_offered(complete):
+    stages = {
+        "search": "reviews-search",
+        "evaluation": "score",
+        "model": "plain",
+        "discovery": "seen",
+        "corpus": "data",
+    }
+    for kind, name in stages.items():
+        make(Store(Path("artifacts")), stage=dataclasses.replace(TINY, kind=kind), name=name).artifact.close()
+    offered = {line: {word for word in complete(line) if "@" not in word and "/" not in word} for line in COMPLETED}
+    assert offered == {line: set(found) for line, found in COMPLETED.items()}
+
+
+COMPLETED = {
+    "guide compare ": ["half", "plain", "reviews-search", "score"],
+    "guide finetune ": ["data"],
+    "guide search x --along ": ["plain"],
+    "guide glue ": ["score"],
+    "guide discover accept ": ["seen"],
+    "guide discover serve ": ["plain"],
+}
 
 
 def test_the_store_of_the_line_the_environment_or_the_file_counts(complete, monkeypatch):

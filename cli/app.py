@@ -22,7 +22,7 @@ FAMILIES = {
     "patterns": ("Understand", "List patterns, and draw them on a text."),
     "plan": ("Understand", "Show, check, compare and start plans."),
     "cooccur": ("Understand", "Show what a word co-occurs with, and export the table for other tools."),
-    "probe": ("Understand", "Find out what heads do, from where they look."),
+    "probe": ("Understand", "Measure what heads look at, and what a model has learned."),
     "discover": ("Understand", "Find patterns in heads, on a page or by score, and make plans of them."),
     "masks": ("Understand", "Draw the role masks of a sequence, and export masks for other tools."),
 }

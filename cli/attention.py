@@ -33,10 +33,10 @@ def attention_command(
     session: Session,
     model: Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)],
     text: Annotated[str | None, typer.Option(help="The text; by default stdin.", show_default=False)] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Show one layer, or with --head one head.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="Show one head of --layer in full.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Show only this layer, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Show this head of --layer in full, from 0.")] = None,
     png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the heads to this file, or the one of --head.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw all heads, or only --head, to this file.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also save the page of `guide discover` with this text.")
@@ -44,9 +44,9 @@ def attention_command(
     only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
-    """Show where the heads of a model look on one text, and the patterns that each comes closest to.
+    """Show where the heads of a model look on one text, and which patterns each of them follows most.
 
-    A pattern is close if a head spends more attention on it than a head that looks at all tokens alike: "next 62 % (12 ×)".
+    "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
     Words and sentences are found by rules, so patterns of syntax are not among them.
     """
     from pipelines.probing import one_text

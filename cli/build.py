@@ -51,7 +51,7 @@ def build_corpus(
         "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
         "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
         "guide build-dataset papers.jsonl --summary-column summary --test-fraction 0.2",
-        "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared",
+        "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared --name topics",
     ],
     next_command=lambda made, _: (
         "guide finetune {}" if made.counts.get("labels") or made.counts.get("shape") else "guide build-tokenizer {}"
@@ -62,7 +62,10 @@ def build_dataset(
     config: dataset.Config,
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Files of training examples, of which the fractions are split off.", show_default=False),
+        typer.Argument(
+            help="Files of training examples; --valid-fraction and --test-fraction hold some of them out.",
+            show_default=False,
+        ),
     ] = None,
     train: Annotated[list[str] | None, typer.Option(help="File of training examples (repeatable).")] = None,
     valid: Annotated[list[str] | None, typer.Option(help="File of validation examples (repeatable).")] = None,
@@ -144,8 +147,8 @@ def build_tokenizer(
     examples=[
         "guide build-sequences wiki bpe",
         "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128",
-        "guide build-sequences wiki ./bert-base --max-length 128   # the tokenizer of a model",
-        "guide build-sequences multi30k german --target-tokenizer english --packing pairs",
+        "guide build-sequences wiki ./bert-base --max-length 128 --name wiki-128-of-bert   # the tokenizer of a model",
+        "guide build-sequences multi30k german --target-tokenizer english --packing pairs --name multi30k-pairs",
         "guide build-sequences reviews ./bert-base --packing examples",
     ],
     next_command=lambda made, _: (

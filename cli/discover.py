@@ -87,7 +87,7 @@ def discover_score_command(session: Session, config: discover_score.Config, mode
     examples=[
         "guide discover accept discovery/58a1 --to plan.toml",
         "guide discover accept discovery/58a1 --patterns matching_token --into found",
-        "guide discover accept discovery/58a1 --heads 0-3=previous --heads 2-1='distance == 2' --pal",
+        "guide discover accept discovery/58a1 --heads 0-3=previous --heads 2-1='distance == 2'",
     ],
 )
 def discover_accept_command(
@@ -134,7 +134,10 @@ def serve_command(
     data: Data,
     beside: Annotated[str | None, typer.Option(help="A second model, to compare head by head.")] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; other machines can only reach other addresses.")
+        str,
+        typer.Option(
+            help="Address of this machine to listen on; with the default, only this machine can open the page."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes the first free one from 8765.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

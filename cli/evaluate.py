@@ -63,13 +63,13 @@ def evaluate_command(
     """Measure how good a model is at its task.
 
     The class of the model, and the data, decide what is measured.  Classifiers and other models of `guide finetune`: the
-    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, beside n-gram floors, which
-    a model that has learned anything beats.  BERT with next sentences: these too.  ELECTRA: precision and recall of the
-    discriminator, accuracy of its generator.  Encoder-decoders: NLL, BLEU and chrF of their translations.  Plans act as they
-    do at inference.  Any Hugging Face folder can be measured.
+    metrics of their task.  Masked language models: loss, perplexity and accuracy at masked tokens, next to n-gram floors: a
+    model no better than `unigram` has learned nothing, one worse than `neighbours` less than bigrams tell.  BERT with next
+    sentences: these too.  ELECTRA: precision and recall of the discriminator, accuracy of its generator.  Encoder-decoders:
+    NLL, BLEU and chrF of their translations.  The model's plan is applied.  Any Hugging Face folder can be measured.
 
-    Of a dataset the sequences are made with the tokenizer of the model, and the masks that its plan needs.  The metrics are
-    printed and stored, and so is the prediction for every example.
+    Given a dataset, the command builds its sequences with the tokenizer of the model, and the masks that its plan needs.  The
+    metrics are printed and stored, and so is the prediction for every example.
     """
     gates = [*parse_gates(fail_under, "--fail-under"), *parse_gates(fail_over, "--fail-over")]
     result = evaluate.run(model, data, config, **session.options())

@@ -61,7 +61,7 @@ def translate_command(
     """Translate lines of text.
 
     Each line gets one line; an empty line stays empty.  From stdin, a line is translated and written as soon as it arrives.
-    The plan of the model is at work.  A line that is too long for the model is cut, which is said at the end.
+    The model's plan is applied.  A line that is too long for the model is cut, which is said at the end.
     """
     from pipelines.live_text import Translator, read_lines
     from pipelines.training.opening import find_folder
@@ -105,7 +105,7 @@ def fill_command(
 
     A mask is written <mask> or [MASK].  Each mask has a table of its most likely tokens, with their probabilities and with the
     text that they make; other masks stay as they are.  With --json each text is one object.  From stdin, a line is answered as
-    soon as it arrives.  The plan of the model is at work.
+    soon as it arrives.  The model's plan is applied.
     """
     from pipelines.live_text import Filler, read_lines
     from pipelines.training.opening import find_folder

@@ -33,5 +33,5 @@ def models(session: Session) -> None:
         )
         for row in rows
     ]
-    say_table(("FAMILY", "PROVED ON", "ATTENTION", "HEADS", "GUIDED"), table)
+    say_table(("FAMILY", "TESTED ON", "ATTENTION", "HEADS", "GUIDED"), table)
     session.tell(f"with transformers {transformers.__version__}")

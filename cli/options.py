@@ -86,7 +86,7 @@ _SHARED = {
         typer.Option("--config", envvar="GUIDE_CONFIG", help="Settings file; ./guide.toml by default."),
         None,
     ),
-    "json": (bool, typer.Option("--json", help="Print one JSON object instead of a line."), False),
+    "json": (bool, typer.Option("--json", help="Print JSON: one object, or one for each line of input."), False),
     "quiet": (bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr."), False),
     "verbose": (bool, typer.Option("--verbose", "-v", help="Print more on stderr."), False),
     "debug": (bool, typer.Option("--debug", help="Show the traceback of errors."), False),

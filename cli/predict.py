@@ -51,7 +51,7 @@ def predict_command(
 
     No labels are needed.  A text file has an example on each line, with a tab before the second text of a pair; for a tagger
     the words of a sentence are parted by spaces; to summarise, a file is a document, and to find topics a document with a
-    sentence on each line.  Tables and JSON lines are read as by `guide build-dataset`.  The plan of the model is at work.
+    sentence on each line.  Tables and JSON lines are read as by `guide build-dataset`.  The model's plan is applied.
     """
     check_working_folder()
     if out is not None:

@@ -49,7 +49,7 @@ def probe_coref(
 
     The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much
     attention as the head word of an antecedent.  The best head is chosen on the same texts that it is measured on; the
-    split-half figure chooses it on half of the documents and measures it on the others.  Beside it stand rules: the nearest
+    split-half figure chooses it on half of the documents and measures it on the others.  The table also has rules: the nearest
     mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.
     """
     return _told(session, probe_coreference.run(model, files, config, **session.options()))
@@ -72,8 +72,8 @@ def probe_deps(
 ) -> Result:
     """Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
 
-    The table has the best head for each relation.  Beside it stands a baseline without a model: always the word at one
-    distance, the one that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
+    The table has the best head for each relation, and a baseline without a model: always the word at one distance, the one
+    that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
     Punctuation and roots are not scored.
     """
     return _told(session, probe_dependencies.run(model, files, config, **session.options()))
@@ -96,7 +96,7 @@ def probe_reflexive(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="Lines of a sentence, the number of its reflexive from 0, and its determiner and noun, with tabs between.",
+            help="Tab-separated lines: a sentence, the position of its reflexive from 0, and what it refers to, such as: the man.",
             show_default=False,
         ),
     ] = None,
@@ -180,7 +180,7 @@ def probe_loss_command(
 ) -> Result:
     """Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
 
-    Beside each stand the n-gram floors of the same tokens, counted in the training text of the sequences.
+    Each line also has the n-gram floors of the same tokens, counted in the training text of the sequences.
     """
     return _told(session, probe_loss.run(model, data, config, **session.options()))
 
@@ -202,7 +202,8 @@ def probe_attack_command(
 ) -> Result:
     """Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
 
-    The table has, by layer, the share of units that an adversary switches off, and how spread attention is without and under the attack.
+    The table has, by layer, the share of query-key pairs that an adversary hides, and how spread attention is without and under the
+    attack.
     """
     return _told(session, probe_attack.run(model, data, config, **session.options()))
 
@@ -255,7 +256,7 @@ def probe_distance_command(
         "guide probe importance reviews-model reviews",
         "guide probe importance summariser papers --split test --by-layer",
         "guide probe importance guided wiki-128 --by off --limit 200   # the loss without each head",
-        "guide finetune reviews --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
+        "guide finetune reviews --init my-model --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
     ],
     next_command="guide show {}",
 )
@@ -266,7 +267,8 @@ def probe_importance_command(
     data: Annotated[
         str,
         typer.Argument(
-            help="A dataset of its task or sequences of one, or for word models any text.", show_default=False
+            help="A dataset of its task, or its sequences; for a masked language model also any text file.",
+            show_default=False,
         ),
     ],
 ) -> Result:

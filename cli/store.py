@@ -31,7 +31,11 @@ Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, a
 
 @command("ls", group="Store", examples=["guide ls", "guide ls --kind corpus", "guide ls --json | jq .artifacts"])
 def list_artifacts(
-    session: Session, kind: Annotated[str | None, typer.Option(help="List only artifacts of this kind.")] = None
+    session: Session,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="List only artifacts of this kind, such as corpus, sequences, masks, model or probe."),
+    ] = None,
 ) -> None:
     """List artifacts, oldest first, and unfinished work."""
     from pipelines.views.unfinished import Unfinished
@@ -248,7 +252,7 @@ def verify(
         list[str] | None, typer.Argument(metavar="[REF]...", help="By default, all artifacts.")
     ] = None,
 ) -> None:
-    """Check that artifacts are whole, and are what their folders are called."""
+    """Check that the files of artifacts are unchanged, and that each folder holds the artifact that its name says."""
     store = session.store
     folders = [store.find(reference) for reference in references] if references else store.folders()
     checked, damaged, unlisted = [], [], []
@@ -361,7 +365,8 @@ def rename(
 def collect(
     session: Session,
     unnamed: Annotated[
-        bool, typer.Option("--unnamed", help="Also delete artifacts that no named one was made from.")
+        bool,
+        typer.Option("--unnamed", help="Also delete artifacts without a name that no named artifact was made from."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
 ) -> None:

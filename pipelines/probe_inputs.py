@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 class SequencesConfig(stage.Config):
     """Which sequences are read."""
 
-    split: Literal["train", "valid", "test"] = Field("valid", description="which split of the sequences")
-    limit: int = Field(1000, ge=0, description="at most so many sequences; 0 for all")
+    split: Literal["train", "valid", "test"] = Field(
+        "valid", description="which split of the sequences; a text file is read as a whole"
+    )
+    limit: int = Field(1000, ge=0, description="maximum number of sequences; 0 for all")
     masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
-    scores: str = knob("", "a JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score")
+    scores: str = knob(
+        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score"
+    )
     parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
     sequence_length: int = knob(
         0, "for a dataset or a text: longest sequence, in tokens; by default as in training, or 128", ge=0

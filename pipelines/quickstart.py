@@ -176,9 +176,7 @@ def guided_attention(
         heads = {(first, a.heads[0]): handle.plan.labels[a.number] for a in handle.site_plans[first].assignments}
         heads |= {(site, site.num_heads - 1): "free" for site in (first, last)}
         maps[f"step {step} ({100 * step // total} %)"] = {
-            f"layer {site.layer + 1}, head {head + 1}\n({label})": found[site][0, head][
-                :SHOWN_TOKENS, :SHOWN_TOKENS
-            ].numpy()
+            f"layer {site.layer}, head {head}\n({label})": found[site][0, head][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
             for (site, head), label in heads.items()
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]

@@ -57,9 +57,10 @@ class Config(executor.Config):
         description="What counts as together: `sentence`, or a number of tokens to either side in a sentence.",
     )
     cross_sentences: bool = Field(
-        False, description="Let windows cross sentences within a block (a paragraph, or a line)."
+        False,
+        description="Let windows cross sentences within a block (a paragraph, or a line); only with a number as --window.",
     )
-    presence: bool = Field(False, description="Count a pair at most once per sentence.")
+    presence: bool = Field(False, description="Count a pair at most once per sentence; only with --window sentence.")
     column: Literal["both", "text", "pair"] = Field(
         "both", description="For examples with two texts: which to count.  In translation data the source is text."
     )

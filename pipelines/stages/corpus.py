@@ -80,8 +80,8 @@ class Config(executor.Config):
         0.05,
         ge=0,
         lt=1,
-        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, fraction of the "
-        "sentences, in at least 100 stretches",
+        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, blocks of "
+        "sentences are held out instead",
     )
     test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
     shard_size: int = knob(4_000_000, "Approximate number of bytes per shard.", ge=1)

@@ -95,7 +95,7 @@ class Config(stage.Config):
         "one from 0, its letter, or its text",
     )
     question_column: str | None = Field(
-        None, description="for multiple choice: field with the question, if the text is what it is about"
+        None, description="for multiple choice: field with the question, if --text-column holds the passage"
     )
     summary_column: str | None = Field(
         None,
@@ -118,7 +118,7 @@ class Config(stage.Config):
     quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
     ragged: Literal["refuse", "drop", "keep"] = Field(
         "refuse",
-        description="what to do with rows whose length differs; keep takes those that have all columns asked for",
+        description="what to do with rows whose length differs; keep uses those that have every requested column",
     )
     sentences: str | None = Field(
         None,

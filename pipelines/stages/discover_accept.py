@@ -32,15 +32,17 @@ class Config(stage.Config):
     )
     into: Literal["each-layer", "found", "least-important"] = Field(
         "each-layer",
-        description="where patterns go: each-layer: one head of every layer for each pattern, as in the paper; found: the heads "
-        "that stand out; least-important: the least important heads of every layer, by --scores in training",
+        description="where patterns go: each-layer: one head of every layer for each pattern, as in paper E; found: the heads "
+        "that stand out; least-important: the least important heads of every layer; training then needs --scores",
     )
     mechanism: Literal["auto", "mask", "fix", "bias", "attention_loss"] = Field(
         "auto",
         description="how they act; auto fixes heads on patterns of places, such as next, and masks heads for others",
     )
-    pal: bool = Field(False, description="add heads beside those of the model, and guide these")
-    most: int = Field(4, ge=1, le=16, description="of the proposed patterns, at most so many")
+    pal: bool = Field(
+        False, description="add one new head per pattern to every layer, and guide these; --into then has no effect"
+    )
+    most: int = Field(4, ge=1, le=16, description="maximum number of proposed patterns to accept")
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 

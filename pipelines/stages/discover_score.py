@@ -33,7 +33,7 @@ class Config(SequencesConfig):
     deviations: float = Field(
         3.0,
         gt=0,
-        description="a head stands out if its relevance is so many standard deviations above the mean of all heads",
+        description="a head stands out if its relevance is this many standard deviations above the mean of all heads",
     )
     most: int = Field(4, ge=1, le=16, description="patterns in the plan that is proposed, at most")
     importance: bool = Field(

@@ -39,7 +39,7 @@ class SharedConfig(stage.Config):
         description="The weights of the last step, or those of the best validation; best-2 takes the second best one of "
         "`guide finetune --keep-best`.",
     )
-    limit: int = Field(0, ge=0, description="At most so many examples; 0 for all.")
+    limit: int = Field(0, ge=0, description="Maximum number of examples; 0 for all.")
     sequence_length: int = knob(
         0, "For a dataset: longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
     )

@@ -41,6 +41,11 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         architecture: str = "auto"
 
     epochs: float | None = Field(3.0, gt=0, description="Passes over the training examples, unless --steps is given.")
+    steps: int = Field(
+        1000, ge=1, description="Optimizer steps, instead of --epochs; without the flag, --epochs counts."
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of new weights, order and dropout.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of warm-up, instead of --warmup-fraction.")
     batch_size: int = Field(32, ge=1, description="Examples per step, over all processes and micro-batches.")
     learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate of AdamW.")
     warmup_fraction: float = Field(
@@ -50,23 +55,25 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         description="Share of the steps over which the learning rate rises, unless --warmup-steps is given.",
     )
     evaluate_every: int = Field(0, ge=0, description="Steps between validations; 0 validates after every epoch.")
-    valid_sequences: int = Field(0, ge=0, description="At most so many validation examples; 0 for all.")
+    valid_sequences: int = Field(0, ge=0, description="Maximum number of validation examples; 0 for all.")
     select: str = Field(
         "loss",
         description="What decides which validation is best, for best/ and --patience: loss, or a metric of the task such as "
         "accuracy.",
     )
     patience: int = Field(
-        0, ge=0, description="End after so many validations in a row without a better one; 0 trains to the last step."
+        0, ge=0, description="Stop after this many validations without improvement; 0 trains to the last step."
     )
     keep_best: int = Field(
-        1, ge=1, le=100, description="Keep the weights of so many of the best validations: best/, best-2/, and so on."
+        1, ge=1, le=100, description="Number of best validations whose weights are kept: best/, best-2/, and so on."
     )
     max_length: int = knob(
         0, "Longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
     )
     tokenizer: str = knob(
-        "", "Tokenizer for a new model; by default that of --init, or else one that is trained on the dataset."
+        "",
+        "Tokenizer of a new model; by default that of --embeddings-from, or one that is trained on the dataset. A model of --init "
+        "has its own.",
     )
     random_init: bool = Field(
         False, description="Take over only the shape and the tokenizer of --init: all weights are new."

@@ -27,7 +27,7 @@ class Config(stage.Config):
     )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masking.")
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
-    limit: int = Field(0, ge=0, description="At most so many sequences; 0 for all.")
+    limit: int = Field(0, ge=0, description="Maximum number of sequences; 0 for all.")
 
 
 def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:

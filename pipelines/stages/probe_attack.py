@@ -38,12 +38,14 @@ class Config(SequencesConfig):
         "plan",
         description="the attack: the adversary or random masks of the model's plan; or FreeLB or SMART on its task",
     )
-    limit: int = Field(500, ge=0, description="at most so many examples; 0 for all")
+    limit: int = Field(500, ge=0, description="maximum number of examples; 0 for all")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of what is random in the attack")
     steps: int = Field(3, ge=1, le=100, description="steps of FreeLB")
-    rate: float | None = Field(None, gt=0, description="step size of FreeLB or SMART; by default that of training")
-    start: float | None = Field(None, ge=0, description="size of the first perturbation; by default that of training")
-    layer: int = Field(0, ge=0, description="the layer in maps.png")
+    rate: float | None = Field(None, gt=0, description="step size; by default 0.1 for FreeLB and 0.001 for SMART")
+    start: float | None = Field(
+        None, ge=0, description="size of the first perturbation; by default 0.02 for FreeLB and 0.00001 for SMART"
+    )
+    layer: int = Field(0, ge=0, description="the layer that maps.png shows, from 0")
 
 
 def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:

@@ -33,11 +33,11 @@ class ReadingConfig(stage.Config):
     max_length: int = Field(128, ge=8, description="tokens of a text; what comes after them is cut off")
     words: Literal["mean", "first", "max"] = Field(
         "mean",
-        description="what stands for the tokens of a split word that looks: their mean, the first one, or their maximum",
+        description="how the attention from the tokens of one word is combined: mean, first token, or maximum",
     )
-    limit: int = Field(0, ge=0, description="at most so many texts; 0 for all")
+    limit: int = Field(0, ge=0, description="maximum number of texts; 0 for all")
     random: int | None = Field(
-        None, ge=0, description="seed of random weights for the same shape, to compare with; the plan is left out"
+        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
     )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
 

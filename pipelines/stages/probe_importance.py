@@ -34,7 +34,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
 class Config(SequencesConfig):
     """Whose loss counts, and how importance is measured."""
 
-    limit: int = Field(0, ge=0, description="at most so many examples or sequences; 0 for all")
+    limit: int = Field(0, ge=0, description="maximum number of examples or sequences; 0 for all")
     by: Literal["taylor", "off"] = Field(
         "taylor",
         description="taylor: squares of gradient times weight; off: how much the loss rises when the head is switched off, "

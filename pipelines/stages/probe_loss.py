@@ -34,7 +34,7 @@ FLOORS = ("unigram", "previous", "neighbours", "ngrams")
 class Config(SequencesConfig):
     """Which words are masked."""
 
-    limit: int = Field(2000, ge=0, description="at most so many sequences; 0 for all")
+    limit: int = Field(2000, ge=0, description="maximum number of sequences; 0 for all")
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the masking, as in training")
     mask_probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are masked and predicted")
 

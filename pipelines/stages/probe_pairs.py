@@ -47,12 +47,12 @@ class Config(stage.Config):
         description="what is hidden while a token is scored: the token; or also the later tokens of its word, so that they do "
         "not give it away",
     )
-    limit: int = Field(0, ge=0, description="at most so many pairs of each paradigm; 0 for all")
+    limit: int = Field(0, ge=0, description="maximum number of pairs of each paradigm; 0 for all")
     floors: str = Field(
         "", description="sequences whose n-grams are counted, to compare with: usually those of the training"
     )
     random: int | None = Field(
-        None, ge=0, description="seed of random weights for the same shape, to compare with; the plan is left out"
+        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
     )
     plan: bool = Field(True, description="let the plan of the model act, if it acts at inference")
     off: list[str] = Field([], description="switch a head off: LAYER-HEAD, such as 2-5 (repeatable)")

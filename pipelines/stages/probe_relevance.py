@@ -42,7 +42,7 @@ class Config(SequencesConfig):
         "by default all patterns that the sequences and the masks have the features for",
     )
     special: bool = Field(
-        True, description="count special tokens; without them, the attention among the others is what is divided"
+        True, description="count special tokens; without them, attention among the other tokens is scaled to a sum of 1"
     )
     diagonal: bool = Field(True, description="count the attention of a token to itself")
 

@@ -528,7 +528,7 @@ class Store:
         return self._sweep(self.root / ".tmp") + self._sweep(self.root / ".trash")
 
     def collect(self, *, unnamed: bool = False, dry_run: bool = False) -> list[Path]:
-        """Delete leftovers of crashed runs, and with ``unnamed`` all artifacts that no named one was made from.
+        """Delete leftovers of crashed runs, and with ``unnamed`` all unnamed artifacts that no named one was made from.
 
         Unfinished work, named artifacts, all artifacts that they were made from, and artifacts in use are
         kept.  Returns the deleted paths; with ``dry_run`` those that would be deleted.
@@ -547,7 +547,7 @@ class Store:
         return removed
 
     def _unneeded(self) -> list[Path]:
-        """The artifacts that no named one was made from.
+        """The unnamed artifacts that no named one was made from.
 
         What a misplaced folder was made from counts as needed, and so does the folder itself.
         """

@@ -31,7 +31,7 @@ class TrainingConfig(ModelConfig):
         1.0, ge=0, description="Largest norm of the gradient; adversaries are clipped separately; 0 does not clip."
     )
     batch_tokens: int = Field(
-        0, ge=0, description="Tokens per step, padding included, instead of --batch-size; batches have similar lengths."
+        0, ge=0, description="Tokens per step, padding included, in batches of similar lengths; 0 uses --batch-size."
     )
     bucket: bool = Field(False, description="Make batches of --batch-size from sequences of similar length.")
     sampling: list[Annotated[float, Field(gt=0)]] = Field(
@@ -44,7 +44,7 @@ class TrainingConfig(ModelConfig):
         "auto", description="Arithmetic; auto is bf16 autocast on GPUs that support it, else fp32."
     )
     evaluate_every: int = Field(500, ge=1, description="Steps between validations; the last step is always validated.")
-    valid_sequences: int = Field(512, ge=0, description="At most so many validation sequences; 0 for all.")
+    valid_sequences: int = Field(512, ge=0, description="Maximum number of validation sequences; 0 for all.")
     snapshots: list[int] = Field([], description="A step whose weights are kept in the artifact (repeatable).")
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
     plan: str = knob("", "Plan of guides: a preset, such as preset:neighbours, or a TOML file.")
@@ -63,7 +63,11 @@ class TrainingConfig(ModelConfig):
         "masking proportions of that run.",
         json_schema_extra={"knob": True, "flag": "masking-run"},
     )
-    scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
+    scores: str = knob(
+        "",
+        "JSON, CSV or Parquet file with columns layer, head and score, such as heads.parquet of `guide probe importance`, for "
+        "plans that choose heads by score.",
+    )
     init: str = knob("", "Model folder or artifact to start from.")
     micro_batches: int = knob(1, "Parts into which each process splits its share of a batch, to save memory.", ge=1)
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU if there is one.")

@@ -48,8 +48,8 @@ class ModelConfig(stage.Config):
         None,
         ge=1,
         le=1_048_576,
-        description="Width of the feed-forward layers, instead of the preset's; of a cnn the filters of each width (100), of a "
-        "bilstm the units of each direction (300).",
+        description="Width of the feed-forward layers; by default the preset's, or 4 × --hidden. Of a cnn the filters of each width "
+        "(100), of a bilstm the units of each direction (300).",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states.")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of attention probabilities.")

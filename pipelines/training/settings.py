@@ -32,7 +32,10 @@ class MaskedEvaluation(Config):
     """For evaluations that mask tokens."""
 
     mask_seed: int = Field(
-        0, ge=0, lt=2**63, description="Which tokens are masked depends on it and on the sequence alone."
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the masking; one seed masks the same tokens for every model with this tokenizer.",
     )
     mask_probability: float | None = Field(
         None,
@@ -49,5 +52,5 @@ class WordEvaluation(Config):
         True, description="Also say how well n-grams, counted in the training split, predict the same tokens."
     )
     pseudo_perplexity: int = Field(
-        0, ge=0, description="Also mask every token alone, in so many sequences (Salazar et al. 2020)."
+        0, ge=0, description="Number of sequences in which every token is also masked alone (Salazar et al. 2020)."
     )

@@ -43,7 +43,7 @@ OBJECTIVE = Objective(
         "guide pretrain wiki-512 --architecture roberta --plan preset:ag --size base --epochs 10 --weight-decay 0   # as paper A",
         "guide pretrain wiki-128 --masks wiki-masks --plan preset:roles --size small",
         "guide pretrain wiki-128 --cooccur wiki-pairs --plan preset:mcmisp-bert --size base",
-        "guide pretrain wiki-128 --init ./bert-base --plan preset:asa-pretraining --batch-size 128 --steps 20000   # batch and steps of paper D",
+        "guide pretrain wiki-128-of-bert --init ./bert-base --plan preset:asa-pretraining --batch-size 128 --steps 20000   # batch and steps of paper D",
         "guide pretrain wiki-128 --plan preset:random-mask-scheduled --masking-run an-asa-run --size small",
     ),
     evaluation=Evaluation(

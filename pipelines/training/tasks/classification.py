@@ -72,7 +72,7 @@ TASK = Task(
     examples=(
         "guide finetune reviews --init my-model",
         "guide finetune reviews --init ./bert-base --plan preset:asa --learning-rate 2e-5 --warmup-fraction 0.06",
-        "guide finetune trec --tokenizer trec-words --layers 2 --hidden 128 --heads 6 --plan preset:roles --parser spacy:en_core_web_sm --epochs 30 --patience 5",
+        "guide finetune trec --architecture role-transformer --layers 2 --hidden 96 --heads 6 --ffn 256 --plan preset:roles --parser spacy:en_core_web_sm --learning-rate 1e-3 --epochs 30 --patience 5",
     ),
     evaluation=Evaluation("classification", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
     columns=("text",),

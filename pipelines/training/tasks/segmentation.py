@@ -67,7 +67,9 @@ TASK = Task(
     prepare=_prepare,
     check_plan=check_task_guides,
     needs_mask_token=False,
-    examples=("guide finetune wiki --init my-model --max-length 258 --learning-rate 1e-5 --batch-size 64 --select f1",),
+    examples=(
+        "guide finetune topics --init my-model --max-length 258 --learning-rate 1e-5 --batch-size 64 --select f1",
+    ),
     evaluation=Evaluation("segmentation", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
     settings=(Settings,),
     columns=("text", "segment"),

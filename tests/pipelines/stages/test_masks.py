@@ -464,7 +464,7 @@ def train(store: Store, made: Made, **settings: Any) -> Artifact:
 def test_preset_roles_trains_from_these_artifacts(store: Store) -> None:
     made = Made(store, "\n".join([*SENTENCES] * 6), length=32)
     model = train(store, made, plan=ROLES, masks=made.masks.reference)
-    assert len(model.counts["matches"]) == 0  # matches are counted for losses only, not for masks
+    assert len(model.counts["matches"]) == 5 and all(model.counts["matches"].values())
     assert model.manifest["inputs"]["masks"]["content"] == made.masks.content
     rows = [json.loads(line) for line in model.read("metrics.jsonl").splitlines()]
     assert all(np.isfinite(row["loss/mlm"]) for row in rows)

@@ -110,7 +110,7 @@ def discover_accept_command(
         session.tell(escape(line))
     path = to if to is not None else result.artifact.path / discover_score.PLAN
     scores = ""
-    if config.into == "least-important":
+    if config.into == "least-important" and not (config.heads or config.pal):
         with session.store.load(discovery, kind="discovery", verify=False) as found:
             measured = found.counts["task"] is not None
             scores = f" --scores {found.path / 'heads.parquet' if measured else 'SCORES'}"

@@ -40,7 +40,8 @@ class Config(stage.Config):
         description="how they act; auto fixes heads on patterns of places, such as next, and masks heads for others",
     )
     pal: bool = Field(
-        False, description="add one new head per pattern to every layer, and guide these; --into then has no effect"
+        False,
+        description="add one new head per pattern to every layer, and guide these; --into, and the places in --heads, then have no effect",
     )
     most: int = Field(4, ge=1, le=16, description="maximum number of proposed patterns to accept")
     seen: str = internal("what the page knows of how it was found, as JSON")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from guidance.errors import InputError, MachineError, UnknownName
-from pipelines.progress import Progress
+from pipelines.progress import Progress, log
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import inputs_of
@@ -217,7 +217,10 @@ def floors_of(curves: Sequence[Curve], store: Store, progress: Progress | None =
         with store.load(origin.reference, kind="model", verify=False) as model:
             data = store.load_input(model, "sequences", verify=False).reference
         return dict(floors.run(data, config, store=store, progress=progress).artifact.counts["nats"])
-    except (InputError, MachineError):  # the sequences are gone or have no validation split; or nothing can be written
+    except InputError:  # the sequences are gone, or have no validation split
+        return {}
+    except MachineError as error:  # such as a store that only others may write to
+        log.warning("n-gram floors are left out: %s", error.message)
         return {}
 
 

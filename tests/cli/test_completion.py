@@ -68,6 +68,16 @@ def test_presets_and_patterns_are_offered(complete):
     assert complete("guide plan new --preset ro") == {"roles", "roles-unparsed"}
 
 
+COMPLETED = {
+    "guide compare ": ["half", "plain", "reviews-search", "score"],
+    "guide finetune ": ["data"],
+    "guide search x --along ": ["plain"],
+    "guide glue ": ["score"],
+    "guide discover accept ": ["seen"],
+    "guide discover serve ": ["plain"],
+}
+
+
 def test_artifacts_of_the_right_kind_are_offered(complete):
     stages = {
         "search": "reviews-search",
@@ -80,16 +90,6 @@ def test_artifacts_of_the_right_kind_are_offered(complete):
         make(Store(Path("artifacts")), stage=dataclasses.replace(TINY, kind=kind), name=name).artifact.close()
     offered = {line: {word for word in complete(line) if "@" not in word and "/" not in word} for line in COMPLETED}
     assert offered == {line: set(found) for line, found in COMPLETED.items()}
-
-
-COMPLETED = {
-    "guide compare ": ["half", "plain", "reviews-search", "score"],
-    "guide finetune ": ["data"],
-    "guide search x --along ": ["plain"],
-    "guide glue ": ["score"],
-    "guide discover accept ": ["seen"],
-    "guide discover serve ": ["plain"],
-}
 
 
 def test_the_store_of_the_line_the_environment_or_the_file_counts(complete, monkeypatch):

@@ -96,6 +96,7 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     assert guide("plan", "check", "plan.toml").code == 0
     done = guide("discover", "accept", reference, "--into", "least-important")
     assert "--scores SCORES" in done.err, "the model has no loss, so no importance was measured"
+    assert "--scores" not in guide("discover", "accept", reference, "--into", "least-important", "--pal").err
     done = guide("discover", "export", folder, text, "--to", "heads.html", "--examples", 1, "--sequence-length", 24)
     assert done.code == 0 and done.out.strip() == "heads.html", done.err
     assert b"default-src 'none'" in (tmp_path / "heads.html").read_bytes()

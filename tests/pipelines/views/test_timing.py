@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import InputError, MachineError
+from pipelines.progress import log
 from pipelines.stages import floors
 from pipelines.storage.manifest import MANIFEST
 from pipelines.storage.store import Store
@@ -35,8 +36,9 @@ def test_runs_are_timed_compared_at_equal_seconds_and_set_beside_their_floors(st
 
 
 def test_without_a_place_for_floors_runs_are_compared_without_them(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(log, "propagate", True)
     run = trainings.train(store).reference
 
     def refuse(*_: object, **__: object) -> None:
@@ -44,6 +46,7 @@ def test_without_a_place_for_floors_runs_are_compared_without_them(
 
     monkeypatch.setattr(floors, "run", refuse)
     assert comparison.run([run], store).floors == {}
+    assert "n-gram floors are left out: read-only" in caplog.text
 
 
 def test_a_run_from_files_cannot_be_timed(store: Store, tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def test_every_page_is_in_the_index() -> None:
     assert "results/README.md" in linked
 
 
+def test_every_package_is_in_the_layout() -> None:
+    layout = text_of("CONTRIBUTING.md").split("## Layout")[1].split("\n## ")[0]
+    found = {init.parent for root in ("guidance", "pipelines", "cli") for init in (ROOT / root).rglob("__init__.py")}
+    assert [name for name in sorted(map(name_of, found)) if name != "pipelines" and f"`{name}/`" not in layout] == []
+
+
 def test_the_reference_of_the_commands_is_up_to_date(tmp_path: Path) -> None:
     """In a process of its own: commands stand in the order of their import."""
     page = tmp_path / "command-line.md"

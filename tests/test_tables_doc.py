@@ -41,8 +41,10 @@ from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import document_schema as document_sequence_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
+from pipelines.training.learners.document_scores import boundary_fields, summary_fields
 from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
-from pipelines.training.learners.translation_scores import prediction_schema
+from pipelines.training.learners.task_scores import prediction_schema
+from pipelines.training.learners.translation_scores import prediction_schema as translation_schema
 from tests import trainings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")
@@ -58,10 +60,13 @@ SCHEMAS = {
     "vocabulary.parquet": vocabulary_schema(),
     "counts.parquet": count_schema(),
     "train.parquet of masks": mask_schema(list(COLUMNS)),
-    "predictions.parquet": prediction_schema(),
+    "predictions.parquet of translation": translation_schema(),
     "predictions.parquet of masked words": score_schema(OF_WORDS),
     "predictions.parquet of next sentences": score_schema(OF_PAIRS),
     "predictions.parquet of replaced tokens": score_schema(OF_TOKENS),
+    "predictions.parquet of tasks": prediction_schema(),
+    "predictions.parquet of summaries": pa.schema([*prediction_schema(), *summary_fields()]),
+    "predictions.parquet of sections": pa.schema([*prediction_schema(), *boundary_fields()]),
     "runs.parquet": run_schema(),
     "heads.parquet of coref": head_schema(probe_coreference.UNITS),
     "heads.parquet of deps": head_schema(probe_dependencies.UNITS),

@@ -57,16 +57,14 @@ def evaluate_summarization(run: Run, model: Any, handle: Handle, task: Task) -> 
     }
     scores = {name: rouge(found, [gold[p.number] for p in predictions]) for name, found in summaries.items()}
     metrics = {f"{metric}_{name}" if name else metric: scores[name][metric] for name in scores for metric in ROUGE}
-    more: list[tuple[pa.Field, list[Any]]] = [
-        (pa.field("sentences", pa.list_(pa.int32()), False, {"unit": "numbers of the scored sentences"}), numbers),
-        (pa.field("chosen", pa.list_(pa.int32()), False, {"unit": "their numbers, best first"}), chosen[""]),
-        (pa.field("chosen_blocked", pa.list_(pa.int32()), False, {"unit": "with trigram blocking"}), chosen["blocked"]),
-        (pa.field("summary", pa.string(), False, {"unit": "one sentence a line"}), list(map("\n".join, summaries[""]))),
-        (
-            pa.field("reference", pa.string(), False, {"unit": "one sentence a line"}),
-            ["\n\n".join(gold[p.number]) for p in predictions],
-        ),
+    columns: list[list[Any]] = [
+        numbers,
+        chosen[""],
+        chosen["blocked"],
+        ["\n".join(summary) for summary in summaries[""]],
+        ["\n\n".join(gold[p.number]) for p in predictions],
     ]
+    more = list(zip(summary_fields(), columns, strict=True))
     sources = write_predictions(run, predictions, tokens, more)
     gains = {
         metric: normalised_gain(scores[""][metric], scores["lead"][metric], scores["oracle"][metric])
@@ -153,15 +151,30 @@ def rouge(summaries: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> 
     return {metric: math.fsum(score[metric].fmeasure for score in found) / max(1, len(found)) for metric in ROUGE}
 
 
+def summary_fields() -> list[pa.Field]:
+    """Further columns of ``predictions.parquet`` of summaries."""
+    units = {
+        "sentences": (pa.list_(pa.int32()), "numbers of the scored sentences"),
+        "chosen": (pa.list_(pa.int32()), "their numbers, best first"),
+        "chosen_blocked": (pa.list_(pa.int32()), "with trigram blocking"),
+        "summary": (pa.string(), "one sentence a line"),
+        "reference": (pa.string(), "one sentence a line"),
+    }
+    return [pa.field(name, kind, False, {"unit": unit}) for name, (kind, unit) in units.items()]
+
+
+def boundary_fields() -> list[pa.Field]:
+    """Further columns of ``predictions.parquet`` of sections."""
+    unit = "running number in the document of the one before the boundary"
+    return [pa.field("sentence", pa.int32(), False, {"unit": unit})]
+
+
 def evaluate_segmentation(run: Run, model: Any, handle: Handle, task: Task) -> None:
     """Precision, recall and F1 of the boundaries, Pk and WindowDiff."""
     head, data = Boundaries(), run.inputs["sequences"]
     predictions, tokens = predict(run, model, handle, task, head)
     sentence = [number for (number,) in _sentences(run)[: len(predictions)]]
-    field = pa.field(
-        "sentence", pa.int32(), False, {"unit": "running number in the document of the one before the boundary"}
-    )
-    sources = write_predictions(run, predictions, tokens, [(field, sentence)])
+    sources = write_predictions(run, predictions, tokens, list(zip(boundary_fields(), [sentence], strict=True)))
     counts = {"examples": len(predictions), **head.report(predictions)}
     windows = [window_size(ends) for ends, _ in documents_of(predictions)]
     about: Mapping[str, str] = {

@@ -431,13 +431,13 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
         if not runs:
             continue
         p = paired_t_test(Summary.of(row["loss"] - bases[row["seed"]]["loss"] for row in runs if row["seed"] in bases))
-        cells = [_cell([row[name] for row in runs], "{:.3f}") for name in ("loss", "average", "valid")]
+        cells = [cell([row[name] for row in runs], "{:.3f}") for name in ("loss", "average", "valid")]
         if table.translates:
             cells += [
-                _cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
+                cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
             ]
         cells.append("–" if p is None else f"{p:.3f}")
-        cells += [_cell([steps_to(row, level) for row in runs], "{:.0f}") for level in levels]
+        cells += [cell([steps_to(row, level) for row in runs], "{:.0f}") for level in levels]
         name = f"**{label}** (baseline)" if label == label_of_base else label
         lines.append(f"| {' | '.join([name, str(len(runs)), *cells])} |")
     return "\n".join([*lines, *_spread(table, by_label)])
@@ -457,7 +457,8 @@ def _spread(table: Table, by_label: Mapping[str, Sequence[Row]]) -> Iterator[str
             yield f"| {group} | {len(losses)} | {min(losses):.3f} | {max(losses):.3f} | {found.mean:.3f} | {deviation} |"
 
 
-def _cell(values: Sequence[float | None], form: str) -> str:
+def cell(values: Sequence[float | None], form: str) -> str:
+    """Mean and deviation, or how many of the values are known."""
     found = Summary.of(values)
     if not values:
         return "–"
@@ -470,11 +471,21 @@ def floors_of(table: Table, store: Store) -> dict[str, float]:
     """The n-gram floors of a table of masked language models; empty for others."""
     if table.common.get("objective", "mlm") != "mlm":
         return {}
-    limit = pretrain.Config.model_fields["valid_sequences"].default
     # the model to start from changes nothing about the sequences
     prepare = {learned_books: books}.get(table.prepare, table.prepare)
-    found = floors.run(prepare(store)[0], floors.Config(limit=limit), store=store).artifact
-    return dict(found.counts["nats"])
+    return floors_of_sequences(prepare(store)[0], store)
+
+
+def floors_of_sequences(reference: str, store: Store) -> dict[str, float]:
+    """The n-gram floors of as many sequences as a training validates on, in nats."""
+    limit = pretrain.Config.model_fields["valid_sequences"].default
+    return dict(floors.run(reference, floors.Config(limit=limit), store=store).artifact.counts["nats"])
+
+
+def said_of_floors(nats: Mapping[str, float]) -> str:
+    """A sentence for people."""
+    reached = "; ".join(f"{FLOORS[name]} {value:.2f}" for name, value in nats.items())
+    return f"What counts of neighbouring tokens reach in validation, in nats: {reached}."
 
 
 def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapping[str, float]) -> None:
@@ -545,8 +556,7 @@ def main() -> None:
         raise SystemExit("no run without a plan exists yet, so there is no baseline")
     text = as_markdown(table, rows)
     if known["floors"]:
-        reached = "; ".join(f"{FLOORS[name]} {value:.2f}" for name, value in known["floors"].items())
-        text += f"\n\nWhat counts of neighbouring tokens reach in validation, in nats: {reached}."
+        text += "\n\n" + said_of_floors(known["floors"])
     path.with_suffix(".md").write_text(
         f"# {table.title}\n\n`python -m benchmarks.pretraining {arguments.table}`\n\n{text}\n\n"
         f"![Training loss over steps]({arguments.table}.png)\n",

@@ -39,13 +39,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pretraining import ag, oromo, packed
+from benchmarks.pretraining import ag, cell, floors_of_sequences, oromo, packed, passed_losses, said_of_floors, steps_to
 from guidance.plan import Guide, Plan
 from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
+from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.curves import Curve
+from pipelines.views.drawing import draw_floors
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
@@ -380,38 +382,94 @@ def figures_of(run: Run, store: Store) -> dict[str, Any]:
 # the page
 
 
-def as_markdown(results: Results) -> str:
-    """One table for each phase: mean and deviation over seeds."""
+def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]]) -> str:
+    """One table for each phase: mean and deviation over seeds, a paired test of the last validation against no guides, and
+    the steps to losses that the run without guides passes.
+
+    Args:
+        nats: the floors of each text.
+    """
     parts = []
     for phase in PHASES:
-        rows = results.of(phase)
-        if not rows:
+        if not (rows := results.of(phase)):
             continue
-        steps = sorted({step for row in rows for step, _ in row["valid"]})
-        titles = ["run", "n", "training loss", "mean over all steps", *(f"validation, step {step}" for step in steps)]
+        at = sorted({step for row in rows for step, _ in row["valid"]})
+        titles = ["run", "n", "training loss", "mean over all steps", *(f"validation, step {step:,}" for step in at)]
+        plain = {row["seed"]: row for row in rows if row["label"] == "none"}
+        several = len(plain) > 1
+        levels = passed_losses(next(iter(plain.values()))) if plain else []
+        titles += ["p"] * several + [f"steps to {level:.2f}" for level in levels]
         lines = [f"| {' | '.join(titles)} |", "|---" + "|--:" * (len(titles) - 1) + "|"]
         for label in dict.fromkeys(row["label"] for row in rows):
             mine = [row for row in rows if row["label"] == label]
-            cells = [_cell([row[name] for row in mine]) for name in ("loss", "average")]
-            cells += [_cell([value for row in mine for at, value in row["valid"] if at == step]) for step in steps]
+            cells = [cell([row[name] for row in mine], "{:.3f}") for name in ("loss", "average")]
+            cells += [cell([dict(row["valid"]).get(step) for row in mine], "{:.3f}") for step in at]
+            if several:
+                gains = (_last(row) - _last(plain[row["seed"]]) for row in mine if row["seed"] in plain)
+                p = paired_t_test(Summary.of(gains)) if label != "none" else None
+                cells.append("–" if p is None else f"{p:.3f}")
+            cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
             lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
-        parts.append(f"## {phase}\n\n" + "\n".join(lines))
+        floors = nats.get(text_of(phase))
+        parts.append(f"## {phase}\n\n" + "\n".join(lines) + (f"\n\n{said_of_floors(floors)}" if floors else ""))
     return "\n\n".join(parts)
 
 
-def _cell(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{spread}"
+def _last(row: Row) -> float:
+    """The last validation loss of a run."""
+    return float(row["valid"][-1][1])
 
 
-def add(path: Path, row: Mapping[str, Any]) -> None:
-    """Add the figures of a run to the JSON, to which several processes may write."""
+def text_of(phase: str) -> str:
+    """The text that a phase learns."""
+    return "oromo" if phase == "oromo" else "books"
+
+
+DRAWN = {
+    "long": "ModernBERT-shaped, three seeds",
+    "longest": "the same, one seed",
+    "roberta": "RoBERTa-shaped, three seeds",
+    "oromo": "ModernBERT-shaped on Oromo, three seeds",
+}
+
+
+def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw the mean training loss over seeds in the phases with fresh seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    phases = [phase for phase in DRAWN if results.of(phase)]
+    if not phases:
+        return
+    figure, grid = pyplot.subplots(
+        -(-len(phases) // 2), min(2, len(phases)), figsize=(10, 7), layout="constrained", squeeze=False
+    )
+    every_axes = grid.ravel().tolist()
+    for phase, axes in zip(phases, every_axes, strict=False):
+        rows = results.of(phase)
+        for label in dict.fromkeys(row["label"] for row in rows):
+            curves = [np.array(row["curve"]) for row in rows if row["label"] == label]
+            steps, losses = np.mean(curves, axis=0).T
+            axes.plot(steps, losses, linewidth=1.3 if label == "none" else 2.2, label=label)
+        draw_floors(axes, nats.get(text_of(phase), {}), min(loss for row in rows for _, loss in row["curve"]))
+        axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=DRAWN[phase])
+        axes.legend(fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in every_axes[len(phases) :]:
+        axes.remove()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def add(path: Path, *rows: Row, **about: Any) -> None:
+    """Add figures of runs, or others, to the JSON, to which several processes may write."""
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        found = {**about, "common": dict(COMMON), "rows": [*read(path).rows, row]}
+        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+        known = _known(path)
+        found = {**known, **machine, "common": dict(COMMON), **about, "rows": [*known.get("rows", []), *rows]}
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         fresh.replace(path)  # others read meanwhile
@@ -419,7 +477,22 @@ def add(path: Path, row: Mapping[str, Any]) -> None:
 
 def read(path: Path) -> Results:
     """The figures that are known."""
-    return Results(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else [])
+    return Results(_known(path).get("rows", []))
+
+
+def _known(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def floors_of(path: Path, results: Results, store: Store) -> dict[str, dict[str, float]]:
+    """The n-gram floors of each text that was learned; those that the JSON lacks are computed and added."""
+    nats: dict[str, dict[str, float]] = _known(path).get("floors", {})
+    sequences = {"books": lambda: packed(store, "lm-litbank-books/books")[2], "oromo": lambda: oromo(store)[0]}
+    for text in sorted({text_of(row["phase"]) for row in results.rows} - nats.keys()):
+        nats[text] = floors_of_sequences(sequences[text](), store)
+        add(path, floors=nats)
+    return nats
 
 
 def train_all(runs: Sequence[Run], path: Path, store: Store) -> None:
@@ -473,10 +546,15 @@ def main() -> None:
                 break
         if arguments.first:
             break
+    results = read(path)
+    nats = floors_of(path, results, Store(arguments.store))
     path.with_suffix(".lock").unlink(missing_ok=True)
-    text = as_markdown(read(path))
-    title = "# Which guides help a model that trains well"
-    path.with_suffix(".md").write_text(f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n", encoding="utf-8")
+    draw(results, path.with_suffix(".png"), nats)
+    text, title = as_markdown(results, nats), "# Which guides help a model that trains well"
+    picture = "\n![Training loss over steps](trial.png)\n" if path.with_suffix(".png").exists() else ""
+    path.with_suffix(".md").write_text(
+        f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n{picture}", encoding="utf-8"
+    )
     print(text)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
+from cli.origins import source_of, store_path
 from guidance.errors import InputError
 from pipelines.storage.store import Store
 
@@ -45,8 +46,6 @@ def _references(store: Store, kinds: tuple[str, ...], unfinished: bool) -> Itera
 
 def _store(ctx: Any) -> Store | None:
     """The store of the command line so far, of the environment or of ``guide.toml``."""
-    from cli.options import source_of, store_path
-
     before = ctx.parent.params.get("store") if ctx.parent else None
     is_given_later = source_of(ctx, "store") == "COMMANDLINE" or before is None
     try:

@@ -185,7 +185,7 @@ def _describe_usage(error: Any) -> tuple[str, str]:
         return "no command given", lines[0]
     message = str(error.format_message()).replace("Value error, ", "")
     if context is not None and parameter is not None:
-        from cli.options import origin_of
+        from cli.origins import origin_of
 
         if error.message:
             said = str(error.message).removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")

@@ -14,35 +14,31 @@ A command file looks like this; this module adds the flags of the configuration,
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import os
-import re
 import shlex
-import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic import BaseModel
 
 from cli import completion
 from cli.app import Page, parent_app
 from cli.config import DEFAULT_FILE, misspelt, settings_for
+from cli.flags import field_parameters, make_config, renamed, typer_parameter
 from cli.next_commands import Templates, suggestion
+from cli.origins import SETTINGS, origins_added, source_of, store_path
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
-from pipelines.engine.stage import Result, is_internal
+from pipelines.engine.stage import Result
 from pipelines.progress import Progress, log
 from pipelines.storage.store import Store
-
-DEFAULT_STORE = Path("artifacts")
 
 
 @dataclass(frozen=True)
@@ -154,11 +150,11 @@ def command(
         ]
         fields = field_parameters(config) if config else []
         own, fields = ([_with_completion(name, parameter) for parameter in parameters] for parameters in (own, fields))
-        common = [_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
+        common = [typer_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
         def call(context: typer.Context, **values: Any) -> None:
-            with _origins_added(context, values):
+            with origins_added(context, values):
                 session = open_session(context, values)
                 arguments = {parameter.name: values[parameter.name] for parameter in own}
                 if config:
@@ -183,7 +179,7 @@ def command(
             "shared": frozenset(parameter.name for parameter in common),
             "topics": topics or {},
             "settings": frozenset(settings & {parameter.name for parameter in parameters}),
-            "renamed": _renamed(config),
+            "renamed": renamed(config),
         }
         page = type("Page", (Page,), attributes)
         parent.command(word, cls=page, help=inspect.cleandoc(function.__doc__ or ""))(call)
@@ -192,112 +188,7 @@ def command(
     return register
 
 
-# from a configuration to flags
-
-
-def _renamed(config: type[BaseModel] | None) -> dict[str, str]:
-    """The fields whose flag has another name than the field, with that name."""
-    flags = {name: flag_name(name, field) for name, field in config.model_fields.items()} if config else {}
-    return {name: flag for name, flag in flags.items() if flag != name.replace("_", "-")}
-
-
-def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
-    """One keyword parameter per field, annotated for Typer."""
-    parameters = []
-    for name, field in config.model_fields.items():
-        if is_internal(field):
-            continue
-        annotation = flag_type(field.annotation)
-        default = field.get_default(call_default_factory=True)
-        if isinstance(default, (tuple, set, frozenset)):
-            default = list(default)
-        names = (flag_name(name, field), name.replace("_", "-"))  # the flag, and its old name if it was renamed
-        option = typer.Option(
-            *(dict.fromkeys(f"--{flag}" for flag in names) if names[0] != names[1] else ()),
-            help=_field_help(field),
-            envvar=[f"GUIDE_{flag.upper().replace('-', '_')}" for flag in dict.fromkeys(names)],
-            show_envvar=False,
-            show_default=default is not None,
-            metavar="<name>" if _number_of_choices(annotation) > MOST_CHOICES else None,
-        )
-        default = inspect.Parameter.empty if default is PydanticUndefined else default
-        parameters.append(_parameter(name, annotation, option, default))
-    return parameters
-
-
-MOST_CHOICES = 12
-"""Values of a flag that its help lists before the description; what has more lists them in the description."""
-
-
-def _number_of_choices(annotation: Any) -> int:
-    found = [annotation, *typing.get_args(annotation)]
-    return max((len(typing.get_args(kind)) for kind in found if typing.get_origin(kind) is Literal), default=0)
-
-
-def flag_name(name: str, field: Any) -> str:
-    """The flag of a field, without dashes in front: its name, or ``flag`` in its ``json_schema_extra``.
-
-    A field keeps its name when its flag is renamed, because the name is part of the recipe.
-    """
-    return str((field.json_schema_extra or {}).get("flag", name.replace("_", "-")))
-
-
-def flag_type(annotation: Any) -> Any:
-    """The type of a flag for the type of a field; pydantic validates the value again."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return flag_type(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        kept = [argument for argument in arguments if argument is not type(None)]
-        inner = flag_type(kept[0]) if len(kept) == 1 else str
-        return inner | None if len(kept) < len(arguments) else inner
-    if origin in (list, tuple, set, frozenset):
-        return list[flag_type(arguments[0])]  # type: ignore[misc]
-    if origin is Literal:
-        return annotation if all(isinstance(choice, str) for choice in arguments) else str
-    if annotation in (bool, int, float, str, Path):
-        return annotation
-    raise TypeError(f"no flag for a field of type {annotation}")
-
-
-def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
-    """An instance of the configuration.
-
-    Raises:
-        InputError: a value is invalid; the message names its flag, and the hint says what the flag means.
-    """
-    try:
-        return config(**values)
-    except ValidationError as error:
-        problems, hints = [], []
-        for problem in error.errors(include_url=False):
-            message = problem["msg"].removeprefix("Value error, ")
-            place = problem["loc"]
-            if place:
-                name = str(place[0])
-                field = config.model_fields.get(name)
-                flag = "--" + (flag_name(name, field) if field else name.replace("_", "-"))
-                hints += [f"{flag}: {_field_help(field)}"] if field else []
-                message = f"{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
-            problems.append(message)
-        raise InputError("; ".join(dict.fromkeys(problems)), hint="\n".join(dict.fromkeys(hints)) or None) from error
-
-
-def _field_help(field: Any) -> str:
-    """The description of a field, and its allowed range."""
-    rules = {}
-    for rule in field.metadata:
-        for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if (limit := getattr(rule, key, None)) is not None:
-                rules[sign] = limit
-    limits = ", ".join(f"{sign} {limit}" for sign, limit in rules.items())
-    return (field.description or "") + (f"  [{limits}]" if limits else "")
-
-
-def _parameter(name: str, annotation: Any, option: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[annotation, option], default=default
-    )
+# parameters
 
 
 def _with_completion(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
@@ -316,57 +207,6 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 # from flags to a session
-
-
-SETTINGS = "guide.settings"
-"""Where a context keeps the path of the settings file."""
-
-
-def source_of(context: Any, name: str) -> str:
-    """Where a value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP or DEFAULT."""
-    source = context.get_parameter_source(name)
-    return source.name if source is not None else "DEFAULT"
-
-
-def flag_of(context: Any, name: str) -> str:
-    """The flag of a parameter with its dashes; the placeholder of an argument."""
-    parameter = next(parameter for parameter in context.command.params if parameter.name == name)
-    if parameter.param_type_name == "argument":
-        return str(parameter.human_readable_name)
-    renamed = getattr(context.command, "renamed", {})
-    return f"--{renamed[name]}" if name in renamed else str(parameter.opts[0])
-
-
-def origin_of(context: Any, name: str) -> str:
-    """Where the user gave a value: ``--steps``, ``GUIDE_STEPS`` or ``'guide.toml', [pretrain] steps``."""
-    flag, source = flag_of(context, name), source_of(context, name)
-    if source == "ENVIRONMENT":
-        parameter = next(parameter for parameter in context.command.params if parameter.name == name)
-        variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
-        return next((variable for variable in variables if os.environ.get(variable)), flag)
-    if source == "DEFAULT_MAP":
-        table = "" if name == "store" else f"[{'.'.join(context.command_path.split()[1:])}] "
-        return f"{str(context.meta.get(SETTINGS, DEFAULT_FILE))!r}, {table}{flag.removeprefix('--')}"
-    return flag
-
-
-@contextlib.contextmanager
-def _origins_added(context: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Add to an `InputError` where the settings that it mentions were given, unless that was the command line."""
-    try:
-        yield
-    except InputError as error:
-        text = f"{error.message} {error.hint or ''}"
-        lines = [] if error.hint is None else [error.hint]
-        for name, value in values.items():
-            if source_of(context, name) not in ("ENVIRONMENT", "DEFAULT_MAP"):
-                continue
-            flag = flag_of(context, name)
-            is_value = isinstance(value, str | Path) and len(str(value)) > 1 and str(value) in text
-            if is_value or re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text):
-                lines.append(f"{flag} was given by {origin_of(context, name)}")
-        error.hint = "\n".join(lines) or None
-        raise
 
 
 def load_settings(context: Any, path: Path | None) -> Path | None:
@@ -416,20 +256,6 @@ def open_session(context: Any, values: dict[str, Any]) -> Session:
     )
 
 
-def store_path(root: Any) -> Path:
-    """The folder of the store, from what the user gave.
-
-    Raises:
-        InputError: it is not UTF-8, so files could not record it.
-    """
-    path = DEFAULT_STORE if root is None else Path(root)
-    try:
-        os.fspath(path).encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"--store {os.fspath(path)!r}: the path is not UTF-8", hint="choose another folder") from error
-    return path
-
-
 # results
 
 
@@ -447,7 +273,7 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
     reference = result.name or artifact.reference
     warnings = [str(warning) for warning in artifact.manifest.get("warnings", [])]
     for warning in warnings if result.reused else []:  # a run that built the artifact has logged them already
-        session.tell(f"warning: {escape(warning)}")
+        tell(f"warning: {escape(warning)}")
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"
     session.tell(escape(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}"))

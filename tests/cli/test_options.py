@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 
 from cli import options
 from cli.app import app
-from cli.options import Session, command, field_parameters, flag_type, stage_command
+from cli.flags import field_parameters, flag_type
+from cli.options import Session, command, stage_command
 from pipelines.engine.stage import Config, Result, Stage, run_stage
 from pipelines.storage.store import Store
 
@@ -32,7 +33,13 @@ class ShowConfig(Config):
         return self
 
 
-STAGE = Stage("try-it", "trial", 1, ShowConfig, lambda run: run.out.write_json("config.json", run.config.model_dump()))
+def _build(run):
+    run.out.write_json("config.json", run.config.model_dump())
+    if run.config.max_length == 8:
+        run.warn("short")
+
+
+STAGE = Stage("try-it", "trial", 1, ShowConfig, _build)
 
 
 @pytest.fixture
@@ -64,6 +71,12 @@ def test_stdout_has_the_reference_and_stderr_everything_else(trial):
     assert f"next: guide show {answer.out.strip()}" in answer.err
     assert "up to date" in trial().err
     assert trial("-q").err == ""
+
+
+def test_quiet_leaves_warnings_and_those_of_an_artifact_that_is_up_to_date(trial):
+    for _ in range(2):
+        answer = trial("--max-length", 8, "-q")
+        assert [line.split(": ")[-1] for line in answer.err.splitlines()] == ["short"]
 
 
 def test_with_json_stdout_has_one_object(trial):

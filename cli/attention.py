@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json, speaks_unicode
+from cli.output import check_output_path, escape, say, say_json, speaks_unicode, tell
 from cli.tables import say_table
 from guidance.errors import InputError
 from pipelines.engine.stage import check_working_folder
@@ -62,7 +62,7 @@ def attention_command(
     folder = find_folder(model, session.store)
     found = one_text.look(folder, given, device=device)
     if found.cut:
-        session.tell("the text was longer than the model reads, and was cut")
+        tell("warning: the text was longer than the model reads, and was cut")
     chosen = [one for one in found.heads if layer in (None, one.layer) and head in (None, one.head)]
     if not chosen:
         found.map(layer or 0, head or 0)

@@ -12,7 +12,7 @@ import typer
 from pydantic import Field
 
 from cli.options import Session, command, stage_command
-from cli.output import check_output_path, escape, say, say_json
+from cli.output import check_output_path, escape, say, say_json, tell
 from cli.tables import folded
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, check_working_folder
@@ -151,7 +151,7 @@ def serve_command(
     with _workspace(session, config, model, data, beside, is_writable=True) as workspace:
         with serving(workspace, host, port) as (address, serve):
             if host not in ("127.0.0.1", "::1", "localhost"):
-                session.tell("warning: others on the network can reach this page; it asks them for the token")
+                tell("warning: others on the network can reach this page; it asks them for the token")
             if session.json:
                 say_json({"schema": 1, "address": address})
             else:

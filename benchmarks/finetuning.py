@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +26,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from safetensors.torch import load_file
 
 from guidance.plan import Guide, Plan
-from pipelines.stages import corpus, dataset, discover_accept, discover_score, pretrain, search, sequences, tokenizer
+from pipelines.stages import (
+    corpus,
+    dataset,
+    discover_accept,
+    discover_score,
+    evaluate,
+    pretrain,
+    search,
+    sequences,
+    tokenizer,
+)
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -110,6 +122,29 @@ def starter(store: Store) -> str:
     return made.reference
 
 
+def about_starter(store: Store) -> dict[str, Any]:
+    """How good `starter` is on held-out words, with the n-gram floors, and how long its word vectors are, in the median."""
+    model = store.load(starter(store))
+    packed = store.load_input(model, "sequences")
+    scores = evaluate.run(model.reference, packed.reference, evaluate.Config(split="valid"), store=store).artifact
+    found = json.loads(scores.read("metrics.json"))
+    weights = load_file(model.path / "model.safetensors")
+    (vectors_VD,) = (tensor for name, tensor in weights.items() if name.endswith("tok_embeddings.weight"))
+    return {
+        "loss": found["metrics"]["loss"],
+        "floors": found["floors"],
+        "vector_length": float(vectors_VD.norm(dim=1).median()),
+    }
+
+
+def most_frequent(reference: str, store: Store) -> float:
+    """The share of the most frequent label in the test split."""
+    with store.load(reference).open("documents.parquet") as file:
+        rows = pq.read_table(file, columns=["split", "label"]).to_pylist()
+    labels = Counter(row["label"] for row in rows if row["split"] == "test")
+    return max(labels.values()) / labels.total()
+
+
 def plan_file(plan: Plan, store: Store) -> str:
     """The path of a plan that is no preset."""
     path = store.root / "plans" / f"{digest(plan.dumps())[:16]}.toml"
@@ -151,13 +186,7 @@ class Found:
 
     def plan(self, table: Table, store: Store) -> Plan:
         """The plan; empty if no head stands out."""
-        data = table.data[self.data]
-        reference = data.build(store)
-        grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
-        first = searched(reference, config_of(table, data, {}, store, grid=grid), store)
-        with first.open("runs.parquet") as file:
-            (model,) = [row["model"] for row in pq.read_table(file).to_pylist() if row["chosen"]]
-        found = discover_score.run(f"model/{model}", reference, discover_score.Config(limit=200), store=store).artifact
+        found = self.scored(table, store)
         names = found.counts["proposed"]
         if not names:
             return Plan()
@@ -166,6 +195,16 @@ class Found:
         settings = discover_accept.Config(patterns=names, pal=self.pal)
         made = discover_accept.run(found.reference, settings, store=store).artifact
         return Plan.load(made.path / discover_score.PLAN)
+
+    def scored(self, table: Table, store: Store) -> Artifact:
+        """The artifact that says which patterns stand out."""
+        data = table.data[self.data]
+        reference = data.build(store)
+        grid = [f"learning-rate={','.join(f'{rate:g}' for rate in table.rates)}"]
+        first = searched(reference, config_of(table, data, {}, store, grid=grid), store)
+        with first.open("runs.parquet") as file:
+            (model,) = [row["model"] for row in pq.read_table(file).to_pylist() if row["chosen"]]
+        return discover_score.run(f"model/{model}", reference, discover_score.Config(limit=200), store=store).artifact
 
 
 # tables
@@ -220,7 +259,7 @@ TABLES = {
             "plain": {},
             "ASA": {"plan": "preset:asa"},
             "FreeLB-3": {"adversarial": "freelb"},
-            # the words of the starter are 0.58 long in the median, those of BERT 1.4
+            # the words of the starter are 0.57 long in the median, those of BERT 1.4
             "FreeLB-3, scaled": {"adversarial": "freelb", "adversarial_rate": 0.04, "adversarial_start": 0.008},
             "FreeLB-3, small": {"adversarial": "freelb", "adversarial_rate": 0.01, "adversarial_start": 0.002},
             "SMART": {"adversarial": "smart"},
@@ -361,6 +400,22 @@ def _digest(table: Table, label: str, name: str) -> str:
     return digest([dict(table.settings), dict(table.data[name].settings), changes, list(table.rates), RUNS])[:16]
 
 
+def evidence(table: Table, store: Store) -> dict[str, Any]:
+    """What the figures of a table have to be read with."""
+    found: dict[str, Any] = {}
+    if table.learned or any(changes.get("init") == "starter" for changes in table.rows.values()):
+        found["starter"] = about_starter(store)
+    tested = {name: data for name, data in table.data.items() if data.metric == "accuracy" and not data.folds}
+    if tested:
+        found["most frequent class"] = {name: most_frequent(data.build(store), store) for name, data in tested.items()}
+    for finder in (changes.get("plan") for changes in table.rows.values()):
+        if isinstance(finder, Found) and "found" not in found:
+            counts = finder.scored(table, store).counts
+            chosen = [one for one in counts["candidates"] if one["pattern"] in counts["proposed"]]
+            found["found"] = {"examples": counts["sequences"], "patterns": chosen}
+    return found
+
+
 # the table
 
 
@@ -413,7 +468,8 @@ def main() -> None:
     arguments = parser.parse_args()
     table, path = TABLES[arguments.table], arguments.out / f"finetuning-{arguments.table}.json"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    rows = known.get("rows", [])
     for name in table.data:
         for label in table.rows:
             if arguments.only not in label or arguments.data not in name:
@@ -428,7 +484,11 @@ def main() -> None:
             print(f"{name}, {label}: {_mean(row['runs'], '{:.3f}')} {row['metric']}", flush=True)
             about = {"title": table.title, "torch": torch.__version__, "threads": torch.get_num_threads()}
             about |= {"machine": platform.machine(), "rates": list(table.rates), "common": dict(table.settings)}
-            path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+            known = {**known, **about, "rows": rows}
+            path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    if "evidence" not in known:
+        known = {**known, "evidence": evidence(table, Store(arguments.store))}
+        path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     text = as_markdown(table, rows)
     path.with_suffix(".md").write_text(
         f"# {table.title}\n\n`python -m benchmarks.finetuning {arguments.table}`\n\n{text}\n", encoding="utf-8"

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 
 from guidance.plan import Guide, Plan
@@ -376,11 +378,20 @@ def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, sto
         "seconds": float(curve.elapsed()[-1]),
         "curve": [[int(step) + 1, float(curve.smoothed(WINDOW)[step])] for step in shown],
         "final": made.counts["final"],
+        "means": means_of(made),
     }
     if table.translates:
         scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
         figures["scores"] = json.loads(scores.read("metrics.json"))
     return figures
+
+
+def means_of(made: Artifact) -> dict[str, float]:
+    """What guides added and attacks hid, and the shares of tokens: the mean of each such column of ``metrics.parquet``."""
+    with made.open("metrics.parquet") as file:
+        metrics = pq.read_table(file)
+    shown = [name for name in metrics.column_names if name.startswith(("loss/guidance/", "masked/", "share/"))]
+    return {name: pc.mean(metrics[name]).as_py() for name in shown}
 
 
 def _plan_file(plan: Plan, store: Store) -> str:

@@ -256,8 +256,9 @@ def long(results: Results) -> Iterator[list[Run]]:
 
 def longest(results: Results) -> Iterator[list[Run]]:
     best, (label, plan) = tuned(results), winner(results)
-    for name, its_plan in (("none", None), (label, plan)):
-        yield [Run("longest", name, FRESH_SEEDS[0], 3000, its_plan, {**best, "evaluate_every": 600})]
+    settings = {**best, "evaluate_every": 600}
+    plans = {"none": None, label: plan}
+    yield [Run("longest", name, FRESH_SEEDS[0], 3000, its_plan, settings) for name, its_plan in plans.items()]
 
 
 def roberta(results: Results) -> Iterator[list[Run]]:

@@ -14,7 +14,7 @@ phases follow each other, and later ones use what earlier ones chose:
 
 The seeds of ``long``, ``roberta`` and ``oromo`` are 1, 2 and 3; nothing was chosen on them.  What is best has the lowest
 validation loss.  Runs whose figures are in the JSON are not repeated, and interrupted ones are continued;
-several processes may share the work.
+several processes may share the work.  At the end the steps of ``long`` are timed, each plan in turn.
 
 Patterns of roles (rare words, syntax) are made from the whole text and tell something about masked words, so a bias that
 uses them fades out: at the last validation nothing is told.  ``convolution`` is a control without guides: a learned sum of
@@ -42,12 +42,14 @@ from torch import Tensor, nn
 from benchmarks.pretraining import ag, cell, floors_of_sequences, oromo, packed, passed_losses, said_of_floors, steps_to
 from guidance.plan import Guide, Plan
 from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.curves import Curve
 from pipelines.views.drawing import draw_floors
+from pipelines.views.timing import step_seconds
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"
@@ -342,8 +344,8 @@ def convolutions() -> Iterator[None]:
         masked_lm.build_model = build
 
 
-def figures_of(run: Run, store: Store) -> dict[str, Any]:
-    """Train, and give the figures of the run."""
+def train(run: Run, store: Store) -> Artifact:
+    """The model of a run."""
     reference, more = inputs_of(run, store)
     settings = {**COMMON, **more, **run.settings, "seed": run.seed, "steps": run.steps}
     if run.plan:
@@ -360,7 +362,12 @@ def figures_of(run: Run, store: Store) -> dict[str, Any]:
     else:
         made = pretrain.run(reference, pretrain.Config(**settings), store=store)
     assert made is not None
-    curve = Curve.of(made.artifact, run.label)
+    return made.artifact
+
+
+def figures_of(run: Run, made: Artifact) -> dict[str, Any]:
+    """The figures of a run, for the JSON."""
+    curve = Curve.of(made, run.label)
     smooth = curve.smoothed(WINDOW)
     shown = np.unique(np.linspace(0, len(smooth) - 1, POINTS).astype(int))
     return {
@@ -371,7 +378,7 @@ def figures_of(run: Run, store: Store) -> dict[str, Any]:
         "key": run.key,
         "settings": dict(run.settings),
         "plan": run.plan.dumps() if run.plan else "",
-        "parameters": made.artifact.counts["parameters"],
+        "parameters": made.counts["parameters"],
         "loss": float(smooth[-1]),
         "average": float(np.mean(curve.losses)),
         "valid": [[int(step), float(value)] for step, value in curve.valid],
@@ -383,12 +390,13 @@ def figures_of(run: Run, store: Store) -> dict[str, Any]:
 # the page
 
 
-def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]]) -> str:
+def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]], costs: Mapping[str, float]) -> str:
     """One table for each phase: mean and deviation over seeds, a paired test of the last validation against no guides, and
     the steps to losses that the run without guides passes.
 
     Args:
         nats: the floors of each text.
+        costs: how long a step takes with each plan of the phase ``long``, over one without guides.
     """
     parts = []
     for phase in PHASES:
@@ -411,8 +419,11 @@ def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]]) -> st
                 cells.append("–" if p is None else f"{p:.3f}")
             cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
             lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
-        floors = nats.get(text_of(phase))
-        parts.append(f"## {phase}\n\n" + "\n".join(lines) + (f"\n\n{said_of_floors(floors)}" if floors else ""))
+        said = [said_of_floors(floors)] if (floors := nats.get(text_of(phase))) else []
+        if phase == "long":
+            shown = "; ".join(f"{label} {cost:.2f}" for label, cost in costs.items())
+            said.append(f"How long a step takes, timed alone, over one without guides: {shown}.")
+        parts.append("\n\n".join([f"## {phase}", "\n".join(lines), *said]))
     return "\n\n".join(parts)
 
 
@@ -496,6 +507,21 @@ def floors_of(path: Path, results: Results, store: Store) -> dict[str, dict[str,
     return nats
 
 
+def costs_of(path: Path, results: Results, store: Store) -> dict[str, float]:
+    """How long a step takes with each finalist, over one without guides; timed and added if the JSON lacks it."""
+    costs: dict[str, float] = _known(path).get("costs", {})
+    if not costs and results.of("long"):
+        best = tuned(results)
+        short = {
+            label: train(Run("cost", label, FRESH_SEEDS[0], 4, plan, best), store).reference
+            for label, plan in finalists(results).items()
+        }
+        seconds = step_seconds(list(short.values()), store)
+        costs = {label: seconds[model] / seconds[short["none"]] for label, model in short.items() if label != "none"}
+        add(path, costs=costs)
+    return costs
+
+
 def train_all(runs: Sequence[Run], path: Path, store: Store) -> None:
     """Train the runs whose figures are not in the JSON; several processes may share them."""
     store.root.mkdir(parents=True, exist_ok=True)
@@ -508,7 +534,7 @@ def train_all(runs: Sequence[Run], path: Path, store: Store) -> None:
                     continue
                 if _is_known(run, path):
                     continue
-                row = figures_of(run, store)
+                row = figures_of(run, train(run, store))
                 add(path, row)
             valid = ", ".join(f"{value:.3f} at {step:,}" for step, value in row["valid"])
             print(f"{run.phase}: {run.label}, seed {run.seed}: {valid}; {row['seconds']:.0f} s", flush=True)
@@ -548,10 +574,11 @@ def main() -> None:
         if arguments.first:
             break
     results = read(path)
-    nats = floors_of(path, results, Store(arguments.store))
+    store = Store(arguments.store)
+    nats, costs = floors_of(path, results, store), costs_of(path, results, store)
     path.with_suffix(".lock").unlink(missing_ok=True)
     draw(results, path.with_suffix(".png"), nats)
-    text, title = as_markdown(results, nats), "# Which guides help a model that trains well"
+    text, title = as_markdown(results, nats, costs), "# Which guides help a model that trains well"
     picture = "\n![Training loss over steps](trial.png)\n" if path.with_suffix(".png").exists() else ""
     path.with_suffix(".md").write_text(
         f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n{picture}", encoding="utf-8"

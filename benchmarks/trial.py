@@ -7,7 +7,7 @@ phases follow each other, and later ones use what earlier ones chose:
 
     search    plain runs over rates and second-moment decays, and as many guided ones over weights; seed 100
     arms      every arm at the best settings, 600 steps; seed 0
-    long      none, the best loss, the best fixed guide and a sham (the best loss towards a wrong place), 1,200 steps
+    long      none, the best loss, the best fixed guide, both towards a wrong place (shams), and a convolution, 1,200 steps
     longest   none and the winner, 3,000 steps
     roberta   none, the plan of paper A and the winner on a RoBERTa-shaped model, 600 steps
     oromo     none and the winner on news in Oromo, 600 steps
@@ -104,6 +104,12 @@ def role(pattern: Any, mechanism: str, **more: Any) -> Plan:
 
 SHAM = ({"where": "distance == 7"}, {"where": "distance == -7"})
 """Places that no one would choose."""
+
+
+def sham(plan: Plan) -> Plan:
+    """The same guides, towards these places."""
+    return Plan(tuple(replace(guide, pattern=place) for guide, place in zip(plan.guides, SHAM, strict=True)))
+
 
 LOSSES = {
     **{f"squared loss, weight {w:g}": loss(w) for w in (30.0, 100.0, 300.0)},
@@ -230,17 +236,13 @@ def arms(results: Results) -> Iterator[list[Run]]:
 
 
 def finalists(results: Results) -> dict[str, Plan | None]:
-    """None, the best loss, the best fixed guide and the sham, by label."""
+    """None, the best loss and the best fixed guide, each with its sham, by label."""
     plans = arm_plans(results)
     found: dict[str, Plan | None] = {"none": None}
-    for kind in ("loss", "fixed"):
+    for kind, its_sham in (("loss", "the neighbour loss"), ("fixed", "fixed heads")):
         label = results.best("arms", [label for label, (its_kind, _) in plans.items() if its_kind == kind])
         found[label] = plans[label][1]
-    squared, kl, _ = chosen(results)
-    label = results.best("arms", ["squared loss, two lowest layers", "kl loss, two lowest layers"])
-    like = (squared if label.startswith("squared") else kl).guides[0]
-    keys = {"weight": like.weight, "reference_length": 512, "schedule": "linear", **like.options}
-    found["sham: the neighbour loss at a distance of 7"] = neighbours("attention_loss", SHAM, **keys)
+        found[f"sham: {its_sham} at a distance of 7"] = sham(plans[label][1])
     return found
 
 
@@ -253,7 +255,8 @@ def winner(results: Results) -> tuple[str, Plan]:
 
 def long(results: Results) -> Iterator[list[Run]]:
     best, plans = tuned(results), finalists(results)
-    yield [Run("long", label, seed, 1200, plan, best) for seed in FRESH_SEEDS for label, plan in plans.items()]
+    runs = [Run("long", label, seed, 1200, plan, best) for seed in FRESH_SEEDS for label, plan in plans.items()]
+    yield runs + [Run("long", "convolution", seed, 1200, None, best, convolution=True) for seed in FRESH_SEEDS]
 
 
 def longest(results: Results) -> Iterator[list[Run]]:

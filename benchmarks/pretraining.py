@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from pipelines.stages import cooccurrence, corpus, dataset, evaluate, floors, pr
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
+from pipelines.training.plan_inputs import model_input
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import FLOORS
 from pipelines.views.curves import Curve
@@ -140,15 +142,23 @@ def counted_books(store: Store) -> tuple[str, dict[str, Any]]:
 
 
 def generated_books(store: Store) -> tuple[str, dict[str, Any]]:
-    """The novels with co-occurrence, and an ELECTRA whose generator has learned to predict: in its two lowest layers, two
-    heads look at the neighbours."""
+    """The novels with co-occurrence, and an ELECTRA whose generator predicts: generator and discriminator start from one
+    masked language model, in whose two lowest layers two heads were pulled to the neighbours."""
     reference, more = counted_books(store)
-    fixed = (("next", 0), ("previous", 1))
-    guides = (Guide(name, "fix", part="generator", layers=("first 2",), heads=(head,)) for name, head in fixed)
-    config = {**SMALL, **LATE, "steps": 2000, "plan": _plan_file(Plan(tuple(guides)), store)}
-    first = pretrain.run(reference, pretrain.Config(**config), store=store)
-    assert first is not None
-    return reference, {**more, "init": first.artifact.reference}
+    keys = {"distance": "kl", "weight": 3.0, "reference_length": 512, "schedule": "linear"}
+    guides = (
+        Guide(pattern, "attention_loss", layers=("first 2",), heads=(head,), **keys)
+        for head, pattern in enumerate(("next", "previous"))
+    )
+    config = {**SMALL, "architecture": "electra", "steps": 2000, "plan": _plan_file(Plan(tuple(guides)), store)}
+    learned = pretrain.run(reference, pretrain.Config(**config), store=store)
+    assert learned is not None
+    both = store.root / "starters" / learned.artifact.id
+    for folder in (both, both / "generator"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(learned.artifact.path / name, folder)
+    return reference, {**more, "init": str(both)}
 
 
 def swahili(store: Store) -> tuple[str, dict[str, Any]]:
@@ -211,9 +221,6 @@ PAIRS = {
     "evaluate_every": 300,
     "save_every": 100,
 }
-LATE = {"objective": "electra", "generator": "transformer", "generator_size": 1.0}
-"""ELECTRA with a generator as large as the model, so that it learns something within these steps."""
-
 RATES = (1e-3, 3e-4, 3e-3)
 WARMUPS = (0, 100)
 
@@ -285,7 +292,7 @@ TABLES = {
     "mcmisp-late": Table(
         "Conflicts with mis-predictions in ELECTRA whose generator predicts (paper C, table 5, smaller): training losses",
         generated_books,
-        {**SMALL, **LATE, "learning_rate": 5e-4},
+        {**SMALL, "objective": "electra", "generator": "transformer", "learning_rate": 5e-4},
         [
             Setting("ELECTRA"),
             Setting("McMisP", conflicts()),
@@ -384,8 +391,8 @@ def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, sto
     if table.translates:
         scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
         figures["scores"] = json.loads(scores.read("metrics.json"))
-    if "init" in more:
-        figures["starter"] = store.load(more["init"]).counts["final"]
+    if "init" in more and isinstance(starter := model_input(more["init"], store), Artifact):
+        figures["starter"] = starter.counts["final"]
     return figures
 
 

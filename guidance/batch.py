@@ -410,27 +410,38 @@ class BatchGuidance:
         queries, keys = self._stack(site.stack), self._stack(_stack_of_keys(site))
         return PatternInputs(guide.bound_pattern, predicate, scope, queries, keys)
 
-    def prepared(self, number: int, site: Site, scope: AttentionScope, masks: tuple[int, ...] = ()) -> Any:
-        """What the mechanism of a guide prepares for all layers with this scope; what its pattern matches is counted.
+    def prepared(
+        self,
+        number: int,
+        site: Site,
+        scope: AttentionScope,
+        masks: tuple[int, ...] = (),
+        *,
+        counted: bool = True,
+    ) -> Any:
+        """What the mechanism of a guide prepares for all layers with this scope.
 
         Args:
             masks: the numbers of other guides within whose masks it is prepared.
+            counted: what its pattern matches there counts.
         """
 
-        def prepare() -> Any:
+        def prepare() -> tuple[Any, Tensor | None]:
             mechanism = self.guided.plan.guides[number].bound_mechanism
             inputs = self.pattern_inputs(number, site, scope)
             if masks:
-                return mechanism.prepare(inputs.within(self.allowed((masks,), site, scope)[:, 0]))
+                inputs = inputs.within(self.allowed((masks,), site, scope)[:, 0])
             prepared = mechanism.prepare(inputs)
-            if (found := mechanism.num_matches(inputs, prepared)) is not None:
-                self._count(number, found)
-            return prepared
+            return prepared, mechanism.num_matches(inputs, prepared)
 
-        return self._once(("prepared", number, masks, self._index(scope)), prepare)
+        key = (number, masks, self._index(scope))
+        prepared, found = self._once(("prepared", *key), prepare)
+        if counted and found is not None:
+            self._once(("counted", *key), lambda: self._count(number, found))
+        return prepared
 
     def _count(self, number: int, found: Tensor) -> None:
-        """Count what a pattern matches in this batch; of several scopes, such as global and local layers, the largest."""
+        """Count what a pattern matches in this batch; of several scopes or masks, such as those of local layers, the largest."""
         known = self._matched.get(number)
         self.guided.count_matches(number, found if known is None else (found - known).clamp(min=0))
         self._matched[number] = found if known is None else torch.maximum(found, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
@@ -132,6 +133,9 @@ class GuidedModel:
         key = self.key_of(number)
         return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
 
+    def _has_parameters(self, number: int) -> bool:
+        return any(self.parameters_of(module, number) is not None for module in self.sites)
+
     def shapes(self, stack: str, attention: str | None = None) -> bool:
         """Whether the plan shapes the outputs of heads of this stack, or of one kind of attention there."""
         return any(
@@ -171,7 +175,16 @@ class GuidedModel:
 
         Args:
             step, total_steps: finished optimizer steps, and all of them.
+
+        Raises:
+            InputError: these are no numbers of steps.
         """
+        try:
+            step, total_steps = operator.index(step), operator.index(total_steps)
+        except TypeError as error:
+            raise InputError(f"advance({step!r}, {total_steps!r}): numbers of steps are whole") from error
+        if min(step, total_steps) < 0:
+            raise InputError(f"advance({step}, {total_steps}): numbers of steps start at 0")
         if self.fading:
             self.progress = (step, total_steps)
             setattr(self.model.config, PROGRESS_KEY, list(self.progress))
@@ -194,8 +207,11 @@ class GuidedModel:
         return {number: torch.tensor(guide.factor(*self.progress)) for number, guide in self.fading.items()}
 
     def remaining(self, strengths: Mapping[int, Tensor]) -> Mapping[Site, SitePlan]:
-        """What the plan says about each site when guides whose strength is 0 are left out."""
-        over = frozenset(number for number, strength in strengths.items() if not strength)
+        """What the plan says about each site when guides whose strength is 0 are left out.
+
+        Those with parameters stay: data parallelism waits for a gradient of each, if only for zeros.
+        """
+        over = frozenset(n for n, strength in strengths.items() if not strength and not self._has_parameters(n))
         if over not in self._remaining:
             self._remaining[over] = {site: plan.without(over) for site, plan in self.site_plans.items()}
         return self._remaining[over]

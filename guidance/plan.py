@@ -172,6 +172,10 @@ class Guide:
             raise PlanError(f"until = {self.until:g} is no share of the run", hint="above 0, up to 1")
         if self.hold_steps < 0 or (self.reference_length is not None and self.reference_length < 1):
             raise PlanError("hold_steps starts at 0 and reference_length at 1")
+        if self.until < 1 and self.schedule not in ("linear", "cosine"):
+            raise PlanError(f"until ends a schedule that falls, and {self.schedule!r} does not", hint='"linear"')
+        if self.schedule == "hold" and not self.hold_steps:
+            raise PlanError("held for no step, it never acts", hint="hold_steps says for how many steps")
         if not self.heads or not self.layers:
             raise PlanError("an empty list of heads or layers", hint="leave the key out to mean all of them")
 
@@ -275,7 +279,8 @@ class Guide:
 
     def factor(self, step: int, total: int) -> float:
         """The factor that the schedule gives after ``step`` of ``total`` optimizer steps."""
-        return SCHEDULES[self.schedule](step, round(total * self.until), self.hold_steps)
+        end = round(total * self.until)
+        return 0.0 if self.until < 1 and step >= end else SCHEDULES[self.schedule](step, end, self.hold_steps)
 
 
 @dataclass(frozen=True)

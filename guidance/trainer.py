@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from guidance.batch import BatchGuidance
-from guidance.checkpoint import model_files, restore, tokenizer_files, write_folder
+from guidance.checkpoint import model_files, read_progress, restore, tokenizer_files, write_folder
 from guidance.collator import FeatureCollator
 from guidance.errors import InputError, NumericalError
 from guidance.installation import install
@@ -78,6 +78,7 @@ class GuidedTrainer(Trainer):
             options.setdefault("data_collator", FeatureCollator(tokenizer))
         self._parts: dict[str, Tensor] = {}
         self._parts_since = 0
+        self._has_best = False
         self._totals: dict[str, Tensor] = {}
         try:
             if args.remove_unused_columns and (needed := self.handle.needs()):
@@ -193,7 +194,7 @@ class GuidedTrainer(Trainer):
 
     def _advance(self) -> None:
         """Tell guides that fade how far training is; evaluation without any training leaves them as they are."""
-        if self.state.max_steps > 0:
+        if self.state.max_steps > 0 and not self._has_best:
             self.handle.advance(self.state.global_step, self.state.max_steps)
 
     def _note(self, name: str, part: Tensor) -> None:
@@ -206,7 +207,7 @@ class GuidedTrainer(Trainer):
         Raises:
             GuidanceHadNoEffect: the pattern of a guide matched nothing in the whole run.
         """
-        self._parts = {}
+        self._parts, self._has_best = {}, False
         output = super().train(*args, **kwargs)
         elsewhere: Counter[str] = Counter()
         if self.args.world_size > 1:
@@ -252,7 +253,11 @@ class GuidedTrainer(Trainer):
         restore(self.handle.model, Path(resume_from_checkpoint), self.handle.plan)
 
     def _load_best_model(self) -> None:
-        restore(self.handle.model, Path(str(self.state.best_model_checkpoint)), self.handle.plan)
+        folder = Path(str(self.state.best_model_checkpoint))
+        restore(self.handle.model, folder, self.handle.plan)
+        if (progress := read_progress(folder)) is not None:
+            self.handle.advance(*progress)
+        self._has_best = True  # guides that fade stay as they were at the step of these weights
 
 
 def _forbid_reentrance(args: TrainingArguments) -> None:

@@ -1,7 +1,7 @@
 """The backend ``blocks``: `guidance.attention.reference` by blocks of queries, which keeps no matrix of scores.
 
 The backward pass computes each block anew, so memory grows with the length of sequences and not with its square.  Heads
-whose scores or probabilities are changed, and matrices that are one block, are left to the reference.
+whose scores or probabilities are changed, and matrices that are small, are left to the reference.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from guidance.attention.call import AttentionCall
 BLOCK_ENTRIES = 1 << 22
 """The largest block of scores, in numbers."""
 
-_EDITS = ("edit_scores", "edit_probabilities", "attack")
+SMALL = 1 << 20
+"""A matrix of fewer queries times keys is kept if all heads and examples together are one block: it is small beside the
+states of its tokens."""
 
 
 def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
     batch_size, _, queries, _ = call.query.shape
-    num_rows = max(1, BLOCK_ENTRIES // max(1, batch_size * len(heads) * call.key.shape[2]))
-    is_whole = call.batch.recorded is not None or any(call.making(each, heads) for each in _EDITS)
-    if is_whole or num_rows >= queries or not torch.is_grad_enabled():
+    keys = call.key.shape[2]
+    num_rows = max(1, BLOCK_ENTRIES // max(1, batch_size * len(heads) * keys))
+    edits = ("edit_scores", "edit_probabilities", *(("attack",) if call.batch.attacking else ()))
+    is_whole = call.batch.recorded is not None or any(call.making(each, heads) for each in edits)
+    is_small = num_rows >= queries and queries * keys < SMALL
+    if is_whole or is_small or not torch.is_grad_enabled():
         return reference.attend(call, heads)
     measured = reference.measurements(call, heads)
     blocks = [slice(start, min(start + num_rows, queries)) for start in range(0, queries, num_rows)]

@@ -64,9 +64,9 @@ class AttentionCall:
         strength = self.batch.strengths.get(assignment.number)
         return changed if strength is None else own + strength * (changed - own)
 
-    def prepared(self, assignment: HeadAssignment, masks: tuple[int, ...] = ()) -> Any:
-        """What the mechanism of an assignment has prepared for this scope, within the masks of some guides."""
-        return self.batch.prepared(assignment.number, self.site, self.scope, masks)
+    def prepared(self, assignment: HeadAssignment, masks: tuple[int, ...] = (), *, counted: bool = True) -> Any:
+        """What the mechanism of an assignment has prepared for this scope; see `BatchGuidance.prepared`."""
+        return self.batch.prepared(assignment.number, self.site, self.scope, masks, counted=counted)
 
     def grouped_by_masks(self, assignment: HeadAssignment) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The heads of an assignment in order, in groups with the same masks: (numbers of the masking guides, heads).

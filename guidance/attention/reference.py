@@ -53,7 +53,7 @@ def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequen
     for assignment, group in groupby(zip(measured, distances, strict=True), key=lambda pair: pair[0].assignment):
         # a mask may leave rows without a target that other heads have
         rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in group], dim=1)
-        target = assignment.mechanism.target(call.prepared(assignment))
+        target = assignment.mechanism.target(call.prepared(assignment, counted=False))
         # assigned, not appended: gradient checkpointing runs the forward pass twice
         call.batch.found[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)
 

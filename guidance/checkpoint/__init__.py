@@ -24,7 +24,7 @@ from guidance.checkpoint.layout import (
     is_extra,
 )
 from guidance.checkpoint.loading import load, load_model, restore, take_over
-from guidance.checkpoint.opening import find_plan, read_config, read_plan
+from guidance.checkpoint.opening import find_plan, read_config, read_plan, read_progress
 from guidance.checkpoint.writing import (
     config_file,
     model_files,
@@ -53,6 +53,7 @@ __all__ = [
     "model_files",
     "read_config",
     "read_plan",
+    "read_progress",
     "restore",
     "save",
     "take_over",

@@ -16,6 +16,7 @@ __all__ = [
     "PICKLED_FILES",
     "PLAN_FILE",
     "PLAN_KEY",
+    "PROGRESS_FILE",
     "PROGRESS_KEY",
     "TARGET_FOLDER",
     "WEIGHTS_FILE",
@@ -30,6 +31,9 @@ TARGET_FOLDER = "target-tokenizer"
 
 ADAPTER_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 """What PEFT writes: weights that are added to those of another model."""
+
+PROGRESS_FILE = "guide_progress.json"
+"""Beside an adapter, which has no configuration of the model, what ``PROGRESS_KEY`` is there."""
 
 PICKLED_FILES = (
     "pytorch_model.bin",

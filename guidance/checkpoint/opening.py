@@ -29,6 +29,7 @@ from guidance.checkpoint.layout import (
     PICKLED_FILES,
     PLAN_FILE,
     PLAN_KEY,
+    PROGRESS_FILE,
     PROGRESS_KEY,
     WEIGHTS_FILE,
     is_extra,
@@ -176,16 +177,25 @@ def read_plan(folder: Path) -> Plan:
 
 
 def read_progress(folder: Path) -> tuple[int, int] | None:
-    """How far the training of a model is whose plan fades: the step and the last one; None if its configuration has none.
+    """How far the training of a model is whose plan fades: the step and the last one; None if the folder does not say.
 
     Raises:
-        InputError: it holds anything else.
+        InputError: it says anything else.
     """
-    found = _settings(folder).get(PROGRESS_KEY) if (folder / CONFIG_FILE).exists() else None
+    source = folder / CONFIG_FILE
+    if source.exists():
+        found = _settings(folder).get(PROGRESS_KEY)
+    elif (source := folder / PROGRESS_FILE).exists():
+        try:
+            found = json.loads(source.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{source}: cannot be read ({error})") from error
+    else:
+        return None
     if found is None:
         return None
     if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n >= 0 for n in found)):
-        raise InputError(f"{folder / CONFIG_FILE}: {PROGRESS_KEY} is not a step and the last one")
+        raise InputError(f"{source}: {PROGRESS_KEY} is not a step and the last one")
     return found[0], found[1]
 
 

@@ -25,6 +25,8 @@ from guidance.checkpoint.layout import (
     PICKLED_FILES,
     PLAN_FILE,
     PLAN_KEY,
+    PROGRESS_FILE,
+    PROGRESS_KEY,
     WEIGHTS_FILE,
     is_extra,
 )
@@ -60,7 +62,9 @@ def extra_files(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
 def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
     """The files of a model folder by name: configuration, weights and plan; of an adapted model, those of its adapter."""
     if has_adapter(model):
-        return {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
+        found = {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
+        progress = getattr(model.config, PROGRESS_KEY, None)
+        return found if progress is None else found | {PROGRESS_FILE: json.dumps(progress).encode()}
     files = {
         CONFIG_FILE: config_file(model, plan),
         **weight_files(weights(model), plan),

@@ -62,6 +62,8 @@ class AttentionLoss(Mechanism):
                 object.__setattr__(self, option, default)
         if self.distance == "squared" and (self.mass or self.stop_at < 1):
             raise PlanError("mass and stop_at belong to the other distance", hint='distance = "kl"')
+        if not self.stop_at:
+            raise PlanError("stop_at = 0 pulls no row at all", hint="above 0, up to 1")
         if self.distance == "kl" and "zero" in (self.boundary, self.empty_rows):
             raise PlanError("a row of zeros is no distribution, so it has no divergence", hint='"skip" or "uniform"')
         if self.distance == "kl" and self.token_rows == "indicator":

@@ -15,7 +15,7 @@ import guidance
 from guidance.checkpoint import EXTRA_FILE, PLAN_FILE
 from guidance.errors import InputError, MachineError
 from guidance.installation import Handle, install
-from guidance.plan import Plan
+from guidance.plan import Guide, Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import PLANS, guide, install_plan
@@ -214,3 +214,18 @@ def test_without_peft_the_message_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(MachineError, match="PEFT, which is not installed"):
         guidance.load(tmp_path / "adapter")
+
+
+def test_an_adapter_keeps_how_far_a_guide_has_faded(tmp_path: Path) -> None:
+    model = tiny_model("bert")
+    model.save_pretrained(tmp_path / "base")
+    model = type(model).from_pretrained(tmp_path / "base").eval()
+    handle = install(model, Plan((Guide("next", "fix", heads=(0,), schedule="linear"),)))
+    torch.manual_seed(3)
+    adapted = peft.get_peft_model(model, lora()).eval()
+    handle.advance(2, 4)
+    expected = logits(adapted)
+    guidance.save(handle, tmp_path / "adapter")
+    opened, again = guidance.load(tmp_path / "adapter")
+    assert again.progress == (2, 4)
+    torch.testing.assert_close(logits(opened), expected)

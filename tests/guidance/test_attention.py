@@ -263,6 +263,22 @@ def test_a_pattern_that_matched_nothing_in_a_whole_run_is_refused() -> None:
     handle.check_matches()
 
 
+def test_a_divergence_whose_keys_all_lie_behind_a_mask_has_matched_nothing() -> None:
+    """Next tokens are never the first one, so within the mask ``first`` nothing is left of them."""
+    model = tiny_model("bert")
+    rows = (Guide("first", "mask", heads=(0,)), Guide("next", "attention_loss", heads=(0,), distance="kl"))
+    handle = install(model, Plan(rows))
+    assert losses(model, handle, batch())["next"].eq(0).all()
+    assert handle.matches()["next"] == 0
+    with pytest.raises(GuidanceHadNoEffect, match="'next' matched no token"):
+        handle.check_matches()
+    free = Guide("next", "attention_loss", heads=(0, 1), distance="kl")
+    handle.remove()
+    handle = install(model, Plan((rows[0], free)))
+    losses(model, handle, batch())
+    assert handle.matches()["next"] == 6 + 3 + 4, "the other head is not masked"
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

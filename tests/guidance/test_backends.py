@@ -124,9 +124,10 @@ def test_blocks_keep_no_matrix_for_the_backward_pass(monkeypatch: pytest.MonkeyP
         return tensor
 
     sizes = {}
-    for entries in (1, 1 << 22):
+    for entries, small in ((1, 1 << 20), (1 << 22, 200 * 200), (1 << 22, 200 * 200 + 1)):
         kept.clear()
         monkeypatch.setattr(blocks, "BLOCK_ENTRIES", entries)
+        monkeypatch.setattr(blocks, "SMALL", small)
         model = tiny_model("bert", attention_probs_dropout_prob=0.0, max_position_embeddings=256).train()
         handle = guidance.install(
             model, Plan((Guide("next", "attention_loss"), Guide("first", "attention_loss", distance="kl")))
@@ -134,8 +135,9 @@ def test_blocks_keep_no_matrix_for_the_backward_pass(monkeypatch: pytest.MonkeyP
         inputs = batch((200, 200))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             model(**inputs, guidance=handle.guide(**inputs))
-        sizes[entries] = max(kept)
-    assert sizes[1] < 200 * 200 <= sizes[1 << 22]
+        sizes[entries, small] = max(kept)
+    in_blocks, one_block, whole = sizes.values()
+    assert in_blocks == one_block < 200 * 200 <= whole
 
 
 def test_dropout_is_the_same_when_a_block_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from guidance import Guide, Handle, Plan, install, load, save
+from guidance.checkpoint import is_extra
 from guidance.errors import InputError, PlanError
 from tests.guidance.models import PAD, tiny_model
 
@@ -138,3 +139,41 @@ def test_a_schedule_may_end_before_the_run() -> None:
     for share in (0, 1.5, float("nan")):
         with pytest.raises(PlanError, match="no share of the run"):
             Guide("next", "fix", schedule="linear", until=share)
+
+
+def test_until_ends_a_schedule_even_while_it_is_held() -> None:
+    row = Guide("next", "fix", schedule="linear", hold_steps=8, until=0.5)
+    assert [row.factor(step, 10) for step in (0, 4, 5, 9)] == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"until": 0.5}, "until ends a schedule that falls, and 'constant' does not"),
+        ({"schedule": "hold", "hold_steps": 3, "until": 0.5}, "and 'hold' does not"),
+        ({"schedule": "hold"}, "held for no step, it never acts"),
+    ],
+)
+def test_schedules_that_would_be_ignored_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Guide("next", "fix", **keys)
+
+
+@pytest.mark.parametrize("given", [(1.5, 10), (-1, 10), (1, None)])
+def test_steps_that_are_no_numbers_of_steps_are_refused(given: Any) -> None:
+    _, handle = installed(fading())
+    with pytest.raises(InputError, match="numbers of steps"):
+        handle.advance(*given)
+
+
+def test_the_parameters_of_a_gate_that_has_faded_still_get_gradients_of_zero() -> None:
+    """Data parallelism waits for the gradients of all parameters; the model is the unguided one all the same."""
+    model, _ = installed(Plan((Guide("", "gate", heads=(0, 2), schedule="linear"),)), step=4)
+    gates = [parameter for name, parameter in model.named_parameters() if is_extra(name)]
+    with torch.no_grad():
+        for gate in gates:
+            gate.fill_(1.5)
+    assert torch.equal(logits(model), logits(installed(Plan())[0]))
+    model.train()
+    logits(model).sum().backward()
+    assert gates and all(gate.grad is not None and not gate.grad.any() for gate in gates)

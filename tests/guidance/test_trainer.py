@@ -556,3 +556,24 @@ def test_a_guide_that_fades_follows_the_steps_of_the_trainer(tmp_path: Path) -> 
     assert made.handle.progress == (4, 4)
     assert guidance.load(tmp_path / "checkpoint-2")[1].progress == (2, 4)
     assert guidance.load(tmp_path / "checkpoint-4")[1].progress == (4, 4)
+
+
+def test_the_best_model_has_the_guide_of_its_step(tmp_path: Path) -> None:
+    made = trainer(
+        tmp_path,
+        plan=Plan((Guide("next", "fix", heads=(0,), schedule="linear"),)),
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,  # so that the best model is not the last
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        eval_dataset=examples(),
+    )
+    made.train()
+    step = int(Path(str(made.state.best_model_checkpoint)).name.split("-")[1])
+    evaluated = {row["step"]: row["eval_loss"] for row in made.state.log_history if "eval_loss" in row}
+    assert step < 4 and made.evaluate()["eval_loss"] == evaluated[step]
+    made.save_model(str(tmp_path / "saved"))
+    assert guidance.load(tmp_path / "saved")[1].progress == (step, 4)

@@ -40,6 +40,9 @@ _DENSE = 1 << 24
 
 _HALVINGS = 60
 
+_PART = 1 << 22
+"""So many ids are counted at a time."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -214,7 +217,15 @@ def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
         None if there is nothing to count or to read.
     """
     size = int(ordinary.max(initial=0)) + 1
-    known, wanted = (np.bincount(ids, minlength=size)[:size][ordinary].astype(np.float64) for ids in (counted, read))
+    known, wanted = (_counts(ids, size)[ordinary].astype(np.float64) for ids in (counted, read))
     if not known.sum() or not wanted.sum():
         return None
     return float(-(wanted @ np.log((known + 1) / (known + 1).sum())) / wanted.sum())
+
+
+def _counts(ids: Ints, size: int) -> Ints:
+    """How often each id below ``size`` occurs; in parts, because numpy makes 64-bit copies of what it counts."""
+    found = np.zeros(size, np.int64)
+    for start in range(0, len(ids), _PART):
+        found += np.bincount(ids[start : start + _PART], minlength=size)[:size]
+    return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from guidance.errors import InputError, MachineError, UnknownName
-from pipelines.progress import Progress, log
+from pipelines.progress import Progress
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import inputs_of
@@ -26,6 +26,12 @@ from pipelines.views.significance import paired_t
 WINDOW = 50
 """Default number of steps to average training losses over; at most a quarter of the run is used."""
 
+MOST_PAIRS = 1000
+"""The search for a number of seeds ends there."""
+
+FEW = 1000
+"""At fewer tokens a mean loss is uncertain by about a tenth of a nat or more."""
+
 FIGURES = {
     "average": "mean training loss over all steps: the area under the curve by the number of steps",
     "loss_25": "smoothed training loss after a quarter of the steps",
@@ -36,7 +42,7 @@ FIGURES = {
     "best_valid": "lowest validation loss",
     "tokens_per_second": "tokens by seconds of training, validation and saving left out",
     "seconds": "seconds of training",
-    "step_seconds": "seconds of a step, measured with nothing else at work",
+    "step_seconds": "seconds of a step, timed one run after the other, at the start of training",
     "equal_seconds": "seconds after which the first of run and baseline would end, at these seconds a step",
     "loss_at_equal_seconds": "smoothed loss of the run then",
     "baseline_at_equal_seconds": "smoothed loss of the baseline then",
@@ -126,7 +132,7 @@ class Comparison:
 
     Attributes:
         at: losses; when runs have first reached them is among the figures.
-        floors: validation losses of trivial models on the same masked tokens, by name.
+        floors: validation losses of models that only count, by name; on the same sequences, masked with seed 0.
         power: the size of an effect, in nats, for which the number of seeds is asked; None for no question.
     """
 
@@ -193,21 +199,35 @@ def run(
         from pipelines.views.timing import step_seconds
 
         costs = step_seconds([curve.origin.reference for curve in curves], store, progress=progress)
-    known = floors_of(curves, store, progress) if with_floors else {}
+    known = floors_of(curves, store, notes, progress) if with_floors else {}
     return compare(
         groups, window=window or WINDOW, score=score, notes=notes, at=at, power=power, costs=costs, floors=known
     )
 
 
-def floors_of(curves: Sequence[Curve], store: Store, progress: Progress | None = None) -> dict[str, float]:
-    """The n-gram floors of the validation of runs on the same sequences; empty where there are none."""
+def floors_of(
+    curves: Sequence[Curve], store: Store, notes: list[str], progress: Progress | None = None
+) -> dict[str, float]:
+    """The n-gram floors of the validation of runs on the same sequences; empty where there are none.
+
+    Args:
+        notes: a line is appended if floors are left out, or read at few tokens.
+    """
     from pipelines.stages import floors
     from pipelines.training.objectives import OBJECTIVES
 
-    origin = next((curve.origin for curve in curves if curve.origin.finished and curve.loss == "mlm"), None)
-    row = OBJECTIVES.get(origin.settings.get("objective", "")) if origin else None
+    if curves[0].loss != "mlm":
+        return {}
+    origin = next((curve.origin for curve in curves if curve.origin.finished), None)
+    if origin is None:
+        notes.append("n-gram floors are left out, because no run has finished")
+        return {}
+    row = OBJECTIVES.get(origin.settings.get("objective", ""))
     evaluation = row.evaluation if row else None
-    if origin is None or evaluation is None or not evaluation.floors or len(inputs_of("sequences", origin.inputs)) != 1:
+    if evaluation is None or not evaluation.floors:
+        return {}
+    if len(inputs_of("sequences", origin.inputs)) != 1:
+        notes.append("n-gram floors are left out, because the runs read several sequences artifacts")
         return {}
     probability = origin.settings.get("mask_probability", floors.Config().mask_probability)
     config = floors.Config(
@@ -216,12 +236,13 @@ def floors_of(curves: Sequence[Curve], store: Store, progress: Progress | None =
     try:
         with store.load(origin.reference, kind="model", verify=False) as model:
             data = store.load_input(model, "sequences", verify=False).reference
-        return dict(floors.run(data, config, store=store, progress=progress).artifact.counts["nats"])
-    except InputError:  # the sequences are gone, or have no validation split
+        found = floors.run(data, config, store=store, progress=progress).artifact.counts
+    except (InputError, MachineError) as error:  # the sequences are gone, or only others may write to the store
+        notes.append(f"n-gram floors are left out: {error.message}")
         return {}
-    except MachineError as error:  # such as a store that only others may write to
-        log.warning("n-gram floors are left out: %s", error.message)
-        return {}
+    if found["predicted"] < FEW:
+        notes.append(f"n-gram floors are read at only {found['predicted']:,} masked tokens, so they are rough")
+    return dict(found["nats"])
 
 
 def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
@@ -327,7 +348,8 @@ def compare(
     notes += _above_floors(whole, floors)
     if power is not None and not any(row.num_pairs > 1 for row in rows[1:]):
         notes.append(
-            "how many seeds an effect needs follows from the spread of at least two pairs of runs; give more seeds"
+            "how many seeds an effect needs follows from the spread of at least two pairs of runs: give more seeds, and"
+            " --group"
         )
     return Comparison(whole[0].loss, steps, window, score, rows, notes, at, floors, power)
 
@@ -463,13 +485,13 @@ def seeds_needed(difference: Summary, effect: float, *, level: float = 0.05, pow
         difference: those of the pairs that there are; only their standard deviation is used.
 
     Returns:
-        None if there are fewer than two pairs, or if more than a thousand would be needed.
+        None if there are fewer than two pairs, or if more than `MOST_PAIRS` would be needed.
     """
     from scipy import stats
 
     if difference.sd is None or effect <= 0:
         return None
-    for pairs in range(2, 1001):
+    for pairs in range(2, MOST_PAIRS + 1):
         bound = stats.t.ppf(1 - level / 2, pairs - 1)
         shift = effect / max(difference.sd, 1e-12) * math.sqrt(pairs)
         if shift > 100 or stats.nct.sf(bound, pairs - 1, shift) >= power:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.views.comparison import Comparison, Row, Summary, lower_is_better, seeds_needed, steps_to
+from pipelines.views.comparison import MOST_PAIRS, Comparison, Row, Summary, lower_is_better, seeds_needed, steps_to
 
 WIDTH = 120
 """Maximum number of characters per line of text."""
@@ -142,7 +142,7 @@ def tables(comparison: Comparison) -> list[Table]:
     if any(row.summary["step_seconds"].known for row in rows):
         found.append(
             _table(
-                f"loss at equal seconds, with steps that were timed alone: when the first of the run and {base} ends",
+                f"loss at equal seconds, with steps that were timed in turn: when the first of the run and {base} ends",
                 rows,
                 *count,
                 ("seconds a step", _mean("step_seconds", ".4f")),
@@ -167,7 +167,7 @@ def tables(comparison: Comparison) -> list[Table]:
     if len(rows) > 1:
         pairs: list[Column] = [("pairs", lambda row: str(row.num_pairs))] if many else []
         tested = ["average", "final", "valid", *(["score"] if comparison.score else [])]
-        names = {"valid": "validation"}
+        names = {"average": "all steps", "valid": "validation"}
         columns = [c for name in tested for c in ((names.get(name, name), _difference(name)), ("p", _p(name)))]
         test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
         found.append(_table(f"difference from {base}{test}", rows[1:], *pairs, *columns))
@@ -181,7 +181,9 @@ def tables(comparison: Comparison) -> list[Table]:
 def _needed(name: str, effect: float) -> Cell:
     def cell(row: Row) -> str:
         found = _seeds(row, effect)[name]
-        return str(found) if found is not None else MISSING
+        if found is None:
+            return MISSING if row.difference[name].sd is None else f">{MOST_PAIRS:,}"
+        return str(found)
 
     return cell
 

@@ -62,9 +62,12 @@ def learning_curves(
 
 
 def draw_floors(axes: Any, floors: Mapping[str, float], lowest: float) -> None:
-    """Draw the floors that are near the lowest loss as dotted lines, with their names at the left."""
+    """Draw the floors that are near the lowest loss as dotted lines, with their names at the left; tell the others below."""
     from pipelines.views.comparison_tables import FLOORS
 
+    if far := [f"{FLOORS.get(name, name)} {nats:.2f}" for name, nats in floors.items() if nats < lowest - NEAR]:
+        note = f"below this picture: {', '.join(far)}"
+        axes.annotate(note, (0.01, 0.01), xycoords="axes fraction", fontsize=8, color="#444444")
     for name, nats in floors.items():
         if nats < lowest - NEAR:
             continue
@@ -85,10 +88,10 @@ def _lowest(curves: Sequence[Curve]) -> float:
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
-    """Training loss and validation loss of groups of runs, over steps and over seconds.
+    """Training loss and validation loss of groups of runs, over steps; over seconds too if their steps were timed in turn.
 
-    Lines are means over seeds of `Curve.trend`, bands their sample standard deviation, markers validation losses.  Over seconds, a step
-    is drawn at its mean time over the seeds.
+    Lines are means over seeds of `Curve.trend`, bands their sample standard deviation, markers validation losses.  Seconds are
+    steps times the mean over the seeds of what a step takes.
 
     Args:
         form: ``png`` or ``svg``.
@@ -96,28 +99,33 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     import matplotlib
     import numpy as np
 
-    figure, ((by_step, by_second),) = figure_of(11, 4.8, 1, 2)
+    costs = [row.summary["step_seconds"].mean or 0.0 for row in comparison.rows]
+    panels = 2 if all(costs) else 1
+    figure, (every_axes,) = figure_of(3 + 4 * panels, 4.8, 1, panels)
+    by_step = every_axes[0]
     shown, window = _shown(comparison.steps), comparison.window
     groups = [row.group for row in comparison.rows]
-    styles = zip(groups, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False)
-    for group, colour, line, marker in styles:
+    styles = zip(
+        groups, costs, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False
+    )
+    for group, cost, colour, line, marker in styles:
         losses = np.stack([curve.trend(window, shown) for curve in group.curves])
         mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
-        elapsed = np.mean([curve.elapsed() for curve in group.curves], axis=0)
         valid = _validations(group)
         dots = {"color": colour, "marker": marker, "markersize": 5, "markeredgecolor": "black"}
-        for axes, positions in ((by_step, np.arange(1, comparison.steps + 1)), (by_second, elapsed)):
+        for axes, unit in zip(every_axes, (1, cost), strict=False):
+            positions = unit * np.arange(1, comparison.steps + 1)
             axes.plot(positions[shown], mean, color=colour, linestyle=line, linewidth=1.8)
             if spread is not None:
                 axes.fill_between(positions[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
             axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
-    for axes in (by_step, by_second):
+    for axes, unit_name in zip(
+        every_axes, ("optimizer steps", "seconds, at those of a step timed in turn"), strict=False
+    ):
         draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
-    by_step.set_xlabel("optimizer steps")
-    by_second.set_xlabel("seconds of training")
-    for axes in (by_step, by_second):
+        axes.set_xlabel(unit_name)
         axes.set_ylabel(f"{comparison.loss} loss (nats)")
         axes.spines[["top", "right"]].set_visible(False)
     captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]

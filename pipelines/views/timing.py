@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.progress import Progress
+from pipelines.progress import Progress, log
 from pipelines.stages import pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -33,6 +33,7 @@ def step_seconds(
         InputError: a run has not finished, was made by another command than ``guide pretrain``, started from files, or its
             data are gone.
     """
+    from guidance.plan import Plan
     from pipelines.training.cluster import Cluster
     from pipelines.training.loop import step_timer
     from pipelines.training.preparation import Prepared
@@ -49,6 +50,8 @@ def step_seconds(
             config, inputs = _read(model, store)
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
             cluster = Cluster(device, config.precision)
+            if any(guide.fades for guide in Plan.parse(inputs["plan"].text).guides):
+                log.warning("%s: its guides fade, and its steps are timed before they do", name)
             prepared = Prepared.of(config, inputs)
             step[name] = step_timer(prepared.learner, prepared.order, settings_of(config, prepared), cluster, folder)
         for name in names:

@@ -33,7 +33,7 @@ def named(tmp_path: Path) -> Store:
 
 
 def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Store) -> None:
-    answer = guide("compare", "plain", "guided", "--score", "mnli/accuracy")
+    answer = guide("compare", "plain", "guided", "--score", "mnli/accuracy", "--no-floors")
     assert answer.code == 0
     lines = [line.split() for line in answer.out.splitlines()]
     assert ["guided", "3.250", "6.000", "3.000", "2.000", "2.000", "3.000"] in lines
@@ -45,7 +45,7 @@ def test_the_table_is_on_stdout_and_notes_are_on_stderr(guide: Guide, named: Sto
 
 
 def test_a_single_run_is_shown_without_differences(guide: Guide, named: Store) -> None:
-    answer = guide("compare", "plain")
+    answer = guide("compare", "plain", "--no-floors")
     assert (answer.code, answer.err) == (0, "")
     assert "difference" not in answer.out
 

@@ -142,6 +142,8 @@ def test_the_number_of_seeds_that_an_effect_needs() -> None:
     comparison = compare([Group("p", tuple(plain)), Group("g", tuple(guided))], power=1.0)
     assert any(line.split() == ["g", "10", "10", "–"] for line in as_text(comparison))
     assert not any("at least two pairs" in note for note in comparison.notes)
+    tiny = compare([Group("p", tuple(plain)), Group("g", tuple(guided))], power=0.001)
+    assert any(line.split() == ["g", ">1,000", ">1,000", "–"] for line in as_text(tiny))
     single = compare(singles(curve(PLAIN, "plain"), curve(GUIDED, "guided")), power=1.0)
     assert any("at least two pairs" in note for note in single.notes)
     assert as_json(comparison)["groups"][1]["seeds_needed"] == {"average": 10, "final": 10, "valid": None}
@@ -535,10 +537,35 @@ def test_the_picture_is_a_valid_image_and_reproducible(several: Comparison, form
     if form == "png":
         assert data.startswith(b"\x89PNG") and data.endswith(b"IEND\xaeB`\x82")
         width, height = struct.unpack(">II", data[16:24])
-        assert width > 2 * height > 800
+        assert 2 * height > width > height > 400
     else:
         assert ElementTree.fromstring(data).tag.endswith("svg")
     assert run_curves(several, form=form) == data
+
+
+def test_only_steps_that_were_timed_are_drawn_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.views import drawing
+
+    figures: list[Any] = []
+    monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
+    runs = singles(curve(PLAIN, "plain"), curve(GUIDED, "guided", seconds=50.0))
+    drawing.run_curves(compare(runs))
+    drawing.run_curves(compare(runs, costs={"plain": 2.0, "guided": 3.0}))
+    alone, timed = figures
+    assert len(alone.axes) == 1 and len(timed.axes) == 2
+    ends = [max(line.get_xdata()) for line in timed.axes[1].lines if len(line.get_xdata()) > 1]
+    assert ends == [2.0 * len(PLAIN), 3.0 * len(GUIDED)], "steps by what a step takes, not what was logged"
+
+
+def test_floors_far_below_a_picture_are_told_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.views import drawing
+
+    figures: list[Any] = []
+    monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
+    floors = {"unigram": 6.7, "previous": 5.2, "neighbours": 3.98}
+    drawing.run_curves(compare(singles(curve([6.9, 6.5, 6.1])), floors=floors))
+    told = [text.get_text() for text in figures[0].axes[0].texts]
+    assert told == ["below this picture: both neighbours 3.98", "word frequencies", "the previous token"]
 
 
 @settings(max_examples=30, deadline=None)

@@ -36,17 +36,38 @@ def test_runs_are_timed_compared_at_equal_seconds_and_set_beside_their_floors(st
 
 
 def test_without_a_place_for_floors_runs_are_compared_without_them(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "propagate", True)
     run = trainings.train(store).reference
 
     def refuse(*_: object, **__: object) -> None:
         raise MachineError("read-only")
 
     monkeypatch.setattr(floors, "run", refuse)
-    assert comparison.run([run], store).floors == {}
-    assert "n-gram floors are left out: read-only" in caplog.text
+    found = comparison.run([run], store)
+    assert found.floors == {} and "n-gram floors are left out: read-only" in found.notes
+
+
+def test_floors_that_are_left_out_or_rough_are_noted(store: Store) -> None:
+    data = trainings.sequences(store)
+    run = trainings.train(store, data).reference
+    rough = comparison.run([run], store)
+    assert any(note.endswith("masked tokens, so they are rough") for note in rough.notes)
+    shutil.rmtree(store.root / "sequences")
+    shutil.rmtree(store.root / "floors")
+    gone = comparison.run([run], store)
+    assert gone.floors == {} and any(note.startswith("n-gram floors are left out: ") for note in gone.notes)
+
+
+def test_a_fading_guide_is_named_when_steps_are_timed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    row = '[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = [0]\nschedule = "linear"\n'
+    (tmp_path / "plan.toml").write_text(row, encoding="utf-8")
+    run = trainings.train(store, plan=str(tmp_path / "plan.toml")).reference
+    step_seconds([run], store)
+    assert f"{run}: its guides fade, and its steps are timed before they do" in caplog.text
 
 
 def test_a_run_from_files_cannot_be_timed(store: Store, tmp_path: Path) -> None:

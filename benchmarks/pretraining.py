@@ -35,7 +35,6 @@ from pipelines.stages import cooccurrence, corpus, dataset, evaluate, floors, pr
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.training.plan_inputs import model_input
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import FLOORS
 from pipelines.views.curves import Curve
@@ -391,8 +390,9 @@ def figures_of(table: Table, setting: Setting, seed: int, steps: int | None, sto
     if table.translates:
         scores = evaluate.run(made.reference, reference, evaluate.Config(), store=store).artifact
         figures["scores"] = json.loads(scores.read("metrics.json"))
-    if "init" in more and isinstance(starter := model_input(more["init"], store), Artifact):
-        figures["starter"] = starter.counts["final"]
+    if "init" in more:
+        measured = evaluate.run(more["init"], reference, evaluate.Config(split="valid"), store=store).artifact
+        figures["starter"] = json.loads(measured.read("metrics.json"))["metrics"]
     return figures
 
 

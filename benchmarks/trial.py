@@ -419,7 +419,7 @@ def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]], costs
             if several:
                 gains = (_last(row) - _last(plain[row["seed"]]) for row in mine if row["seed"] in plain)
                 p = paired_t_test(Summary.of(gains)) if label != "none" else None
-                cells.append("–" if p is None else f"{p:.3f}")
+                cells.append("–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}")
             cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
             lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
         said = [said_of_floors(floors)] if (floors := nats.get(text_of(phase))) else []
@@ -462,12 +462,14 @@ def draw(results: Results, path: Path, nats: Mapping[str, Mapping[str, float]]) 
         -(-len(phases) // 2), min(2, len(phases)), figsize=(10, 7), layout="constrained", squeeze=False
     )
     every_axes = grid.ravel().tolist()
+    labels = dict.fromkeys(row["label"] for phase in phases for row in results.of(phase))
+    colours = {label: f"C{number}" for number, label in enumerate(labels)}
     for phase, axes in zip(phases, every_axes, strict=False):
         rows = results.of(phase)
         for label in dict.fromkeys(row["label"] for row in rows):
             curves = [np.array(row["curve"]) for row in rows if row["label"] == label]
             steps, losses = np.mean(curves, axis=0).T
-            axes.plot(steps, losses, linewidth=1.3 if label == "none" else 2.2, label=label)
+            axes.plot(steps, losses, color=colours[label], linewidth=1.3 if label == "none" else 2.2, label=label)
         draw_floors(axes, nats.get(text_of(phase), {}), min(loss for row in rows for _, loss in row["curve"]))
         axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=DRAWN[phase])
         axes.legend(fontsize=7)

@@ -36,9 +36,7 @@ class Config(stage.Config):
     steps: int = Field(320, ge=4, description="Optimizer steps of each run.")
     layers: int = Field(8, ge=1, description="Layers of the model.")
     hidden: int = Field(128, ge=8, description="Width of the model.")
-    heads: int = Field(
-        4, ge=2, description="Attention heads per layer; two of them are guided in the two lowest layers."
-    )
+    heads: int = Field(4, ge=2, description="Attention heads per layer; two of them are guided.")
     max_length: int = Field(64, ge=8, description="Tokens per sequence.")
     vocab_size: int = Field(4000, ge=300, description="Size of the byte-level BPE vocabulary.")
     learning_rate: float = Field(1e-3, gt=0, description="Constant learning rate of AdamW.")
@@ -130,7 +128,7 @@ def build(run: Run) -> None:
     comparison = compare([Group(curve.label, (curve,)) for curve in curves], floors=known)
     run.out.write_json("comparison.json", as_json(comparison))
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
-    title = f"{run.config.layers} layers, {run.config.heads} heads, two of them guided in the two lowest layers"
+    title = f"{run.config.layers} layers, {run.config.heads} heads, two of them guided in every layer"
     run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title, floors=known))
     _draw_attention(run, snapshot_steps(run.config.steps))
 

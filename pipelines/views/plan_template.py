@@ -22,13 +22,11 @@ _FIRST_ROWS = """
 [[guide]]
 pattern = "next"
 mechanism = "fix"               # the pattern is put in the place of the head's attention
-layers = ["first 2"]            # guides in the lowest layers help; in all layers they can do harm
-heads = [0]                     # one head of each
+heads = [0]                     # one head of every layer; layers = ["first 2"] are the two lowest
 
 [[guide]]
 pattern = "previous"
 mechanism = "fix"
-layers = ["first 2"]
 heads = [1]
 """
 

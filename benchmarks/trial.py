@@ -1,4 +1,4 @@
-"""Which guides help a model that trains well?  The trial behind the advice of the README, as one resumable command.
+"""Which guides help a small ModernBERT?  The trial behind the advice of the README, as one resumable command.
 
     python -m benchmarks.trial [--only PHASE] [--store artifacts] [--out docs/results]
 
@@ -7,7 +7,8 @@ phases follow each other, and later ones use what earlier ones chose:
 
     search    plain runs over rates and second-moment decays, and as many guided ones over weights; seed 100
     arms      every arm at the best settings, 600 steps; seed 0
-    long      none, the best loss, the best fixed guide, both towards a wrong place (shams), and a convolution, 1,200 steps
+    long      none, the best loss, the best fixed guide, both towards a wrong place (shams), the plan of paper A, and a
+              convolution, 1,200 steps
     longest   none and the winner, 3,000 steps
     roberta   none, the plan of paper A and the winner on a RoBERTa-shaped model, 600 steps
     oromo     none and the winner on news in Oromo, 600 steps
@@ -102,6 +103,7 @@ def role(pattern: Any, mechanism: str, **more: Any) -> Plan:
     return Plan((Guide(pattern, mechanism, layers=LOWER_HALF, heads=(2,), **more),))
 
 
+PAPER = "ag, all layers (paper A)"
 SHAM = ({"where": "distance == 7"}, {"where": "distance == -7"})
 """Places that no one would choose."""
 
@@ -207,7 +209,7 @@ def arm_plans(results: Results) -> dict[str, tuple[str, Plan]]:
     squared, kl, bias = chosen(results)
     weight, outside = kl.guides[0].weight_for(8), bias.guides[0].options["outside"]
     arms = {
-        "ag, all layers (paper A)": ("loss", ag("next", "previous")),
+        PAPER: ("loss", ag("next", "previous")),
         "squared loss, two lowest layers": ("loss", squared),
         "kl loss, two lowest layers": ("loss", kl),
         "bias, two lowest layers": ("fixed", bias),
@@ -256,6 +258,7 @@ def winner(results: Results) -> tuple[str, Plan]:
 def long(results: Results) -> Iterator[list[Run]]:
     best, plans = tuned(results), finalists(results)
     runs = [Run("long", label, seed, 1200, plan, best) for seed in FRESH_SEEDS for label, plan in plans.items()]
+    runs += [Run("long", PAPER, seed, 1200, arm_plans(results)[PAPER][1], best) for seed in FRESH_SEEDS]
     yield runs + [Run("long", "convolution", seed, 1200, None, best, convolution=True) for seed in FRESH_SEEDS]
 
 
@@ -268,7 +271,7 @@ def longest(results: Results) -> Iterator[list[Run]]:
 
 def roberta(results: Results) -> Iterator[list[Run]]:
     label, plan = winner(results)
-    plans = {"none": None, "ag, all layers (paper A)": ag("next", "previous"), label: plan}
+    plans = {"none": None, PAPER: ag("next", "previous"), label: plan}
     settings = {**tuned(results), "architecture": "roberta", "learning_rate": 1e-3}
     yield [Run("roberta", name, seed, 600, plans[name], settings) for seed in FRESH_SEEDS for name in plans]
 
@@ -583,7 +586,7 @@ def main() -> None:
     nats, costs = floors_of(path, results, store), costs_of(path, results, store)
     path.with_suffix(".lock").unlink(missing_ok=True)
     draw(results, path.with_suffix(".png"), nats)
-    text, title = as_markdown(results, nats, costs), "# Which guides help a model that trains well"
+    text, title = as_markdown(results, nats, costs), "# Which guides help a small ModernBERT"
     picture = "\n![Training loss over steps](trial.png)\n" if path.with_suffix(".png").exists() else ""
     path.with_suffix(".md").write_text(
         f"{title}\n\n`python -m benchmarks.trial`\n\n{text}\n{picture}", encoding="utf-8"

@@ -20,6 +20,7 @@ import math
 import os
 import platform
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -532,7 +533,8 @@ def draw(table: Table, rows: Sequence[Mapping[str, Any]], path: Path, nats: Mapp
         else:
             axes.plot(*points, style, linewidth=width, label=row["label"])
     draw_floors(axes, nats, min(loss for row in rows for _, loss in row["curve"]))
-    axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=table.title)
+    title = textwrap.fill(table.title, 80)
+    axes.set(xlabel="optimizer steps", ylabel=f"training loss, mean of {WINDOW} steps (nats)", title=title)
     axes.legend(fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

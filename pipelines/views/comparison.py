@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from guidance.errors import InputError, MachineError, UnknownName
@@ -199,10 +199,12 @@ def run(
         from pipelines.views.timing import step_seconds
 
         costs = step_seconds([curve.origin.reference for curve in curves], store, progress=progress)
-    known = floors_of(curves, store, notes, progress) if with_floors else {}
-    return compare(
+    about_floors: list[str] = []
+    known = floors_of(curves, store, about_floors, progress) if with_floors else {}
+    found = compare(
         groups, window=window or WINDOW, score=score, notes=notes, at=at, power=power, costs=costs, floors=known
     )
+    return replace(found, notes=[*found.notes, *about_floors])
 
 
 def floors_of(

@@ -122,7 +122,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
     for axes, unit_name in zip(
-        every_axes, ("optimizer steps", "seconds, at those of a step timed in turn"), strict=False
+        every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False
     ):
         draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
         axes.set_xlabel(unit_name)

@@ -121,9 +121,7 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
             axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
-    for axes, unit_name in zip(
-        every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False
-    ):
+    for axes, unit_name in zip(every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False):
         draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
         axes.set_xlabel(unit_name)
         axes.set_ylabel(f"{comparison.loss} loss (nats)")

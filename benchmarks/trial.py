@@ -7,8 +7,8 @@ phases follow each other, and later ones use what earlier ones chose:
 
     search    plain runs over rates and second-moment decays, and as many guided ones over weights; seed 100
     arms      every arm at the best settings, 600 steps; seed 0
-    long      none, the best loss, the best fixed guide, both towards a wrong place (shams), the plan of paper A, and a
-              convolution, 1,200 steps
+    long      none, the best loss, the best fixed guide, both towards a wrong place (shams), and the plan of paper A,
+              1,200 steps
     longest   none and the winner, 3,000 steps
     roberta   none, the plan of paper A and the winner on a RoBERTa-shaped model, 600 steps
     oromo     none and the winner on news in Oromo, 600 steps
@@ -258,8 +258,7 @@ def winner(results: Results) -> tuple[str, Plan]:
 def long(results: Results) -> Iterator[list[Run]]:
     best, plans = tuned(results), finalists(results)
     runs = [Run("long", label, seed, 1200, plan, best) for seed in FRESH_SEEDS for label, plan in plans.items()]
-    runs += [Run("long", PAPER, seed, 1200, arm_plans(results)[PAPER][1], best) for seed in FRESH_SEEDS]
-    yield runs + [Run("long", "convolution", seed, 1200, None, best, convolution=True) for seed in FRESH_SEEDS]
+    yield runs + [Run("long", PAPER, seed, 1200, arm_plans(results)[PAPER][1], best) for seed in FRESH_SEEDS]
 
 
 def longest(results: Results) -> Iterator[list[Run]]:

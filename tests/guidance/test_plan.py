@@ -45,7 +45,7 @@ guides = st.builds(
     ),
     reference_length=st.one_of(st.none(), st.integers(1, 4096)),
     schedule=st.sampled_from(sorted(SCHEDULES)),
-    hold_steps=st.integers(0, 10**6),
+    hold_steps=st.integers(1, 10**6),  # none at all is refused beside `hold`
     optional=st.booleans(),
     enabled=st.booleans(),
     name=text,

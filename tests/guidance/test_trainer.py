@@ -386,19 +386,20 @@ def test_resuming_with_another_plan_is_refused(tmp_path: Path) -> None:
         other.train(resume_from_checkpoint=True)
 
 
+KEEPS_BEST: dict[str, Any] = {
+    "metric_for_best_model": "eval_loss",
+    "greater_is_better": True,  # so that the best model is not the last
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "load_best_model_at_end": True,
+    "eval_dataset": examples(),
+}
+
+
 def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
-    done = trainer(
-        tmp_path,
-        max_steps=4,
-        metric_for_best_model="eval_loss",
-        greater_is_better=True,  # so that the best model is not the last
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
-        eval_dataset=examples(),
-    )
+    done = trainer(tmp_path, **KEEPS_BEST)
     done.train()
     best = Path(str(done.state.best_model_checkpoint))
     model, _ = guidance.load(best)
@@ -559,18 +560,7 @@ def test_a_guide_that_fades_follows_the_steps_of_the_trainer(tmp_path: Path) -> 
 
 
 def test_the_best_model_has_the_guide_of_its_step(tmp_path: Path) -> None:
-    made = trainer(
-        tmp_path,
-        plan=Plan((Guide("next", "fix", heads=(0,), schedule="linear"),)),
-        metric_for_best_model="eval_loss",
-        greater_is_better=True,  # so that the best model is not the last
-        save_strategy="steps",
-        save_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        load_best_model_at_end=True,
-        eval_dataset=examples(),
-    )
+    made = trainer(tmp_path, plan=Plan((Guide("next", "fix", heads=(0,), schedule="linear"),)), **KEEPS_BEST)
     made.train()
     step = int(Path(str(made.state.best_model_checkpoint)).name.split("-")[1])
     evaluated = {row["step"]: row["eval_loss"] for row in made.state.log_history if "eval_loss" in row}

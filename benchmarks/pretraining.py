@@ -37,7 +37,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary, paired_t_test
-from pipelines.views.comparison_tables import FLOORS
+from pipelines.views.comparison_tables import FLOORS, p_value
 from pipelines.views.curves import Curve
 from pipelines.views.drawing import draw_floors
 
@@ -458,7 +458,7 @@ def as_markdown(table: Table, rows: Sequence[Row]) -> str:
             cells += [
                 cell([row["scores"]["metrics"][name] for row in runs], "{:.2f}") for name in ("nll", "bleu", "chrf")
             ]
-        cells.append("–" if p is None else f"{p:.3f}")
+        cells.append(p_value(p))
         cells += [cell([steps_to(row, level) for row in runs], "{:.0f}") for level in levels]
         name = f"**{label}** (baseline)" if label == label_of_base else label
         lines.append(f"| {' | '.join([name, str(len(runs)), *cells])} |")

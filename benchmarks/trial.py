@@ -48,6 +48,7 @@ from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
 from pipelines.views.comparison import Summary, paired_t_test
+from pipelines.views.comparison_tables import p_value
 from pipelines.views.curves import Curve
 from pipelines.views.drawing import draw_floors
 from pipelines.views.timing import step_seconds
@@ -421,13 +422,13 @@ def as_markdown(results: Results, nats: Mapping[str, Mapping[str, float]], costs
             if several:
                 gains = (_last(row) - _last(plain[row["seed"]]) for row in mine if row["seed"] in plain)
                 p = paired_t_test(Summary.of(gains)) if label != "none" else None
-                cells.append("–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}")
+                cells.append(p_value(p))
             cells += [cell([steps_to(row, level) for row in mine], "{:.0f}") for level in levels]
             lines.append(f"| {' | '.join([label, str(len(mine)), *cells])} |")
         said = [said_of_floors(floors)] if (floors := nats.get(text_of(phase))) else []
         if phase == "long":
             shown = "; ".join(f"{label} {cost:.2f}" for label, cost in costs.items())
-            said.append(f"How long a step takes, timed alone, over one without guides: {shown}.")
+            said.append(f"How long a step takes, timed in turn, over one without guides: {shown}.")
         parts.append("\n\n".join([f"## {phase}", "\n".join(lines), *said]))
     return "\n\n".join(parts)
 

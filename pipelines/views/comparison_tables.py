@@ -206,11 +206,12 @@ def _difference(name: str) -> Cell:
 
 
 def _p(name: str) -> Cell:
-    def cell(row: Row) -> str:
-        p = row.p[name]
-        return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+    return lambda row: p_value(row.p[name])
 
-    return cell
+
+def p_value(p: float | None) -> str:
+    """A p-value as tables show it."""
+    return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _reached(name: str, never: str) -> Cell:

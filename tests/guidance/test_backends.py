@@ -10,7 +10,7 @@ from torch import Tensor
 
 import guidance
 from guidance import batch as batches
-from guidance.attention import blocks
+from guidance.attention import blocks, reference
 from guidance.plan import Guide, Plan
 from tests.guidance.models import batch, tiny_model
 
@@ -112,6 +112,22 @@ def test_blocks_of_queries_give_values_and_gradients_of_the_reference(
     expected = step(family, Plan(LOSSES), "reference", **given)
     monkeypatch.setattr(blocks, "BLOCK_ENTRIES", num_rows * 3 * 3 * 7)
     found = step(family, Plan(LOSSES), "auto", **given)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_blocks_serve_the_first_pass_of_heads_that_are_attacked_in_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan((*LOSSES, Guide(mechanism="adversary", heads=(0, 1))))
+    changes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    expected = step("bert", plan, "reference", **changes)
+    monkeypatch.setattr(blocks, "BLOCK_ENTRIES", 1)
+    served: list[tuple[int, ...]] = []
+    rows = reference.attend_rows
+    monkeypatch.setattr(
+        reference, "attend_rows", lambda call, heads, *more: (served.append(heads), rows(call, heads, *more))[1]
+    )
+    found = step("bert", plan, "auto", **changes)
+    assert len(served) > 7, "one call for each query, not for each layer"
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
+from guidance.statistics import ngrams
 from guidance.statistics.ngrams import FLOORS, Places, count, fit_weights, floors, level
 
 EDGE = 9
@@ -182,3 +183,13 @@ def test_inputs_are_not_changed_and_nothing_to_predict_is_an_error() -> None:
     assert (rows.seen == before).all()
     with pytest.raises(ValueError, match="no place"):
         floors(rows, np.zeros(len(rows), bool), places(*read), places([[1]], [[-100]]), 5)
+
+
+def test_word_frequencies_alone_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ordinary ids 0 and 1 there are two and one, with one added to each: 3/5 and 2/5.  The id 2 does not count."""
+    counted, read, ordinary = (np.array(ids) for ids in ([0, 2, 0, 1, 2], [1, 0, 2, 1], [0, 1]))
+    expected = -(math.log(3 / 5) + 2 * math.log(2 / 5)) / 3
+    for part in (1, 2, 100):
+        monkeypatch.setattr(ngrams, "_PART", part)
+        assert ngrams.unigram_nats(counted, read, ordinary) == pytest.approx(expected)
+    assert ngrams.unigram_nats(counted[:0], read, ordinary) is None

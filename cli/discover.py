@@ -55,17 +55,22 @@ def discover_score_command(session: Session, config: discover_score.Config, mode
     the rest.  The plan that is proposed injects the best candidates; those where heads rest, such as the first token, and those
     that a better one covers are left out.
     """
+    from guidance.probes.discovery import SINKS
+
     result = discover_score.run(model, data, config, **session.options())
     counts = result.artifact.counts
     rows = []
     for each in counts["candidates"]:
         names = [f"{layer}-{head}" for layer, head in each["heads"]]
         shown = ", ".join(names[:SHOWN_HEADS]) + (" …" if len(names) > SHOWN_HEADS else "")
-        note = (
-            "proposed"
-            if each["pattern"] in counts["proposed"]
-            else f"as {each['covered_by']}" * bool(each["covered_by"])
-        )
+        if each["pattern"] in counts["proposed"]:
+            note = "proposed"
+        elif each["pattern"] in SINKS:
+            note = "not proposed: heads rest there"
+        elif each["covered_by"]:
+            note = f"not proposed: {each['covered_by']} has the same heads"
+        else:
+            note = f"not proposed: --most {config.most}"
         important = "–" if each["important"] is None else str(each["important"])
         relevance = f"{100 * each['relevance']:.1f} %"
         rows.append(
@@ -97,6 +102,7 @@ def discover_accept_command(
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Also write the plan to this file.")] = None,
 ) -> Result:
     """Turn what was found into a plan, which `finetune` and `pretrain` take."""
+    from pipelines.explorer.accepting import command_for
     from pipelines.storage.files import write_file
 
     if to is not None:
@@ -108,13 +114,8 @@ def discover_accept_command(
         write_file(to, plan)
     for line in plan.decode().splitlines():
         session.tell(escape(line))
-    path = to if to is not None else result.artifact.path / discover_score.PLAN
-    scores = ""
-    if config.into == "least-important" and not (config.heads or config.pal):
-        with session.store.load(discovery, kind="discovery", verify=False) as found:
-            measured = found.counts["task"] is not None
-            scores = f" --scores {found.path / 'heads.parquet' if measured else 'SCORES'}"
-    session.tell(escape(f"next: guide finetune DATASET --plan {path}{scores}{session.store_flag}"))
+    command = command_for(result.artifact, session.store, to)
+    session.tell(escape(f"next: {command}{session.store_flag}"))
     return result
 
 

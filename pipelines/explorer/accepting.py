@@ -7,15 +7,19 @@ import json
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
+from guidance.plan import Plan
 from pipelines.progress import Progress
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.task_inputs import SYNTAX
+from pipelines.training.plan_inputs import features
 
 
 def accept(
@@ -54,7 +58,7 @@ def accept(
     made = discover_accept.run(scored.reference, settings, store=store, progress=progress).artifact
     with made.open(PLAN) as file:
         plan = file.read().decode()
-    return {"reference": made.reference, "plan": plan, "command": command_for(made, model, data, store)}
+    return {"reference": made.reference, "plan": plan, "command": command_for(made, store)}
 
 
 def _decisions(marked: Mapping[str, Any]) -> list[tuple[int, int, str]]:
@@ -87,35 +91,54 @@ def _user() -> str | None:
     return None
 
 
-SHAPE = ("architecture", "layers", "heads", "hidden", "ffn", "tokenizer")
+SHAPE = ("architecture", "size", "layers", "heads", "hidden", "ffn", "tokenizer")
 """The settings of a new model, which one that starts from another does not have."""
 
-TRAINING = ("learning_rate", "epochs", "steps", "batch_size", "max_length", "seed")
+TRAINING = ("objective", "learning_rate", "epochs", "steps", "batch_size", "max_length", "seed")
 
 
-def command_for(findings: Artifact, model: str, data: str, store: Store) -> str:
-    """The command that trains a model like the one that was looked at, with the plan of findings."""
+def command_for(findings: Artifact, store: Store, plan: str | Path | None = None) -> str:
+    """The command that trains a model like the one that was looked at, on the same data, with the plan of findings.
+
+    Args:
+        plan: another file with the same plan.
+    """
     from pipelines.probing.heads import TABLE  # imports torch
 
-    plan = f"--plan {shlex.quote(str(findings.path / PLAN))}"
-    with ExitStack() as opened:
+    flags = {"plan": str(plan or findings.path / PLAN)}
+    with ExitStack() as opened, suppress(ArtifactMissing):
+        scored = opened.enter_context(store.load_input(findings, "discovery", verify=False))
+        asked = scored.manifest["config"]
         if "least important" in (findings.path / PLAN).read_text(encoding="utf-8"):
-            scored = opened.enter_context(store.load_input(findings, "discovery"))
-            plan += f" --scores {shlex.quote(str(scored.path / TABLE))}"
-        with suppress(ArtifactMissing):
-            given = opened.enter_context(store.load(data, verify=False))
-            if given.kind == "sequences" and "shape" in given.counts:  # fine-tuning takes the dataset itself
-                data = opened.enter_context(store.load_input(given, "corpus", verify=False)).reference
-        try:
-            found = opened.enter_context(store.load(model, kind="model", verify=False)).manifest
-        except ArtifactMissing:
-            return f"guide finetune {shlex.quote(data)} --init {shlex.quote(model)} {plan}"
-        if found["stage"] != "finetune":
-            return f"guide pretrain {shlex.quote(data)} {plan}"
-        settings = found["config"]
-        names = ("init", *TRAINING) if settings.get("init") else (*SHAPE, *TRAINING)
-        kept = [name for name in names if settings.get(name) not in (None, "", "auto", 0)]
-        if "epochs" in kept and "steps" in kept:  # steps count only where no epochs are given
-            kept.remove("steps")
-        flags = [f"--{name.replace('_', '-')} {shlex.quote(str(settings[name]))}" for name in kept]
-        return " ".join(["guide finetune", shlex.quote(data), plan, *flags])
+            flags["scores"] = str(scored.path / TABLE) if scored.counts["task"] is not None else "SCORES"
+        data = opened.enter_context(store.load_input(scored, "sequences", verify=False))
+        needed = {need for need in features(Plan.load(str(findings.path / PLAN))) if need != "segment"}
+        is_dataset, read = "shape" in data.counts, data.reference
+        if needed and "masks" in scored.manifest["inputs"]:
+            flags["masks"] = opened.enter_context(store.load_input(scored, "masks", verify=False)).reference
+        elif is_dataset:
+            read = opened.enter_context(store.load_input(data, "corpus", verify=False)).reference
+            flags |= {"parser": asked["parser"]} if asked["parser"] and needed & set(SYNTAX) else {}
+        stage = "finetune" if is_dataset else "pretrain"
+        flags |= _like_the_model(scored, stage, store)
+        written = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items()]
+        return " ".join([f"guide {stage}", read, *written])
+    return f"guide finetune DATASET --init MODEL --plan {shlex.quote(flags['plan'])}"
+
+
+def _like_the_model(discovery: Artifact, stage: str, store: Store) -> dict[str, Any]:
+    """The settings with which a stage trains a model like the one that was scored: those of its own training, or else that model
+    to start from."""
+    try:
+        with store.load_input(discovery, "model", verify=False) as model:
+            if model.manifest["stage"] != stage:
+                return {"init": model.reference}
+            settings = model.manifest["config"]
+    except ArtifactMissing:  # it is a folder, or gone
+        folder = discovery.manifest["config"].get("folder", "")
+        return {"init": folder if (Path(folder) / "config.json").is_file() else "MODEL"}
+    names = ("init", *TRAINING) if settings.get("init") else (*SHAPE, *TRAINING)
+    kept = {name: settings[name] for name in names if settings.get(name) not in (None, "", "auto", 0)}
+    if "epochs" in kept:  # steps count only where no epochs are given
+        kept.pop("steps", None)
+    return kept

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -18,6 +19,10 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, internal, run_stage
 from pipelines.stages.discover_score import PLAN, SUMMARY
 from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from pipelines.storage.artifacts import Artifact
 
 
 class Config(stage.Config):
@@ -33,7 +38,7 @@ class Config(stage.Config):
     into: Literal["each-layer", "found", "least-important"] = Field(
         "each-layer",
         description="where patterns go: each-layer: one head of every layer for each pattern, as in paper E; found: the heads "
-        "that stand out; least-important: the least important heads of every layer; training then needs --scores",
+        "that stand out, each with the first of its patterns; least-important: the least important heads of every layer; training then needs --scores",
     )
     mechanism: Literal["auto", "mask", "fix", "bias", "attention_loss"] = Field(
         "auto",
@@ -55,7 +60,7 @@ def run(discovery: str, config: Config, *, store: Store, **options: Unpack[Optio
 
     Raises:
         InputError: nothing was found and nothing is given; or a head is not written as LAYER-HEAD=PATTERN.
-        PlanError: a pattern does not exist, or the mechanism does not take it.
+        PlanError: a pattern does not exist, the mechanism does not take it, or the model has no such head.
     """
     check_working_folder()
     for text in config.heads:
@@ -83,12 +88,18 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list
         summary: the content of ``discovery.json``.
 
     Raises:
-        InputError: there is nothing to inject.
+        InputError: there is nothing to inject; or two patterns are given for one head.
     """
     found = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
     if config.heads:
         own: dict[str, list[tuple[int, int]]] = {}
+        taken: dict[tuple[int, int], str] = {}
         for head, pattern in map(head_of, config.heads):
+            if taken.setdefault(head, pattern) != pattern:
+                raise InputError(
+                    f"head {head[0]}-{head[1]} has two patterns, {taken[head]} and {pattern}",
+                    hint=f"""one that is both: --heads '{head[0]}-{head[1]}={{ or = ["next", "previous"] }}'""",
+                )
             own.setdefault(pattern, []).append(head)
         return list(own.items())
     names = config.patterns or summary["proposed"][: config.most]
@@ -102,7 +113,19 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list
             f"no head stands out on {missing[0]}",
             hint="--into each-layer, or name the heads: --heads 2-5=" + missing[0],
         )
-    return [(name, found.get(name, [])) for name in names]
+    return [(name, found.get(name, [])) for name in dict.fromkeys(names)]
+
+
+def one_each(
+    accepted: Sequence[tuple[str, list[tuple[int, int]]]],
+) -> tuple[list[tuple[str, list[tuple[int, int]]]], list[str]]:
+    """The patterns with those of their heads that no earlier pattern has; and the names of patterns that have none left."""
+    taken: set[tuple[int, int]] = set()
+    own = []
+    for name, heads in accepted:
+        own.append((name, [head for head in heads if head not in taken]))
+        taken |= set(heads)
+    return [each for each in own if each[1]], [name for name, heads in own if not heads]
 
 
 def build(run: Run) -> None:
@@ -115,8 +138,17 @@ def build(run: Run) -> None:
         summary = json.load(file)
     accepted = patterns_of(config, summary)
     into: Literal["each-layer", "found", "least-important"] = "found" if config.heads else config.into
+    if into == "found" and not config.pal:
+        accepted, covered = one_each(accepted)
+        run.warn(
+            *(
+                f"{name} is left out: a head takes one pattern, and its heads have taken one of those before"
+                for name in covered
+            )
+        )
     specs: Sequence[tuple[Any, Any]] = [(spec_of(name), heads) for name, heads in accepted]
     plan = plan_for(specs, into=into, mechanism=config.mechanism, pal=config.pal)
+    _check(plan, run.inputs["discovery"])
     run.out.write(PLAN, plan.dumps().encode())
     evidence = {each["pattern"]: each for each in summary["candidates"]}
     rows = [
@@ -130,4 +162,22 @@ def build(run: Run) -> None:
     run.out.counts |= {"guides": len(plan.guides), "patterns": [name for name, _ in accepted]}
 
 
-STAGE = Stage("discover-accept", "findings", 1, Config, build)
+def _check(plan: Plan, discovery: Artifact) -> None:
+    """Raises PlanError for a plan that the model which was scored would refuse in training."""
+    import pyarrow.parquet as pq
+
+    from guidance.site_plans import plan_sites
+    from guidance.sites import Site
+    from pipelines.probing.heads import TABLE
+
+    with discovery.open(TABLE) as file:
+        rows = [row for row in pq.read_table(file).to_pylist() if row["attention"] == "self"]
+    heads = Counter(row["layer"] for row in rows)
+    sites = [Site("encoder", "self", layer, number, "") for layer, number in heads.items()]
+    if plan.pal is not None:
+        sites += [Site("encoder", "pal", layer, plan.pal.heads, "") for layer in heads]
+    # which heads are least important does not matter to whether there are enough of them
+    plan_sites(plan, sites, scores={(row["layer"], row["head"]): row.get("score") or 0.0 for row in rows})
+
+
+STAGE = Stage("discover-accept", "findings", 2, Config, build)

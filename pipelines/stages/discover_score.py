@@ -40,6 +40,11 @@ class Config(SequencesConfig):
         True, description="also measure the importance of heads, if the model has a head for a task or predicts words"
     )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
+    folder: str = Field(
+        "",
+        description="the model as it was called, for the command that trains with what is accepted",
+        json_schema_extra={"knob": True, "internal": True},
+    )
 
 
 def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
@@ -55,7 +60,7 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
 
     for name in config.patterns:
         read_written(name)
-    return run_on(STAGE, model, data, config, store, options)
+    return run_on(STAGE, model, data, config.model_copy(update={"folder": model}), store, options)
 
 
 def build(run: Run) -> None:

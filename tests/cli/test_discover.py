@@ -89,6 +89,9 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     )
     assert done.code == 0, done.err
     assert "0-5" in done.err and "proposed" in done.err and "discover accept" in done.err
+    told = guide("discover", "score", folder, text, "--sequence-length", 24, "--most", 1).err
+    reasons = {line.split()[0]: line.partition("proposed")[2] for line in told.splitlines() if "proposed" in line}
+    assert set(reasons.values()) - {""}, "a row that is not proposed says why"
     reference = done.out.strip()
     done = guide("discover", "accept", reference, "--into", "found", "--to", "plan.toml")
     assert done.code == 0, done.err

@@ -96,6 +96,10 @@ def test_findings_become_a_plan_that_trains(scored: tuple[Store, str, str, str],
         ({"patterns": ["nxt"]}, "unknown pattern 'nxt'"),
         ({"patterns": ["period"], "into": "found"}, "no head stands out on period"),
         ({"heads": ["0-0=distance ="]}, "not expected|something is missing"),
+        ({"heads": ["99-0=next"]}, "layer 99 does not exist: the model has layers 0 to 3"),
+        ({"heads": ["0-4=next"]}, "head 4 does not exist: the model has heads 0 to 3"),
+        ({"heads": ["1-2=next", "1-2=previous"]}, "head 1-2 has two patterns, next and previous"),
+        ({"patterns": ["next", "previous", "self", "first", "window"]}, "head 4 does not exist"),
     ],
 )
 def test_what_cannot_be_accepted_is_refused(
@@ -106,6 +110,19 @@ def test_what_cannot_be_accepted_is_refused(
         discover_accept.run(reference, discover_accept.Config(**settings), store=store)  # type: ignore[arg-type]
 
 
+def test_a_head_takes_the_first_of_its_patterns(scored: tuple[Store, str, str, str], guide: Callable[..., Any]) -> None:
+    store, model, _, reference = scored
+    known = {each["pattern"]: each["heads"] for each in store.load(reference).counts["candidates"]}
+    assert known["window"] == known["next"] == [[0, 1]], "otherwise this tests nothing"
+    both = discover_accept.Config(patterns=["next", "window"], into="found")
+    made = discover_accept.run(reference, both, store=store).artifact
+    assert [guide.pattern for guide in Plan.load(made.path / "plan.toml").guides] == ["next"]
+    (warning,) = made.manifest["warnings"]
+    assert warning.startswith("window is left out")
+    done = guide("plan", "check", made.path / "plan.toml", "--model", store.load(model).path)
+    assert done.code == 0, done.err
+
+
 def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
     store = Store(tmp_path / "artifacts")
     folder = saved(tmp_path / "model", matching(3, 4))
@@ -114,6 +131,12 @@ def test_a_folder_and_a_text_file_are_enough(tmp_path: Path) -> None:
     found = discover_score.run(folder, text, config, store=store).artifact
     assert found.counts["task"] is None and any("importance" in each for each in found.manifest["warnings"])
     assert found.counts["sequences"] > 1
+    accept = discover_accept.Config(heads=["0-0=next"])
+    made = discover_accept.run(found.reference, accept, store=store).artifact
+    sequences = store.load_input(found, "sequences").reference
+    assert command_for(made, store) == (
+        f"guide pretrain {sequences} --plan {made.path / 'plan.toml'} --init {folder}"
+    ), "running text has no labels to fine-tune on"
     with pytest.raises(UnknownName):
         discover_score.run(folder, text, discover_score.Config(patterns=["nothing_like_it"]), store=store)
 
@@ -131,17 +154,26 @@ def test_few_heads_have_no_candidates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("into", ["each-layer", "least-important"])
 def test_the_command_that_is_shown_trains_a_model_of_the_same_shape(
-    scored: tuple[Store, str, str, str], guide: Callable[..., Any], into: Any
+    scored: tuple[Store, str, str, str], guide: Callable[..., Any], into: str
 ) -> None:
-    store, model, data, reference = scored
-    config = discover_accept.Config(patterns=["previous"], into=into)
-    made = discover_accept.run(reference, config, store=store).artifact
-    for given in (data, store.load_input(store.load(reference), "sequences").reference):
-        command = shlex.split(command_for(made, model, given, store))
-        assert ("--scores" in command) == (into == "least-important")
-        done = guide(*command[1:], "--store", store.root)
-        assert done.code == 0, done.err
-        one, other = (store.load(each).manifest["config"] for each in (model, done.out.strip()))
-        same = ("architecture", "layers", "heads", "hidden", "ffn", "tokenizer", "learning_rate", "epochs", "seed")
-        assert [other[name] for name in same] == [one[name] for name in same]
-        assert other["epochs"] is not None or other["steps"] == one["steps"]
+    store, model, _, reference = scored
+    told = guide("discover", "accept", reference, "--patterns", "previous", "--into", into, "--store", store.root)
+    (line,) = [line for line in told.err.splitlines() if line.startswith("next: ")]
+    assert ("--scores" in line) == (into == "least-important")
+    done = guide(*shlex.split(line)[2:])
+    assert done.code == 0, done.err
+    one, other = (store.load(each).manifest["config"] for each in (model, done.out.strip()))
+    same = ("architecture", "layers", "heads", "hidden", "ffn", "tokenizer", "learning_rate", "epochs", "seed")
+    assert [other[name] for name in same] == [one[name] for name in same]
+    assert other["epochs"] is not None or other["steps"] == one["steps"]
+
+
+def test_a_pretrained_model_is_trained_again_in_its_own_shape(tmp_path: Path, guide: Callable[..., Any]) -> None:
+    store = Store(tmp_path / "artifacts")
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, layers=3, heads=2, steps=1).reference
+    found = discover_score.run(model, data.reference, discover_score.Config(), store=store).artifact
+    made = discover_accept.run(found.reference, discover_accept.Config(heads=["2-1=next"]), store=store).artifact
+    done = guide(*shlex.split(command_for(made, store))[1:], "--store", store.root)
+    assert done.code == 0, done.err
+    assert store.load(done.out.strip()).manifest["config"]["layers"] == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,6 +69,14 @@ def probe_deps(
     config: probe_dependencies.Config,
     model: Model,
     files: Annotated[list[str], typer.Argument(help="CoNLL-U files or folders of them.", show_default=False)],
+    min_words: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Show all relations with at least so many words, instead of the 15 most frequent.",
+            show_default=False,
+        ),
+    ] = 0,
 ) -> Result:
     """Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
 
@@ -76,7 +84,7 @@ def probe_deps(
     that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
     Punctuation and roots are not scored.
     """
-    return _told(session, probe_dependencies.run(model, files, config, **session.options()))
+    return _told(session, probe_dependencies.run(model, files, config, **session.options()), min_words=min_words)
 
 
 @stage_command(
@@ -281,9 +289,9 @@ def probe_importance_command(
     return _told(session, probe_importance.run(model, data, config, **session.options()))
 
 
-def _told(session: Session, result: Result) -> Result:
+def _told(session: Session, result: Result, **shown: Any) -> Result:
     """Print the table of a probe, unless machines read the output."""
-    table = table_of(result.artifact)
+    table = table_of(result.artifact, **shown)
     for line in folded(table.titles, table.rows, None):
         session.tell(line)
     for note in table.notes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
 from pipelines.stages.probe_coreference import ReadingConfig
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
@@ -35,7 +35,6 @@ UNITS: Mapping[str, str] = {
 class Config(ReadingConfig):
     """Which sentences are read."""
 
-    min_words: int = knob(0, "leave relations with fewer words out of the table on the terminal; 0 shows all", ge=0)
     encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
 
 

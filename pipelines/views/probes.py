@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipelines.storage.artifacts import Artifact
 
 SHOWN_RELATIONS = 15
-"""Relations of syntax in a table."""
+"""Relations of syntax in a table, the most frequent ones, if the user says nothing else."""
 
 SHOWN_HEADS = 8
 """Heads in a list of heads."""
@@ -34,9 +34,13 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def table_of(artifact: Artifact) -> Table:
-    """The table of an artifact of kind probe."""
-    return _TABLES[artifact.counts["probe"]](artifact)
+def table_of(artifact: Artifact, **shown: Any) -> Table:
+    """The table of an artifact of kind probe.
+
+    Args:
+        shown: what to show of it, for probes that let users choose.
+    """
+    return _TABLES[artifact.counts["probe"]](artifact, **shown)
 
 
 def _coref(artifact: Artifact) -> Table:
@@ -54,18 +58,24 @@ def _coref(artifact: Artifact) -> Table:
     return Table(("", "all", *names[1:]), list(dict.fromkeys(rows)), (note,))
 
 
-def _deps(artifact: Artifact) -> Table:
-    counts, least = artifact.counts, artifact.manifest["config"]["min_words"]
+def _deps(artifact: Artifact, min_words: int = 0) -> Table:
+    counts = artifact.counts
     rows: list[tuple[str, ...]] = []
+    left_out = []
     for relation, found in counts["relations"].items():
         own = found["best"]
-        if own["words"] >= least and len(rows) < SHOWN_RELATIONS:
-            looks, distance = own["direction"].replace("_", " "), f"{found['offset']:+d}"
-            shares = _share(own["accuracy"]), _share(found["offset_accuracy"])
-            rows.append((relation, f"{own['words']:,}", _head(own), looks, *shares, distance))
+        if own["words"] < min_words or (not min_words and len(rows) == SHOWN_RELATIONS):
+            left_out.append(relation)
+            continue
+        looks, distance = own["direction"].replace("_", " "), f"{found['offset']:+d}"
+        shares = _share(own["accuracy"]), _share(found["offset_accuracy"])
+        rows.append((relation, f"{own['words']:,}", _head(own), looks, *shares, distance))
+    notes = (
+        [f"{len(left_out)} more: {', '.join(left_out)}; `guide probe deps --min-words 1` shows all"] if left_out else []
+    )
     heads, offsets = (_share(counts[f"attachment_of_best_{name}"]) for name in ("heads", "offsets"))
-    note = f"all words: {heads} by the best head of each relation, {offsets} by the best distance"
-    return Table(("relation", "words", "head", "looks", "right", "distance", "of"), rows, (note,))
+    notes.append(f"all words: {heads} by the best head of each relation, {offsets} by the best distance")
+    return Table(("relation", "words", "head", "looks", "right", "distance", "of"), rows, tuple(notes))
 
 
 def _reflexive(artifact: Artifact) -> Table:
@@ -140,7 +150,7 @@ def _importance(artifact: Artifact) -> Table:
     return Table(("head", "score", "importance"), rows)
 
 
-_TABLES: Mapping[str, Callable[[Artifact], Table]] = {
+_TABLES: Mapping[str, Callable[..., Table]] = {
     "coref": _coref,
     "deps": _deps,
     "reflexive": _reflexive,

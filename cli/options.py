@@ -271,9 +271,6 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
     """Print the reference on stdout, for scripts, and a summary on stderr, for people."""
     artifact = result.artifact
     reference = result.name or artifact.reference
-    warnings = [str(warning) for warning in artifact.manifest.get("warnings", [])]
-    for warning in warnings if result.reused else []:  # a run that built the artifact has logged them already
-        tell(f"warning: {escape(warning)}")
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"
     session.tell(escape(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}"))
@@ -291,7 +288,7 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
                 "reused": result.reused,
                 "name": result.name,
                 "counts": artifact.counts,
-                "warnings": warnings,
+                "warnings": [str(warning) for warning in artifact.manifest.get("warnings", [])],
             }
         )
     else:

@@ -143,12 +143,19 @@ class _Lines(_Counted):
 
 
 class _Messages(logging.Handler):
-    """Writes log records as lines to the current stderr."""
+    """Writes log records as lines to the current stderr; a warning once in a command, however many stages repeat it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-            tell(prefix + escape(record.getMessage()))
+            message, is_warning = record.getMessage(), record.levelno >= logging.WARNING
+            if is_warning and message in self.warned:
+                return
+            self.warned |= {message} if is_warning else set()
+            tell((f"{record.levelname.lower()}: " if is_warning else "") + escape(message))
         except Exception:
             self.handleError(record)
 
@@ -157,5 +164,4 @@ def set_up_logging(*, quiet: bool = False, verbose: bool = False) -> None:
     """Send log messages of the stages to stderr: warnings always, progress unless ``quiet``."""
     log.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     log.propagate = False
-    if not any(isinstance(handler, _Messages) for handler in log.handlers):
-        log.addHandler(_Messages())
+    log.handlers = [*(handler for handler in log.handlers if not isinstance(handler, _Messages)), _Messages()]

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
-from pipelines.engine.stage import Options, Result, Run, Stage, file_digest, recipe_of, run_stage
+from pipelines.engine.stage import Options, Result, Run, Stage, file_digest, recipe_of, reused, run_stage
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
@@ -423,7 +423,7 @@ def _run_share(
         with contextlib.suppress(InputError):
             artifact = store.open(store.folder(stage.kind, recipe))
             artifact.verify()
-            return Result(artifact, reused=True)
+            return reused(artifact)
         with contextlib.suppress(ShareDone):
             process()
         return None

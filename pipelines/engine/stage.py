@@ -159,6 +159,13 @@ class Result:
         return self.artifact.reference
 
 
+def reused(artifact: Artifact, name: str | None = None) -> Result:
+    """An artifact that existed already, as a result.  What the run that built it warned of is logged again."""
+    for warning in artifact.manifest.get("warnings", []):
+        log.warning("%s", warning)
+    return Result(artifact, True, name)
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments, besides the store, that every stage's ``run`` passes on to `run_stage`.
 
@@ -214,7 +221,7 @@ def run_stage(
         artifact = None if force else _existing(store, stage, recipe)
         if artifact is None or (name and not (newest and newest.refers_to(artifact))):
             raise
-        return Result(artifact, True, str(newest) if newest else None)
+        return reused(artifact, str(newest) if newest else None)
     store.sweep()
     lock = store.lock(stage.kind, recipe)
     try:
@@ -231,13 +238,13 @@ def run_stage(
         if force and artifact is not None:
             artifact.close()
             artifact = None
-        reused = artifact is not None
+        is_new = artifact is None
         if artifact is None:
             store.begin(stage.kind, recipe, name)
             artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
             store.begin(stage.kind, recipe, None)
-        version = store.add_name(name, artifact) if name else None
-        return Result(artifact, reused, str(version) if version else None)
+        version = str(store.add_name(name, artifact)) if name else None
+        return Result(artifact, False, version) if is_new else reused(artifact, version)
     finally:
         lock.release()
 

@@ -124,6 +124,7 @@ def build(run: Run) -> None:
     paths = _map(run.inputs, run.config, run.partial, run.progress)
     summary = _Summary()
     facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
+    warnings = facts.pop("warnings", "").splitlines()
     schema = dependency_schema().with_metadata(facts)
     with run.out.parquet(TREES, schema) as writer:
         for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
@@ -131,7 +132,7 @@ def build(run: Run) -> None:
             writer.write_table(table.cast(schema))
     summary.check()
     run.out.counts |= summary.counts() | facts
-    run.warn(*summary.warnings(facts["scheme"]))
+    run.warn(*warnings, *summary.warnings(facts["scheme"]))
 
 
 STAGE = Stage("build-deps", "deps", 2, Config, build)
@@ -177,11 +178,16 @@ _Reader = Callable[[Shard, Sequence[Sentence]], list[Tree]]
 def _opened(
     parser: str, max_words: int, device: str, paths: tuple[str, ...] = (), names: tuple[str, ...] = ()
 ) -> tuple[_Reader, dict[str, str]]:
-    """A parser with its label scheme and language ("" for unknown); a process opens it once for all its shards."""
+    """A parser with its label scheme, its language ("" for unknown) and warnings about its files; a process opens it once for all
+    its shards."""
     kind, _, rest = parser.partition(":")
     if kind == "conllu":
         treebank = Treebank([Path(path) for path in paths], names, max_words)
-        return functools.partial(_look_up, treebank), {"scheme": treebank.scheme, "language": ""}
+        return functools.partial(_look_up, treebank), {
+            "scheme": treebank.scheme,
+            "language": "",
+            "warnings": "\n".join(treebank.warnings),
+        }
     model: Any = READERS[kind].open(rest, device, max_words)
     facts = {"scheme": model.scheme, "language": model.language}
     return (lambda _, sentences: model([text for *_, text in sentences])), facts
@@ -262,7 +268,7 @@ def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) ->
 def _facts_of(path: Path) -> dict[str, str]:
     with open(path, "rb") as raw:
         metadata = open_parquet(raw).schema_arrow.metadata or {}
-    return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language")}
+    return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language", "warnings")}
 
 
 class _Summary:

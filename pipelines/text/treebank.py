@@ -13,7 +13,6 @@ from pathlib import Path
 from sys import intern
 
 from guidance.statistics.dependencies import Scheme, Tree, label_scheme, spell
-from pipelines.progress import log
 from pipelines.text.blocks import Notes
 from pipelines.text.conllu import Sentence, document_id, read_sentences
 from pipelines.text.readers import open_lines
@@ -24,6 +23,7 @@ class Treebank:
 
     Attributes:
         scheme: label scheme of the relations.
+        warnings: what was left out of the files, or is odd in them.
     """
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str], max_words: int) -> None:
@@ -35,6 +35,7 @@ class Treebank:
         self._max_words = max_words
         self._by_place: dict[tuple[str, int], tuple[str, Tree]] = {}
         self._by_letters: dict[str, Tree] = {}
+        self.warnings: list[str] = []
         labels: set[str] = set()
         for path, name in zip(paths, names, strict=True):
             notes = Notes()
@@ -43,8 +44,7 @@ class Treebank:
                 labels.update(tree.relation)
                 self._by_letters.setdefault(letters, tree)
                 self._by_place.setdefault((document, number), (letters, tree))
-            for line in notes.lines():
-                log.warning("%s", line)
+            self.warnings += notes.lines()
         self.scheme: Scheme = label_scheme(labels)
 
     def find(self, document: str, number: int, text: str) -> Tree:

@@ -32,7 +32,7 @@ from pipelines.training.memory import compile_model
 from pipelines.training.metrics_log import Beginning, MetricsLog
 from pipelines.training.optimization import Hyperparameters, Optimizer
 from pipelines.training.order import AnyOrder
-from pipelines.training.report import is_above, training_losses, validation_losses
+from pipelines.training.report import training_losses, validation_losses
 from pipelines.training.state import State, read_state, write_state, write_weights
 from pipelines.training.trackers import Trackers
 
@@ -213,7 +213,6 @@ class _Loop:
         with cluster.only_leader() as leads:
             if leads:
                 self.metrics.restore(self.step, self.metrics.written)
-                self._warn_of_floor()
         tallies = cluster.sum(self.learner.tallies())
         return Outcome(self.last, self.metrics.path, self.best, tallies, self._circumstances())
 
@@ -238,15 +237,6 @@ class _Loop:
         if self.cluster.leads:
             log.info("step %d: no better validation since step %d; training ends", self.step, self.step - since)
         return True
-
-    def _warn_of_floor(self) -> None:
-        floor = self.learner.floor
-        if floor is not None and is_above(self.last, floor):
-            log.warning(
-                "the validation loss is no lower than what word frequencies alone give (%.3f): the model has learned nothing"
-                " from context yet",
-                floor,
-            )
 
     def _warn_of_unmatched_patterns(self) -> None:
         tallies = self.cluster.sum(self.learner.tallies())

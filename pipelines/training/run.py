@@ -125,6 +125,7 @@ def build(
     from pipelines.training import model_card, model_folder
     from pipelines.training.cluster import Cluster
     from pipelines.training.preparation import Prepared
+    from pipelines.training.report import is_above
 
     try:
         cluster = Cluster(run.config.device, run.config.precision)
@@ -144,6 +145,12 @@ def build(
     if announcement:
         announcement.send(go=True, cluster=cluster)
     outcome = train(run.config, prepared, cluster, run.partial, run.progress)
+    floor = prepared.learner.floor
+    if floor is not None and is_above(outcome.last, floor):
+        run.warn(
+            f"the validation loss is no lower than what word frequencies alone give ({floor:.3f}): the model has learned nothing"
+            " from context yet"
+        )
     model_folder.write_model(run, prepared, outcome)
     card = model_card.card(run, prepared.plan, outcome, prepared.learner.folders())
     run.out.write("README.md", card.encode())

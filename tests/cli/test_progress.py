@@ -83,6 +83,7 @@ def test_messages_are_shown_by_level(capsys):
         log.debug("zero")
         log.info("one")
         log.warning("two")
+        log.warning("two")  # of another stage of the same command
         assert capsys.readouterr().err.splitlines() == expected
 
 

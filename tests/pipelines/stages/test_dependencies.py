@@ -587,6 +587,13 @@ def test_trees_are_found_in_spite_of_other_white_space(store: Store, tmp_path: P
     assert artifact.counts["without"] == {"not found": 1}
 
 
+def test_warnings_about_the_files_of_trees_are_kept(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "t.conllu").write_text("# text = dogs ran\n" + conllu(DU))
+    text = make_corpus(store, {"x.txt": "Le prix du pain"})
+    (warning, *_) = parse(store, text, f"conllu:{tmp_path / 't.conllu'}").manifest["warnings"]
+    assert "`# text` does not match the words" in warning and "t.conllu" in warning
+
+
 def test_trees_with_decomposed_letters_match_the_composed_text(store: Store, tmp_path: Path) -> None:
     (tmp_path / "t.conllu").write_text(conllu("1 cafe\u0301 2 obj\n2 a\u0323\u0307b 0 root SpaceAfter=No\n3 . 2 punct"))
     text = corpus.run([str(tmp_path / "t.conllu")], corpus.Config(valid=0), store=store).artifact

@@ -237,6 +237,39 @@ def test_the_commands_print_tables(guide: Callable[..., Any], tmp_path: Path) ->
     assert "nsubj" in done.err
 
 
+def test_the_table_of_relations_names_those_that_it_leaves_out(guide: Callable[..., Any], tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    lines = [f"{n}\tdog\tdog\tNOUN\t_\t_\t1\tr{n:02}\t_\t_\n" for n in range(2, 21)]
+    first = "1\tsaw\tsee\tVERB\t_\t_\t0\troot\t_\t_\n"
+    again = first + "2\tdog\tdog\tNOUN\t_\t_\t1\tr20\t_\t_\n"
+    file = written(tmp_path, "trees.conllu", f"{first}{''.join(lines)}\n{again}\n")
+
+    def relations(*flags: Any) -> tuple[list[str], list[str]]:
+        told = guide("probe", "deps", folder, file, *flags).err.splitlines()
+        return [line.split()[0] for line in told if line.startswith("r")][1:], [
+            line for line in told if "more: " in line
+        ]
+
+    shown, (note,) = relations()
+    assert shown == ["r20", *(f"r{n:02}" for n in range(2, 16))]
+    assert note == "4 more: r16, r17, r18, r19; `guide probe deps --min-words 1` shows all"
+    assert relations("--min-words", 2)[0] == ["r20"], "although the artifact was there already"
+    shown, notes = relations("--min-words", 1)
+    assert len(shown) == 19 and not notes
+
+
+def test_what_is_up_to_date_repeats_the_warnings_of_all_stages_behind_it(
+    guide: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "model", matching())
+    text = written(tmp_path, "text.txt", "anna saw the dog she fed it the man was glad .\n" * 2)
+    command = ("probe", "sinks", folder, text, "--sequence-length", 8)
+    first, second = guide(*command).err, guide(*command).err
+    (warning,) = (line for line in first.splitlines() if line.startswith("warning: "))
+    assert "were cut" in warning, "the sequences, which are made on the way, have it"
+    assert "up to date" in second and second.splitlines().count(warning) == 1
+
+
 def test_a_probe_without_its_file_is_shown_by_its_counts(guide: Callable[..., Any], tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     made = guide("probe", "distance", folder, written(tmp_path, "text.txt", "anna saw anna .\n" * 3)).out.strip()

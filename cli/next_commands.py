@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from guidance.errors import InputError
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+from pipelines.training.run_inputs import is_guided
 
 Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str]]
 """Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
@@ -49,9 +50,8 @@ def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
     content = inputs.get(origin, {}).get("content")
 
     def fits(other: Artifact) -> bool:
-        is_guided = kind == "model" and other.manifest["config"].get("plan")
         known = other.manifest.get("inputs", {}).get(origin, {}).get("content")
-        return other.id != artifact.id and known == content and not is_guided
+        return other.id != artifact.id and known == content and not (kind == "model" and is_guided(other.manifest))
 
     return newest(kind, store, fits) if content else None
 

@@ -20,6 +20,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.adversarial import AdversarialConfig
 from pipelines.training.objectives import OBJECTIVES, OWNERS
+from pipelines.training.run_inputs import is_guided
 from pipelines.training.tasks import OWNERS as TASK_OWNERS
 from pipelines.training.tasks import TASKS
 
@@ -64,7 +65,7 @@ def after_pretrain(made: Artifact, store: Store) -> tuple[str, ...]:
     """The commands to suggest after `pretrain`: see how good the model is, or how much better than a plain one."""
     settings = made.manifest["config"]
     evaluate = ("guide evaluate {} {sequences}",) if settings["objective"] == "translation" else ()
-    compare = ("guide compare {model} {}",) if settings["plan"] else ()
+    compare = ("guide compare {model} {}",) if is_guided(made.manifest) else ()
     return (*evaluate, *compare, "guide show {}")
 
 

@@ -83,7 +83,7 @@ class GuidedModel:
         self.backends: Mapping[str, Attend] = {}
         self.progress: tuple[int, int] | None = None
         self.fading = {
-            number: guide for number, guide in self.guides.items() if guide.fades and number in self.num_guided
+            number: guide for number, guide in self.guides.items() if guide.is_partial and number in self.num_guided
         }
         self._remaining: dict[frozenset[int], Mapping[Site, SitePlan]] = {frozenset(): self.site_plans}
 
@@ -185,26 +185,26 @@ class GuidedModel:
             raise InputError(f"advance({step!r}, {total_steps!r}): numbers of steps are whole") from error
         if min(step, total_steps) < 0:
             raise InputError(f"advance({step}, {total_steps}): numbers of steps start at 0")
-        if self.fading:
+        if any(guide.fades for guide in self.fading.values()):
             self.progress = (step, total_steps)
             setattr(self.model.config, PROGRESS_KEY, list(self.progress))
 
     def strengths(self) -> dict[int, Tensor]:
-        """What is left of each guide that fades, by its number: 1 at full strength, 0 when it is gone.
+        """How much each guide that acts in part does now, by its number: 1 at full strength, 0 when it has faded.
 
         Raises:
             InputError: the handle has not been told how far training is; see `advance`.
         """
-        if not self.fading:
-            return {}
-        if self.progress is None:
-            label = self.plan.labels[next(iter(self.fading))]
+        fades = next((number for number, guide in self.fading.items() if guide.fades), None)
+        if fades is not None and self.progress is None:
+            label = self.plan.labels[fades]
             raise InputError(
                 f"the guide {label!r} fades in the course of training, and nothing says how far that is",
                 hint="handle.advance(step, total_steps) does; a model that is saved after it carries it",
             )
         # tensors, because compiled graphs are made anew for other numbers
-        return {number: torch.tensor(guide.factor(*self.progress)) for number, guide in self.fading.items()}
+        progress = self.progress or (0, 1)
+        return {number: torch.tensor(guide.factor(*progress)) for number, guide in self.fading.items()}
 
     def remaining(self, strengths: Mapping[int, Tensor]) -> Mapping[Site, SitePlan]:
         """What the plan says about each site when guides whose strength is 0 are left out.

@@ -110,6 +110,9 @@ class Guide:
         (str,), "how the weight of a loss, or the share of what a guide does to a head, falls over the run"
     )
     until: float = _key((float, int), "the share of the run after which the schedule has reached zero")
+    strength: float = _key(
+        (float, int), "the share of what a guide does to a head, above 0 and up to 1; a schedule multiplies it"
+    )
     hold_steps: int = _key((int,), "steps before the schedule starts to fall; 20000 in the code of paper A")
     optional: bool = _key((bool,), "true: the row may select no head, for example in smaller models")
     enabled: bool = _key((bool,), "false: ignore the row")
@@ -135,6 +138,7 @@ class Guide:
         options: Mapping[str, Any] = {},
         *,
         until: float = 1.0,
+        strength: float = 1.0,
         **more: Any,
     ) -> None:
         """A row; see `KEYS`.
@@ -209,9 +213,13 @@ class Guide:
             raise PlanError(
                 f"weights belong to losses, and {self.mechanism} is none", hint="enabled = false leaves a row out"
             )
-        if self.schedule != "constant" and not MECHANISMS[self.mechanism].fades():
+        if not 0 < self.strength <= 1:
+            raise PlanError(f"strength = {self.strength:g} is no share of what a guide does", hint="above 0, up to 1")
+        if self.strength < 1 and self.is_loss:
+            raise PlanError(f"strength is for guides that act on a head, and {self.mechanism} is a loss", hint="weight")
+        if (self.schedule != "constant" or self.strength < 1) and not MECHANISMS[self.mechanism].fades():
             raise PlanError(
-                f"a {self.mechanism} cannot fade: a key is visible or not",
+                f"a {self.mechanism} cannot fade or act in part: a key is visible or not",
                 hint='mechanism = "bias" with a small outside is a mask that can',
             )
 
@@ -237,6 +245,39 @@ class Guide:
     def fades(self) -> bool:
         """It shapes outputs of heads, and a schedule takes that away in the course of training."""
         return not self.is_loss and self.schedule != "constant"
+
+    @property
+    def is_partial(self) -> bool:
+        """It shapes outputs of heads, and does less than all of it for a part of the run or in the whole run."""
+        return self.fades or self.strength < 1
+
+    @property
+    def shapes(self) -> bool:
+        """It acts at inference."""
+        return self.enabled and not self.is_loss
+
+    @property
+    def learns(self) -> bool:
+        """Its mechanism may add parameters to the model."""
+        return MECHANISMS[self.mechanism].module is not Mechanism.module
+
+    def inherited(self, progress: tuple[int, int] | None) -> Guide | None:
+        """What a model that starts from a trained one keeps of this row: the row at the strength that it has there.
+
+        Args:
+            progress: the step that training is at, and the last one; see `guidance.checkpoint.read_progress`.
+
+        Returns:
+            None for a row that is disabled, acts in training only, or has faded.
+        """
+        if not self.shapes:
+            return None
+        if not self.fades:
+            return self
+        strength = self.factor(*(progress or (0, 1)))
+        if not strength:
+            return None
+        return replace(self, schedule="constant", until=1.0, hold_steps=0, strength=strength)
 
     def makes(self, contribution: str) -> bool:
         """Whether its mechanism makes a contribution of that name; see `guidance.mechanisms.base.CONTRIBUTIONS`."""
@@ -278,9 +319,11 @@ class Guide:
         raise PlanError(f"no weight for {num_layers} layers: the smallest depth given is {min(self.weight)[0]}")
 
     def factor(self, step: int, total: int) -> float:
-        """The factor that the schedule gives after ``step`` of ``total`` optimizer steps."""
+        """Schedule times strength after ``step`` of ``total`` optimizer steps."""
         end = round(total * self.until)
-        return 0.0 if self.until < 1 and step >= end else SCHEDULES[self.schedule](step, end, self.hold_steps)
+        if self.until < 1 and step >= end:
+            return 0.0
+        return self.strength * SCHEDULES[self.schedule](step, end, self.hold_steps)
 
 
 @dataclass(frozen=True)
@@ -310,12 +353,38 @@ class Plan:
     @property
     def shapes_outputs(self) -> bool:
         """It matters at inference: without the plan, the model computes something else than it was trained to."""
-        return self.pal is not None or any(g.enabled and not g.is_loss for g in self.guides)
+        return self.pal is not None or any(guide.shapes for guide in self.guides)
+
+    def inherited(self, progress: tuple[int, int] | None) -> Plan:
+        """What a model that starts from a trained one keeps of this plan; see `Guide.inherited`."""
+        kept = (guide.inherited(progress) for guide in self.guides)
+        return Plan(tuple(guide for guide in kept if guide is not None), self.pal)
+
+    def without_rows_of(self, other: Plan) -> Plan:
+        """The rows that another plan lacks, and the added heads if it has others."""
+        guides = tuple(guide for guide in self.guides if guide not in other.guides)
+        return Plan(guides, self.pal if self.pal != other.pal else None)
+
+    @classmethod
+    def joined(cls, plans: Sequence[Plan]) -> Plan:
+        """The rows of several plans, in their order.
+
+        Raises:
+            PlanError: two of them add different heads.
+        """
+        added = {plan.pal for plan in plans if plan.pal is not None}
+        if len(added) > 1:
+            raise PlanError("two plans add heads, with different tables [pal]", hint="one of them, or one file of both")
+        return cls(tuple(guide for plan in plans for guide in plan.guides), next(iter(added), None))
 
     def for_part(self, *parts: str) -> Plan:
         """The guides of some parts, as a plan for one model; ``[pal]`` goes with the part ``model``."""
         guides = tuple(replace(guide, part="model") for guide in self.guides if guide.part in parts)
         return Plan(guides, self.pal if "model" in parts else None)
+
+    def as_part(self, part: str) -> Plan:
+        """A plan for one model as the guides of one part of a plan for several."""
+        return Plan(tuple(replace(guide, part=part) for guide in self.guides), self.pal)
 
     @property
     def packages(self) -> dict[str, str]:

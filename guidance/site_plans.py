@@ -164,8 +164,20 @@ def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: A
         for site, chosen in heads.items():
             if chosen:
                 found.setdefault(site, {})[number] = chosen
+    for guides in found.values():
+        _spare_replaced_heads(plan, guides)
     _check_attacks(plan, found)
     return {site: _site_plan(plan, site, guides) for site, guides in found.items()}
+
+
+def _spare_replaced_heads(plan: Plan, guides: dict[int, tuple[int, ...]]) -> None:
+    """Leave heads whose attention is replaced out of attacks on all heads: they have no scores to attack."""
+    replaced = {head for number, heads in guides.items() if plan.guides[number].makes("replace") for head in heads}
+    for number, heads in list(guides.items()):
+        if plan.guides[number].makes("attack") and plan.guides[number].heads == ("all",):
+            guides[number] = tuple(head for head in heads if head not in replaced)
+            if not guides[number]:
+                del guides[number]
 
 
 def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Site, tuple[int, ...]], float]:
@@ -224,7 +236,7 @@ def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) ->
     return SitePlan(
         tuple(HeadAssignment(number, plan.guides[number].bound_mechanism, heads) for number, heads in guides.items()),
         site.num_heads,
-        frozenset(number for number in guides if plan.guides[number].fades),
+        frozenset(number for number in guides if plan.guides[number].is_partial),
     )
 
 

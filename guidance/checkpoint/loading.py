@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from guidance.checkpoint.opening import (
 from guidance.errors import InputError
 from guidance.installation import Handle, install
 from guidance.plan import Plan
+from guidance.sites import EXTRA
 
 _log = logging.getLogger("guide.checkpoint")  # a child of the logger that the command line shows
 
@@ -98,7 +99,7 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None, **
 
     Args:
         auto_class: for example ``AutoModelForMaskedLM``.
-        plan: the plan that the caller will install; warns if the model needs another one.
+        plan: the plan that the caller will install, knowing that of the model; without one, warns if the model needs its plan.
         fields: of its configuration to change, such as ``num_labels``.  A head that they give another size starts anew.
 
     Raises:
@@ -106,20 +107,13 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None, **
     """
     folder = Path(folder)
     model, needs_plan = open_model(folder, auto_class, torch.float32, fields)
-    if needs_plan and (plan is None or _plan_of(folder) != plan):
+    if needs_plan and plan is None:
         _log.warning(
             "%s: this model was trained with heads that its plan guides, and computes something else without; "
             "its plan is not applied (guidance.load does)",
             folder,
         )
     return model
-
-
-def _plan_of(folder: Path) -> Plan | None:
-    try:
-        return find_plan(folder)
-    except InputError:
-        return None
 
 
 def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
@@ -144,23 +138,50 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
     _fill(model, read_extra(folder), str(folder))
 
 
-def take_over(handle: Handle, folder: Path) -> bool:
-    """Copy learned gates, adversaries and added heads from another folder, if both plans add the same parameters.
+def take_over(handle: Handle, folder: Path) -> None:
+    """Copy what the plan of another folder had learned: gates, adversaries and added heads.
 
-    Returns:
-        False if the folder's plan added other parameters than this one; nothing is copied then.
+    A guide takes over from a row that is equal, or else from one of the same mechanism with parameters of the same shapes.
 
     Raises:
         InputError: the file is damaged.
     """
-    if not (stored := read_extra(folder)):
-        return True
-    own = {name: tensor for name, tensor in handle.model.state_dict().items() if is_extra(name)}
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in stored.items()}:
-        return False
-    stored = {name: tensor.to(own[name].dtype) for name, tensor in stored.items()}
-    _fill(handle.model, stored, str(folder))
-    return True
+    if not (stored := _by_key(read_extra(folder))):
+        return
+    own = _by_key({name: tensor for name, tensor in handle.model.state_dict().items() if is_extra(name)})
+    pairs = [*_counterparts(handle, folder), *zip(stored, stored, strict=True)]
+    for key, other in pairs:
+        there, here = stored.get(key), own.get(other)
+        if there and here and {n: t.shape for n, t in there.items()} == {n: t.shape for n, t in here.items()}:
+            for name, tensor in there.items():
+                if not torch.isfinite(tensor).all():
+                    raise InputError(f"{folder}: what {key} learned is not finite")
+                with torch.no_grad():
+                    here[name].copy_(tensor)
+            del stored[key], own[other]
+
+
+def _counterparts(handle: Handle, folder: Path) -> Iterator[tuple[str, str]]:
+    """The keys of the guides of another folder, each with those of guides here that may take over from it, best first."""
+    try:
+        plan, progress = find_plan(folder) or Plan(), read_progress(folder)
+    except InputError:  # the folder has lost its plan
+        return
+    for number, guide in enumerate(plan.guides):
+        same = (guide, guide.inherited(progress))
+        alike = [n for n, other in enumerate(handle.plan.guides) if other.mechanism == guide.mechanism]
+        for n in sorted(alike, key=lambda n: handle.plan.guides[n] not in same):
+            yield f"{guide.mechanism}{number}", handle.key_of(n)
+
+
+def _by_key(extra: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors that a plan added, by the key of their guide and by the rest of their name; see `GuidedModel.key_of`."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in extra.items():
+        before, _, rest = name.rpartition(f"{EXTRA}.")
+        key, _, parameter = rest.partition(".")
+        found.setdefault(key, {})[f"{before}{parameter}"] = tensor
+    return found
 
 
 def _fill(

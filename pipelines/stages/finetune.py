@@ -26,8 +26,9 @@ from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import model_input
+from pipelines.training.plans import load_plan, name_of
 from pipelines.training.rows import check_settings
-from pipelines.training.run import build, check_resume, load_plan, run_training
+from pipelines.training.run import build, check_resume, run_training
 from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
 
 AnyConfig = TypeVar("AnyConfig", bound="Config")
@@ -165,13 +166,13 @@ def run(
             from pipelines.training.embeddings import vector_width
 
             config = config.model_copy(update={"hidden": vector_width(Path(config.vectors))})
-        plan = load_plan(config, task)
+        plan = load_plan(config, task, store)
         if config.adversarial != "none" and any(guide.enabled and guide.makes("attack") for guide in plan.guides):
             raise PlanError(
-                f"{config.plan}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
+                f"{name_of(config)}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
             )
         if not config.masks:
-            task_inputs.check_parser(plan, config.plan, config.parser)
+            task_inputs.check_parser(plan, name_of(config), config.parser)
         if sequences is None:
             tokenizer = _tokenizer(config, dataset, store, progress)
             length = (
@@ -179,7 +180,7 @@ def run(
             )
             sequences = opened.enter_context(task_inputs.build_sequences(dataset, tokenizer, length, store, progress))
         if not config.masks:
-            made = task_inputs.build_masks(sequences, dataset, plan, config.plan, config.parser, store, progress)
+            made = task_inputs.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
             config = config.model_copy(update={"masks": made})
         return run_training(
             STAGE, config, [sequences], plan, store=store, resume=resume, allow_change=allow_change, **options

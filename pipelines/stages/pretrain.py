@@ -16,8 +16,9 @@ from pipelines.storage.store import Store
 from pipelines.training.config import TrainingConfig
 from pipelines.training.objective import Objective
 from pipelines.training.objectives import DEFAULT, OBJECTIVES, OWNERS, ObjectiveConfig, is_in_recipe
+from pipelines.training.plans import load_plan
 from pipelines.training.rows import check_settings
-from pipelines.training.run import build, check_resume, load_plan, run_training
+from pipelines.training.run import build, check_resume, run_training
 
 
 class Config(TrainingConfig, ObjectiveConfig):
@@ -57,7 +58,7 @@ def run(
     for reference in (*references, *config.masks, config.cooccur, config.masking):
         if reference:
             store.find(reference)  # report a missing artifact before torch is imported, which takes seconds
-    plan = load_plan(config, config.row)
+    plan = load_plan(config, config.row, store)
     with ExitStack() as opened:
         corpora = [opened.enter_context(store.load(reference, kind="sequences")) for reference in references]
         return run_training(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from pipelines.engine.stage import internal, knob
 from pipelines.training.models import ModelConfig
@@ -47,7 +47,11 @@ class TrainingConfig(ModelConfig):
     valid_sequences: int = Field(512, ge=0, description="Maximum number of validation sequences; 0 for all.")
     snapshots: list[int] = Field([], description="A step whose weights are kept in the artifact (repeatable).")
     continued_from: str = internal("The run that this one continues with other settings (--resume, --allow-change).")
-    plan: str = knob("", "Plan of guides: a preset, such as preset:neighbours, or a TOML file.")
+    plan: list[str] = knob(
+        [],
+        "Plan of guides: a preset, such as preset:neighbours, or a TOML file (repeatable: their rows act together).  By default "
+        "what shapes the model of --init: `model` names that, `none` leaves it out.",
+    )
     masks: list[str] = knob(
         [],
         "What `guide build-masks` made of the sequences, for plans that read words, idf or trees; for several sequences, "
@@ -86,10 +90,15 @@ class TrainingConfig(ModelConfig):
         [], "An experiment tracker, such as tensorboard or wandb; its files go to STORE/trackers (repeatable)."
     )
 
-    @field_validator("masks", mode="before")
+    @field_validator("masks", "plan", mode="before")
     @classmethod
     def _accept_one(cls, value: Any) -> Any:
         return ([value] if value else []) if isinstance(value, str) else value
+
+    @field_serializer("plan")
+    def _as_before(self, value: Any) -> Any:
+        """Manifests held one name before there could be several."""
+        return value if isinstance(value, str) or len(value) > 1 else "".join(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

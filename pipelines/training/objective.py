@@ -102,6 +102,7 @@ class Objective:
         examples: command lines for the help.
         evaluation: how ``guide evaluate`` measures the model; None if it cannot.
         columns: further columns of the sequences that the learner reads, besides the ids.
+        trains_generator: whether a generator learns beside the model with any plan.
     """
 
     command: ClassVar[str] = "pretrain"
@@ -120,6 +121,7 @@ class Objective:
     examples: tuple[str, ...] = ()
     evaluation: Evaluation | None = None
     columns: tuple[str, ...] = ()
+    trains_generator: bool = False
 
     def family(self, architecture: str) -> str:
         """The family of a new model, with ``auto`` resolved.

@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from guidance.errors import InputError, Interrupted, PlanError
+from guidance.errors import InputError, Interrupted
 from pipelines.engine.stage import Files, Options, Result, Run, Stage, recipe_of, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.storage.store import Store
-from pipelines.training import resuming
-from pipelines.training.objective import Objective
+from pipelines.training import plans, resuming
 from pipelines.training.plan_inputs import check_needs, model_input, roles
 from pipelines.training.processes import Announcement, follow, train
 from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
@@ -33,23 +32,6 @@ def check_resume(resume: str | None, options: Mapping[str, Any]) -> None:
     """Raises InputError when a run shall both be continued and start again."""
     if resume and options.get("force", False):
         raise InputError("--resume continues a run, but --force starts again", hint="leave one of them out")
-
-
-def load_plan(config: Any, objective: Objective) -> Plan:
-    """The plan of a run, which is empty without ``--plan``.
-
-    Raises:
-        PlanError: it has no guides, or one that cannot work in this objective.
-    """
-    from guidance.plan import Plan
-
-    if not config.plan:
-        return Plan()
-    plan = Plan.load(config.plan)
-    if not plan.guides and plan.pal is None:
-        raise PlanError(f"{config.plan}: the plan has no guides", hint="leave --plan out to train without guides")
-    objective.check_plan(plan, config, config.plan)
-    return plan
 
 
 def run_training(
@@ -79,8 +61,7 @@ def run_training(
     check_corpora(config, corpora)
     inputs: dict[str, Any] = dict(zip(roles("sequences", len(corpora)), corpora, strict=True))
     inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
-    if config.plan:
-        check_needs(plan, config.plan, inputs)
+    check_needs(plan, plans.name_of(config), inputs)
     if config.init:
         inputs["init"] = model_input(config.init, store)
     if vectors := getattr(config, "vectors", ""):

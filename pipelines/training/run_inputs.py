@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.training.plan_inputs import load_inputs
+from pipelines.training.plans import name_of
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -30,6 +31,11 @@ class PlanText:
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "plan", "content": self.content}
+
+
+def is_guided(manifest: Mapping[str, Any]) -> bool:
+    """Whether a model was trained with a plan, its own or that of the model that it started from."""
+    return manifest["inputs"].get("plan", {}).get("content") not in (None, PlanText("").content)
 
 
 def check_corpora(config: Any, corpora: Sequence[Artifact]) -> None:
@@ -64,7 +70,7 @@ def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Sto
     from pipelines.training.masking import check_masking
 
     found = load_inputs(config, corpora, store)
-    check_masking(plan, config.plan, config.masking)
+    check_masking(plan, name_of(config), config.masking)
     if config.cooccur:
         found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
         check_tokenizer(counts, corpora[0])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from guidance.batch import BatchGuidance
-from guidance.errors import GuidanceHadNoEffect, InputError
+from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
 from guidance.installation import Handle, install
 from guidance.mechanisms.adversary import Adversary
 from guidance.mechanisms.attacks import Form, divergence, seeds_of, uniform_numbers
@@ -978,3 +978,17 @@ def test_a_higher_tau_leaves_fewer_units_off(seeds: tuple[int, ...], low: float,
     # adjacent values of tau come close (0.08, 0.07).
     more, fewer = (sum(sum(learned_attack(seed, tau).proportions) for seed in seeds) for tau in (low, high))
     assert more > ratio * fewer
+
+
+def test_an_attack_on_all_heads_spares_those_without_scores_of_their_own() -> None:
+    attack = Guide(mechanism="adversary", layers=0)
+    plan = Plan((Guide("next", "fix", layers=0, heads=1), attack))
+    handle = install(tiny_model("bert"), plan)
+    ((_, site),) = handle.attacks
+    assert {assignment.number: assignment.heads for assignment in handle.site_plans[site].assignments} == {
+        0: (1,),
+        1: (0, 2, 3),
+    }
+    assert not install(tiny_model("bert"), Plan((Guide("next", "fix", layers=0), attack))).attacks
+    with pytest.raises(PlanError, match="replaces the attention of layer 0, head 1"):
+        install(tiny_model("bert"), Plan((plan.guides[0], Guide(mechanism="adversary", layers=0, heads=[0, 1]))))

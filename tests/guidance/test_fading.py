@@ -92,7 +92,7 @@ def test_without_word_of_how_far_training_is_a_guide_that_fades_is_refused() -> 
 
 
 def test_a_mask_cannot_fade() -> None:
-    with pytest.raises(PlanError, match="mask cannot fade") as raised:
+    with pytest.raises(PlanError, match="mask cannot fade or act in part") as raised:
         Guide("next", "mask", schedule="linear")
     assert "bias" in str(raised.value.hint)
 
@@ -177,3 +177,27 @@ def test_the_parameters_of_a_gate_that_has_faded_still_get_gradients_of_zero() -
     model.train()
     logits(model).sum().backward()
     assert gates and all(gate.grad is not None and not gate.grad.any() for gate in gates)
+
+
+def test_a_constant_strength_is_that_of_a_guide_that_stopped_fading() -> None:
+    model, _ = installed(fading(), step=1)
+    still, _ = installed(Plan((Guide("next", "fix", heads=(0, 2), strength=0.75),)))
+    assert torch.equal(logits(model), logits(still))
+    (row,) = fading().inherited((1, 4)).guides
+    assert row == Guide("next", "fix", heads=(0, 2), strength=0.75)
+    assert Plan.parse(Plan((row,)).dumps()).guides == (row,)
+    assert not fading().inherited((4, 4)).guides
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"mechanism": "fix", "strength": 0.0}, "no share"),
+        ({"mechanism": "fix", "strength": 1.5}, "no share"),
+        ({"mechanism": "mask", "strength": 0.5}, "cannot fade or act in part"),
+        ({"mechanism": "attention_loss", "strength": 0.5}, "is a loss"),
+    ],
+)
+def test_a_strength_that_means_nothing_is_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Guide("next", **row)

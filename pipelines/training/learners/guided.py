@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.checkpoint import EXTRA_FILE, take_over
+from guidance.checkpoint import take_over
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
 from guidance.plan import Plan
-from pipelines.progress import log
 from pipelines.training.learner import Given, ModelFolder
 
 VALID_EPOCH = 2**62
@@ -76,11 +75,8 @@ class Guided:
         if handle is not None:
             plan = handle.plan
         self.handle = handle or install(model, plan, tokenizer, decoder_tokenizer=decoder_tokenizer, tables=tables)
-        if handle is None and folder is not None and not take_over(self.handle, folder):
-            log.warning(
-                "%s: not used, because the plan adds other modules than the plan of this model",
-                folder / EXTRA_FILE,
-            )
+        if handle is None and folder is not None:
+            take_over(self.handle, folder)
         self.labels = tuple(self.handle.alphas(0, 1))
         guides = dict(zip(plan.labels, plan.guides, strict=True))
         self.on_scores = tuple(label for label in self.labels if guides[label].makes("row_losses"))

@@ -50,6 +50,7 @@ OBJECTIVE = Objective(
     card=Card("discriminator of replaced tokens", "feature-extraction", "AutoModelForPreTraining", GENERATOR_CARD),
     prepare=_prepare,
     check_plan=_check_plan,
+    trains_generator=True,
     settings=(Masking, Filling, Settings),
     examples=(
         "guide pretrain wiki-512 --objective electra --plan preset:mcmisp --cooccur wiki-pairs --size base --batch-size 256 --steps 1000000 --warmup-steps 10000 --beta2 0.98 --epsilon 1e-6   # as paper C",

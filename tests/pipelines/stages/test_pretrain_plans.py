@@ -121,9 +121,9 @@ def test_init_takes_over_what_a_plan_has_learned(
     assert one.keys() == two.keys()
     for key, tensor in one.items():
         torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-7)
-    assert "left behind" not in caplog.text and "is not applied" not in caplog.text
-    trainings.train(store, data, **still)
-    assert "not used, because the plan adds other modules" in caplog.text
+    assert "leaves out" not in caplog.text and "is not applied" not in caplog.text
+    trainings.train(store, data, plan="none", **still)
+    assert ("had learned is lost" in caplog.text) == (name != "adversary")
 
 
 def test_init_takes_a_model_of_another_precision_or_without_its_plan_file(
@@ -140,4 +140,4 @@ def test_init_takes_a_model_of_another_precision_or_without_its_plan_file(
     for name in ("plan.toml", MANIFEST):
         (tmp_path / "model" / name).unlink()
     trainings.train(store, data, init=str(tmp_path / "model"), **still)
-    assert "its plan is not applied" in caplog.text
+    assert "this model needs the plan that guided it" in caplog.text

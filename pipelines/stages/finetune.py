@@ -128,6 +128,8 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
             "warmup_steps": self.warmup_steps or round(self.warmup_fraction * steps),
             "evaluate_every": self.evaluate_every or max(1, round(steps_of_epoch)),
             "select": "" if self.select == "loss" else f"eval/{self.task}/{self.select}",
+            "patience": self.patience,
+            "keep_best": self.keep_best,
         }
 
 

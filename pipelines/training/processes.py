@@ -84,10 +84,11 @@ def train(config: Any, prepared: Prepared, cluster: Cluster, partial: Path, prog
 
 
 def settings_of(config: Any, prepared: Prepared) -> Settings:
-    """The settings of the loop, from those of the run."""
+    """The settings of the loop, from those of the run; those with defaults there come from `with_steps`."""
+    from dataclasses import MISSING, fields
+
     from pipelines.training.loop import Settings
 
-    known = Settings.__dataclass_fields__
-    values: dict[str, Any] = {name: getattr(config, name) for name in known if hasattr(config, name)}
+    values: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(Settings) if f.default is MISSING}
     values |= {"steps": prepared.steps, "snapshots": tuple(config.snapshots), "report_to": tuple(config.report_to)}
     return Settings(**values | config.with_steps(prepared.steps, prepared.steps_of_epoch))

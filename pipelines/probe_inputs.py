@@ -16,7 +16,7 @@ from pipelines.stages import corpus, sequences
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
-from pipelines.training.plan_inputs import load_inputs, model_input
+from pipelines.training.plan_inputs import load_inputs, model_inputs
 
 if TYPE_CHECKING:
     from pipelines.engine.stage import Options, Result, Stage
@@ -54,7 +54,12 @@ def open_inputs(
     Raises:
         InputError: there is no such model or data, or the split is empty.
     """
-    inputs: dict[str, Any] = {"model": model_input(model, store)}
+    from guidance.patterns import PATTERNS
+    from pipelines.probing.patterns import spec_of
+
+    asked = getattr(config, "patterns", None)
+    measured = () if asked is None else map(spec_of, asked or PATTERNS)
+    inputs = model_inputs(model, store, measured)
     folder = folder_of(inputs["model"])
     try:
         given = opened.enter_context(store.load(data))

@@ -492,9 +492,10 @@ def register_pattern(
         >>> register_pattern("second", lambda tokens: Shift(2, tokens.valid_BT), source="an example", positional=True)
     """
     facts: dict[str, Any] = {"positional": positional, "weighted": weighted, "same_keys": same_keys}
-    facts |= {"looks_ahead": looks_ahead, "option_facts": option_facts}
+    package = package or build.__module__
+    facts |= {"looks_ahead": looks_ahead, "option_facts": option_facts, "package": package.partition(".")[0]}
     pattern = Pattern(name, build, source, tuple(needs), tuple(tables), **facts)
-    return PATTERNS.add(name, pattern, package or build.__module__)
+    return PATTERNS.add(name, pattern, package)
 
 
 def find_pattern(name: str) -> Pattern:

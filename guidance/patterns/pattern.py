@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from guidance import options as option
-from guidance.errors import PlanError
+from guidance.errors import GuideError, PlanError
 from guidance.patterns.features import Tokens
-from guidance.patterns.predicates import Pairs, Predicate, Weights
+from guidance.patterns.predicates import Pairs, Predicate, Rule, Weights
 
 OptionFacts = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -33,6 +33,7 @@ class Pattern:
         looks_ahead: True if later tokens can decide which earlier keys a query may see.
         option_facts: how given options change the attributes above; called with the options by name.
         options: the options that a plan gives, by name.
+        package: the package that registers it; empty for ours.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Pattern:
     looks_ahead: bool = False
     option_facts: OptionFacts | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    package: str = ""
 
     def on(self, tokens: Tokens) -> Predicate:
         """What it says about a batch.
@@ -54,10 +56,31 @@ class Pattern:
         ``weighted``.
 
         Raises:
-            PlanError: the function returns something else.
+            PlanError: the function returns something else, or comes from another package and fails.
         """
-        found = self.build(tokens)
+        if not self.package:
+            found = self.build(tokens)
+        else:
+            found = self._named(self.build)(tokens)
+            if isinstance(found, Rule):
+                found = replace(found, function=self._named(found.function))
         return found if isinstance(found, Predicate) else self._written_out(found, tokens)
+
+    def _named(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of another package, whose errors say of which pattern it is a part."""
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except (GuideError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise PlanError(
+                    f"the pattern {self.name!r} of the package {self.package!r} fails: {type(error).__name__}: {error}",
+                    hint="mend the pattern, or leave it out of the plan; --debug shows where it fails",
+                ) from error
+
+        return call
 
     def _written_out(self, found: Any, tokens: Tokens) -> Predicate:
         shape = (*tokens.ids_BT.shape, tokens.ids_BT.shape[1])

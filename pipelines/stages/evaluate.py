@@ -24,7 +24,7 @@ from pipelines.storage.store import Store
 from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig, evaluation_of
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
-from pipelines.training.plan_inputs import check_needs, load_inputs, model_input, read_tables
+from pipelines.training.plan_inputs import check_needs, load_inputs, model_inputs, read_tables
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -81,7 +81,7 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     """
     check_working_folder()
     with contextlib.ExitStack() as stack:
-        inputs: dict[str, Any] = {"model": model_input(model, store)}
+        inputs = model_inputs(model, store)
         given = stack.enter_context(store.load(data))
         if given.kind == "corpus" and task_inputs.is_dataset(given):
             folder, progress = folder_of(inputs["model"]), options.get("progress")

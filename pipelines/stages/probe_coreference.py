@@ -78,11 +78,11 @@ def run(model: str, files: Sequence[str], config: Config, *, store: Store, **opt
         InputError: a file is in no known format, or no mention has an antecedent.
         PlanError: the plan of the model needs more than text.
     """
-    from pipelines.training.plan_inputs import model_input
+    from pipelines.training.plan_inputs import model_inputs
 
     check_working_folder()
     with expand(files, any_kind=True, stdin=None, in_folders=_may_be_read) as found:
-        inputs = {"model": model_input(model, store), "texts": found.files(None, None)}
+        inputs = {**model_inputs(model, store), "texts": found.files(None, None)}
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

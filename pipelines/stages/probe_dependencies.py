@@ -49,11 +49,11 @@ def run(model: str, files: Sequence[str], config: Config, *, store: Store, **opt
         InputError: a file is not CoNLL-U, or no sentence has a tree.
         PlanError: the plan of the model needs more than text.
     """
-    from pipelines.training.plan_inputs import model_input
+    from pipelines.training.plan_inputs import model_inputs
 
     check_working_folder()
     with expand(files, any_kind=True, stdin=None) as found:
-        inputs = {"model": model_input(model, store), "treebank": found.files(None, None)}
+        inputs = {**model_inputs(model, store), "treebank": found.files(None, None)}
         return run_stage(STAGE, config, inputs, store=store, **options)
 
 

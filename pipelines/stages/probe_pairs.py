@@ -82,14 +82,14 @@ def run(model: str, files: Sequence[str], config: Config, *, store: Store, **opt
     Raises:
         InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
     """
-    from pipelines.training.plan_inputs import model_input
+    from pipelines.training.plan_inputs import model_inputs
 
     check_working_folder()
     for text in config.off:
         head_of(text)
     with ExitStack() as opened:
         found = opened.enter_context(expand(files, any_kind=True, stdin=None))
-        inputs: dict[str, Any] = {"model": model_input(model, store), "pairs": found.files(None, None)}
+        inputs = {**model_inputs(model, store), "pairs": found.files(None, None)}
         if config.floors:
             inputs["sequences"] = opened.enter_context(store.load(config.floors, kind="sequences"))
         return run_stage(STAGE, config, inputs, store=store, **options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from pydantic import Field
 
@@ -52,11 +52,11 @@ def run(model: str, file: str | None, config: Config, *, store: Store, **options
     Raises:
         InputError: a line of the file has not these columns; or the tokenizer splits a word of every sentence.
     """
-    from pipelines.training.plan_inputs import model_input
+    from pipelines.training.plan_inputs import model_inputs
 
     check_working_folder()
     with ExitStack() as stack:
-        inputs: dict[str, Any] = {"model": model_input(model, store)}
+        inputs = model_inputs(model, store)
         if file is not None:
             inputs["sentences"] = stack.enter_context(expand([file], any_kind=True, stdin=None)).files(None, None)
         return run_stage(STAGE, config, inputs, store=store, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,9 @@ from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.training.learner import folder_of
 from pipelines.training.objectives import OBJECTIVES
+from pipelines.training.packages import family_owner, owners_of, packages_input
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -57,6 +59,10 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
     return found
 
 
+MODEL_FILES = (".json", ".safetensors", ".bin", ".toml", ".txt", ".model")
+"""What decides what a model folder computes: configuration, weights, plan, and the vocabularies of tokenizers."""
+
+
 def model_input(reference: str, store: Store) -> Artifact | Files:
     """A trained model with the other models beside it: an artifact, or any Hugging Face model folder."""
     try:
@@ -70,11 +76,26 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         others = {path for objective in OBJECTIVES.values() for path in objective.card.folders}
         parts = ("", TARGET_FOLDER, *sorted(others))
         found = sorted(p for part in parts if (folder / part).is_dir() for p in (folder / part).iterdir())
-        paths = [p for p in found if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()]
+        paths = [p for p in found if p.suffix in MODEL_FILES and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         origin = {"source": f"weights of {folder.resolve().name}", "license": None}
         return Files.of(paths, (p.relative_to(folder).as_posix() for p in paths), [origin])
+
+
+def model_inputs(reference: str, store: Store, patterns: Iterable[str | Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """A trained model as it computes with its plan, and the packages of others whose code it runs.
+
+    Args:
+        patterns: further patterns that are measured, as a plan describes them.
+    """
+    from guidance.checkpoint import find_plan
+
+    given = model_input(reference, store)
+    folder = folder_of(given)
+    plan = find_plan(folder)
+    owners = {*(plan.packages.values() if plan else ()), *owners_of(patterns), *family_owner(folder)}
+    return {"model": given, **packages_input(owners)}
 
 
 def features(plan: Plan, *, training: bool = True) -> tuple[str, ...]:

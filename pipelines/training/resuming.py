@@ -19,7 +19,7 @@ from pipelines.training.metrics_log import METRICS_COPY, METRICS_LOG
 RUN_FILE = "run.json"
 """The file in which an unfinished run describes itself: see `note`."""
 
-_OPTIONAL = ("init", "masks", "cooccur", "masking", "scores")
+_OPTIONAL = ("init", "masks", "cooccur", "masking", "scores", "packages")
 """Inputs that a run may have or lack."""
 
 

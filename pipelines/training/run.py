@@ -20,6 +20,8 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.storage.store import Store
 from pipelines.training import plans, resuming
+from pipelines.training.learner import folder_of
+from pipelines.training.packages import family_owner, packages_input
 from pipelines.training.plan_inputs import check_needs, model_input, roles
 from pipelines.training.processes import Announcement, follow, train
 from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
@@ -61,13 +63,16 @@ def run_training(
     check_corpora(config, corpora)
     inputs: dict[str, Any] = dict(zip(roles("sequences", len(corpora)), corpora, strict=True))
     inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
+    owners = set(plan.packages.values())
     check_needs(plan, plans.name_of(config), inputs)
     if config.init:
         inputs["init"] = model_input(config.init, store)
+        owners |= family_owner(folder_of(inputs["init"]))
     if vectors := getattr(config, "vectors", ""):
         inputs["vectors"] = Files.of([Path(vectors)], [Path(vectors).name])
     if other := getattr(config, "embeddings_from", ""):
         inputs["embeddings"] = model_input(other, store)
+    inputs |= packages_input(owners)
     begun = None
     if resume:
         config, begun = resuming.resumed(stage, resume, allow_change, config, inputs, store)

@@ -3,7 +3,7 @@
 Both are functions on tensors.  A perturbation is (B, T, d); padding is never perturbed, and the perturbation of an example does
 not depend on the rest of its batch.
 
-Sources: Zhu et al. 2020, *FreeLB*; Jiang et al. 2020, *SMART*, and the code of both (METHODS X.4 and X.5).
+Sources: Zhu et al. 2020, *FreeLB*; Jiang et al. 2020, *SMART*, and the published code of both.
 """
 
 from __future__ import annotations

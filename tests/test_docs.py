@@ -50,6 +50,14 @@ def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text_of(name), re.S)
 
 
+def test_sources_are_papers_that_readers_have_and_have_one_year() -> None:
+    folders = ("guidance", "pipelines", "cli", "docs", "benchmarks", "examples")
+    files = [file for folder in folders for end in ("py", "md", "toml") for file in (ROOT / folder).rglob(f"*.{end}")]
+    for file in files:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            assert not re.search(r"METHODS( [A-Z]\b|$)|Wang et al\.,? 20(?!19|20)", line), f"{file}: {line}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8"))):

@@ -6,7 +6,7 @@ Source: Li et al. 2022, section 3.3, after Stickland & Murray 2019.  With the la
 
 is added to the input of the layer's last normalisation, as in the published code, or of the normalisation after the
 self-attention, as in the paper.  A pre-norm layer has no such normalisation: there h is the layer's input after its attention
-norm, and PAL(h) is added to the residual stream where the attention's output is (METHODS E.4, ours).  The published code
+norm, and PAL(h) is added to the residual stream where the attention's output is, which is our choice.  The published code
 starts every weight at zero, and from there only b2 ever moves.  Here
 only W2 and b2 are zero, so the model starts out equal to the plain one and every weight can learn.
 """

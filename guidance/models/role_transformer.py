@@ -2,7 +2,7 @@
 
 It saves, loads and registers like the classes of transformers, and its heads are guided like those of any encoder.
 
-Source: Wang et al. 2021, section 3, and its code (METHODS B.4).  Unlike in the code, heads are scaled by the root of their own width, the
+Source: Wang et al. 2020, section 3, and its published code.  Unlike in the code, heads are scaled by the root of their own width, the
 mean leaves padding out, and a normalisation adds 1e-6 to the variance instead of the standard deviation.
 """
 

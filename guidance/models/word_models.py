@@ -2,7 +2,7 @@
 
 They save, load and register like the classes of transformers.  What an example gets does not depend on the padding of its batch.
 
-Source: the baselines of Wang et al. 2021 (role-guided masks).
+Source: the baselines of Wang et al. 2020 (role-guided masks).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention as coreference: does a mention look most at one of its antecedents?  And rules that heads are compared with.
 
-Source: Clark et al. 2019, section 4.3; paper A, table 8 (METHODS P.3).  Their code was never released; what they leave open
+Source: Clark et al. 2019, section 4.3; Deshpande & Narasimhan 2020, table 8.  Their code was never released; what they leave open
 is an option here.
 """
 

@@ -1,6 +1,6 @@
 """Attention as a dependency parser: does the word that a head looks at most have the right relation?
 
-Source: Clark et al. 2019, section 4.2, and their code (METHODS P.2), whose quirks are left out.
+Source: Clark et al. 2019, section 4.2, and their published code, whose quirks are left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """From what heads do to a plan: which patterns stand out, and into which heads they go.
 
-Source: Li et al. 2022, sections 3.1 to 3.3; choosing on one half of the data and confirming on the other is ours (METHODS N).
+Source: Li et al. 2022, sections 3.1 to 3.3; choosing on one half of the data and confirming on the other is ours, since
+the best of many heads looks better than it is on the data that chose it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How different two heads attend: the Jensen-Shannon distance of their rows.
 
-Source: Clark et al. 2019, section 6, and their code (METHODS P.4).
+Source: Clark et al. 2019, section 6, and their published code.
 """
 
 from __future__ import annotations

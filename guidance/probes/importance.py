@@ -1,6 +1,6 @@
 """How much a loss depends on each head: the first-order Taylor importance of its weights.
 
-Source: Molchanov et al. 2017; the form of T3-Vis, which Li et al. 2022 used (METHODS E.1).
+Source: Molchanov et al. 2017; the form of T3-Vis, which Li et al. 2022, section 3.1, used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reflexive pronouns: sentences of a small grammar in which ``himself`` can refer to one noun phrase only.
 
-Source: Lin et al. 2019, as paper A uses them (METHODS P.5).  The published sentences come from a grammar like this one; these
-are drawn here.
+Source: Lin et al. 2019, as Deshpande & Narasimhan 2020, section 5.6, use them.  The published sentences come from a grammar like
+this one; these are drawn here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much of its attention a head spends on a pattern.
 
-Source: Li et al. 2022, equation 1 and section 3.1 (METHODS E.2).
+Source: Li et al. 2022, equation 1 and section 3.1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def keys_of(pattern: Pattern, tokens: Tokens) -> Tensor:
 
     These are the keys that it names, but for ``matching_token`` with its default options.  There a token that occurs once may
     look at all keys as far as a mask is concerned, and has none here: relevance asks for x_i = x_j of tokens that occur several
-    times.  A token counts as equal to itself (METHODS E.2).
+    times.  A token counts as equal to itself, since equation 1 sums over all pairs.
     """
     if pattern.name != "matching_token" or pattern.options:
         return pattern.on(tokens).dense().float()

@@ -1,6 +1,6 @@
 """From attention between tokens to attention between words.
 
-Source: Clark et al. 2019, section 4.1, and their code (METHODS P.1).
+Source: Clark et al. 2019, section 4.1, and their published code.
 """
 
 from __future__ import annotations

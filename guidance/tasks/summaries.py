@@ -1,6 +1,6 @@
 """Extractive summaries: which sentences of a document to take, by a reference summary or by a model's scores.
 
-Source: Liu & Lapata 2019, *Text Summarization with Pretrained Encoders*, published code; METHODS E.5.
+Source: Liu & Lapata 2019, *Text Summarization with Pretrained Encoders*, published code.
 """
 
 from __future__ import annotations
@@ -95,5 +95,8 @@ def select(scores: Sequence[float], sentences: Sequence[str], size: int = 3, blo
 
 def normalised_gain(score: float, baseline: float, oracle: float) -> float | None:
     """How much of the way from a baseline to the oracle a score goes: 0 at the baseline, 1 at the oracle; None if both are
-    equal.  The definition is our reading of Li et al. 2022 (METHODS M)."""
+    equal.
+
+    Source: Li et al. 2022 give no formula for "normalised by the oracle"; this one reproduces the gains that they state.
+    """
     return None if oracle == baseline else (score - baseline) / (oracle - baseline)

@@ -4,7 +4,7 @@ Reads a model of a task or a guided model, and its data.  Writes probe@1: ``head
 and under the attack), ``probe.json`` (by layer, with the share of units that an adversary switches off) and ``maps.png`` (the heads of one
 layer on one example, without and under the attack).
 
-Source: Wu et al. 2023, figures 1, 5 and 6 (METHODS D.7); FreeLB and SMART as in `guidance.perturbations`.
+Source: Wu et al. 2023, figures 1, 5 and 6; FreeLB and SMART as in `guidance.perturbations`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Reads a model and sequences, and masks if they are given.  Writes probe@1: ``sli
 model beside n-gram floors), ``probe.json`` and ``loss.png``.
 
 The slices are by how often the token occurs in the training text, its place in the sequence, whether its neighbours are masked, whether
-it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams` (METHODS M).
+it begins a word, and its part of speech, if the masks have it.  Source of the floors: `guidance.statistics.ngrams`.
 """
 
 from __future__ import annotations

@@ -307,7 +307,10 @@ def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
 
 
 def _test(member: Member, config: Config, store: Store, opened: ExitStack, progress: Any) -> None:
-    """Evaluate a run on the test split, if there is one; of several kept weights the metrics are averaged (METHODS E.5)."""
+    """Evaluate a run on the test split, if there is one; of several kept weights the metrics are averaged.
+
+    Source: Liu & Lapata 2019 average the test results of the three best checkpoints, and Li et al. 2022 do the same.
+    """
     assert member.model is not None, "it has been trained"
     with store.load(member.data, kind="corpus", verify=False) as dataset:
         if "test" not in dataset.counts["splits"]:

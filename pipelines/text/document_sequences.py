@@ -11,7 +11,7 @@ pieces of the document on both sides, each at most half of what fits.  The label
 short left contexts behind ``[CLS]``.  Here nothing is padded: masks hide padding, so attention sees the same pieces, but
 the first rows of a document have their separator at an earlier position than the others.
 
-Sources: Liu & Lapata 2019, published code; Lukasik et al. 2020; Li et al. 2022, published code; METHODS E.5, E.6.
+Sources: Liu & Lapata 2019, published code; Lukasik et al. 2020; Li et al. 2022, published code of both tasks.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def vector_width(path: Path) -> int:
 def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
     """Copy the vectors of a file into the word embeddings of a model.
 
-    Words of the vocabulary that the file lacks are drawn uniformly from [0, 1), as in the code of Wang et al. 2021 (METHODS
-    B.4); padding stays 0.
+    Words of the vocabulary that the file lacks are drawn uniformly from [0, 1), as in the published code of Wang et al.
+    2020; padding stays 0.
 
     Args:
         vocabulary: ids by word.
@@ -77,7 +77,7 @@ def extend_positions(model: Any, length: int) -> None:
     Raises:
         InputError: the model has no table of positions that could grow.
 
-    Source: the published code of Li et al. 2022, for 800 tokens (METHODS E.5).
+    Source: the published code of Liu & Lapata 2019, which Li et al. 2022 use, for 800 tokens.
     """
     most = longest_input(model.config)
     if most is None or most >= length:

@@ -24,7 +24,8 @@ CONVENTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """The metrics whose mean is the score of a task, by convention; of all other tasks it is the accuracy.
 
-``glue`` is that of the benchmark (Wang et al. 2019), ``mcmisp`` that of paper C, ``asa`` that of paper D (METHODS M).
+``glue`` is that of the benchmark (Wang et al. 2019), ``mcmisp`` that of paper C (Xing et al. 2020), ``asa`` that of paper D (Wu et
+al. 2023).
 """
 
 

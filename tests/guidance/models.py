@@ -146,7 +146,7 @@ def inputs_of(family: str) -> dict[str, Tensor]:
 
 
 def pattern_keys(name: str, valid: list[bool], marked: list[bool], query: int) -> list[int]:
-    """The keys that a pattern names for a valid query, as in METHODS: a neighbour counts only if it is a valid token."""
+    """The keys that a pattern names for a valid query, written out: a neighbour counts only if it is a valid token."""
     size = len(valid)
     if name in ("next", "previous", "self"):
         key = query + {"next": 1, "previous": -1, "self": 0}[name]

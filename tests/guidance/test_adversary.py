@@ -133,7 +133,7 @@ def proportions(attack: BatchGuidance) -> dict[Site, float]:
 
 @dataclass
 class WrittenOut:
-    """METHODS D.2, steps 1 to 4, for one guide.  Returns the mask for the scores and records the units m of each call."""
+    """The steps of the published code of Wu et al. 2023 in plain loops, for one guide.  Returns the mask for the scores and records the units m of each call."""
 
     weights: dict[str, dict[str, Tensor]]
     options: Adversary
@@ -168,7 +168,7 @@ class WrittenOut:
         return added
 
     def penalty(self, pairs: list[list[list[tuple[int, int]]]]) -> Tensor:
-        """The penalty on kept units of visible pairs, summed over layers and averaged over examples: D.2, step 7."""
+        """The penalty on kept units of visible pairs, summed over layers and averaged over examples, as the published code has it."""
         total = torch.zeros((), dtype=torch.float64)
         for m, layer in zip(self.made, pairs, strict=True):
             for b, visible in enumerate(layer):

@@ -148,7 +148,7 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> di
     Counted on the first examples of the split: 1 - pairs with attention / (valid tokens squared times heads).  Heads
     without a mask count with all their pairs.  Empty for a plan that masks and fixes none.
 
-    Source: Li et al. 2022; the published code counts padding too (METHODS E.3).
+    Source: Li et al. 2022; the published code counts padding too.
     """
     if not any(plan.making("keys") or plan.making("replace") for plan in _site_plans(handle)):
         return {}

@@ -87,13 +87,15 @@ class AttentionCall:
         recorded = self.batch.recorded
         if recorded is None:
             return
-        if self.site not in recorded:
-            batch, num_heads, queries = self.query.shape[:3]
-            recorded[self.site] = attention_BhQK.new_zeros(batch, num_heads, queries, self.key.shape[2])
-        mine = attention_BhQK.to(recorded[self.site].dtype)
-        if replaced_by is not None:
-            mine = self.faded(replaced_by, recorded[self.site][:, list(heads)], mine)
-        recorded[self.site][:, list(heads)] = mine
+        batch, num_heads, queries = self.query.shape[:3]
+        keys = self.key.shape[2]
+        mine = attention_BhQK.expand(batch, len(heads), queries, keys)
+        if len(heads) < num_heads or replaced_by is not None:
+            known = recorded.get(self.site)
+            if known is None:
+                known = mine.new_zeros(batch, num_heads, queries, keys)
+            mine = edited(known, heads, lambda own: mine if replaced_by is None else self.faded(replaced_by, own, mine))
+        recorded[self.site] = mine
 
 
 def heads_of(states_BHTD: Tensor, heads: tuple[int, ...]) -> Tensor:

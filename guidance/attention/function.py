@@ -49,7 +49,7 @@ def guided_attention(
         layer_input: the hidden states that the module reads, if an adversary needs them.
     """
     if isinstance(guidance, Canary):
-        guidance.record(module, attention_mask)
+        guidance.record(module, attention_mask, query.shape[1] // key.shape[1])
     elif guidance is None and getattr(module, "guide_required", False):
         raise InputError(
             "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
@@ -106,21 +106,45 @@ def guided_attention(
 
 def _output(call: AttentionCall) -> Tensor:
     """The output of all heads, each by its path, in order: (B, Q, H, D)."""
-    batch, plan, num_heads = call.batch, call.site_plan, call.query.shape[1]
+    batch, plan = call.batch, call.site_plan
     if batch.measuring and not batch.attacking:
         for assignment in plan.making("row_losses"):
             query, key = heads_of(call.query, assignment.heads), heads_of(call.key, assignment.heads)
             loss_B = assignment.mechanism.row_losses(query, key, call.scale, call.inputs(assignment))
             batch.found[assignment.number, call.site] = loss_B
-    paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=batch.recorded is not None)
+    output = _recorded(call) if batch.recorded is not None else _cheapest(call)
+    for assignment in plan.making("edit_output"):
+        output = edited(output, assignment.heads, call.edit(assignment, "edit_output"), dim=2)
+    return output
+
+
+def _recorded(call: AttentionCall) -> Tensor:
+    """The output of all heads by way of the probabilities that are recorded, so that gradients reach these."""
+    batch, plan = call.batch, call.site_plan
+    paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=True)
+    if paths.explicit:
+        batch.guided.backends["explicit"](call, paths.explicit)
+    for assignment in plan.making("replace"):
+        call.record(assignment.heads, assignment.mechanism.replaced_attention(call.inputs(assignment)), assignment)
+    assert batch.recorded is not None
+    attention = batch.recorded[call.site]
+    if call.value.requires_grad and not attention.requires_grad and not torch.compiler.is_compiling():
+        attention.requires_grad_()  # all heads are replaced; whoever asks for gradients wants theirs too
+    dropped = nn.functional.dropout(attention, call.dropout, training=call.dropout > 0)
+    output = dropped.to(call.value.dtype) @ call.value
+    return output.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
+
+
+def _cheapest(call: AttentionCall) -> Tensor:
+    """The output of all heads, each by its path."""
+    batch, plan, num_heads = call.batch, call.site_plan, call.query.shape[1]
+    paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=False)
     parts: list[tuple[tuple[int, ...], Tensor]] = []
     if paths.explicit:
         parts.append((paths.explicit, batch.guided.backends["explicit"](call, paths.explicit)))
     fading = []
     for assignment in plan.making("replace"):
         inputs = call.inputs(assignment)
-        if batch.recorded is not None:
-            call.record(assignment.heads, assignment.mechanism.replaced_attention(inputs), assignment)
         value = heads_of(call.value, assignment.heads)
         replaced = assignment.mechanism.replace(value, inputs, call.dropout)
         replaced = replaced.masked_fill(batch.empty(call.scope), 0.0).transpose(1, 2)
@@ -138,8 +162,6 @@ def _output(call: AttentionCall) -> Tensor:
         output = output[:, :, sorted(range(num_heads), key=order.__getitem__)]
     for assignment, replaced in fading:
         output = edited(output, assignment.heads, lambda own, a=assignment, r=replaced: call.faded(a, own, r), dim=2)  # type: ignore[misc]
-    for assignment in plan.making("edit_output"):
-        output = edited(output, assignment.heads, call.edit(assignment, "edit_output"), dim=2)
     return output
 
 

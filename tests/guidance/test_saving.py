@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -371,7 +371,54 @@ def test_output_attentions_of_a_shaped_model_are_those_of_its_handle(name: str) 
     guided.per_example()  # its losses were measured all the same
 
 
-def test_output_attentions_carry_gradients() -> None:
+def attention_gradients(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """What the loss of a model leaves in the probabilities that it returns, by kind and layer."""
+    labels = inputs["input_ids"].where(inputs["attention_mask"].bool(), -100)
+    output = model(**{"labels": labels} | inputs, output_attentions=True)
+    found = {key: value for key, value in output.items() if key.endswith("attentions")}
+    for attention_BHQK in (each for layers in found.values() for each in layers):
+        attention_BHQK.retain_grad()
+    output.loss.backward()
+    return {key: [attention_BHQK.grad for attention_BHQK in layers] for key, layers in found.items()}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SEQ2SEQ, *RELATED])
+def test_the_loss_reaches_output_attentions_as_it_does_in_eager_attention(family: str) -> None:
+    inputs = inputs_of(family)
+    expected = attention_gradients(tiny_model(family, "eager"), inputs)
+    assert expected and all(grad.abs().max() > 1e-3 for layers in expected.values() for grad in layers)
+    for plan in (Plan(), Plan((guide("attention_loss", "previous", 0),))):
+        model = tiny_model(family)
+        install(model, plan)
+        found = attention_gradients(model, inputs)
+        assert found.keys() == expected.keys()
+        for key in expected:
+            torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if "gate" not in name and name != "all ten"])
+def test_the_loss_reaches_the_probabilities_of_guided_heads(name: str) -> None:
+    """The output of a head is its probabilities times its values, so that their gradient is that of the output times the values."""
+    model, _ = installed("bert", name)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for layer in model.bert.encoder.layer:
+        own, values = layer.attention.self, []
+        own.value.register_forward_hook(lambda module, args, value, values=values: values.append(value))
+
+        def keep(module: Any, args: Any, output: Any, values: list[Tensor] = values) -> None:
+            output[0].retain_grad()
+            kept.append((output[0], values[0]))
+
+        own.register_forward_hook(keep)
+    (found,) = attention_gradients(model, batch()).values()
+    for grad_BHQK, (output, value) in zip(found, kept, strict=True):
+        assert output.grad is not None
+        by_head = [each.unflatten(-1, (4, 4)).transpose(1, 2) for each in (output.grad, value)]
+        torch.testing.assert_close(grad_BHQK, by_head[0] @ by_head[1].transpose(-1, -2))
+        assert grad_BHQK.abs().amax((0, 2, 3)).min() > 0
+
+
+def test_a_loss_on_output_attentions_reaches_the_queries() -> None:
     model, _ = made("window")
     found = model(**batch(), output_attentions=True).attentions
     (found[0][:, 0].square().sum()).backward()

@@ -24,6 +24,7 @@ from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
+from guidance.models.families import supported
 from guidance.models.methods import drop_marker, replace_methods
 from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, Vocabulary, is_feature
 from guidance.patterns.predicates import Pairs, Predicate
@@ -435,8 +436,17 @@ def _train(parameter: nn.Parameter) -> None:
 
 
 def _width(module: nn.Module) -> int:
-    """The width of the hidden states that an attention module reads."""
-    return next(int(m.in_features) for m in module.modules() if isinstance(m, nn.Linear))
+    """The width of the hidden states that an attention module reads.
+
+    Raises:
+        UnsupportedModel: it has no linear layers, as GPT-2, which has convolutions in their place.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            return int(layer.in_features)
+    raise UnsupportedModel(
+        f"{type(module).__name__}: its projections are no torch.nn.Linear", hint=f"supported: {supported()}"
+    )
 
 
 def _guidance_of(module: nn.Module, kwargs: Mapping[str, Any]) -> BatchGuidance | None:

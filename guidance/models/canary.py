@@ -24,10 +24,12 @@ class Canary:
 
     Attributes:
         calls: for each call, in order, the module and whether it had a mask.
+        shared_keys: the modules whose heads share keys, with how many heads share each.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[nn.Module, bool]] = []
+        self.shared_keys: dict[nn.Module, int] = {}
 
     def works_at(self, module: nn.Module) -> bool:
         """True, so that every attention module calls the attention function."""
@@ -37,9 +39,11 @@ class Canary:
         """The mask as booleans."""
         return mask.bool()
 
-    def record(self, module: nn.Module, mask: Tensor | None) -> None:
+    def record(self, module: nn.Module, mask: Tensor | None, heads_per_key: int = 1) -> None:
         """Record a call; the attention function calls this."""
         self.calls.append((module, mask is not None))
+        if heads_per_key > 1:
+            self.shared_keys[module] = heads_per_key
 
 
 def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> Canary:
@@ -48,7 +52,8 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
     Runs one forward pass over two short sentences in evaluation mode, without gradients or random numbers.
 
     Raises:
-        UnsupportedModel: a site does not call, a module calls that is not a site, or the padding mask does not arrive.
+        UnsupportedModel: a site does not call, a module calls that is not a site, heads share keys, or the padding mask does
+            not arrive.
     """
     canary, model_name = Canary(), type(model).__name__
     with evaluating(model), torch.no_grad():
@@ -64,6 +69,12 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
             )
     if unknown := {type(module).__name__ for module in calls if module not in sites}:
         raise UnsupportedModel(f"{model_name}: {', '.join(sorted(unknown))} is not in the table of sites")
+    for module, groups in canary.shared_keys.items():
+        raise UnsupportedModel(
+            f"{model_name}: {groups} heads share each key at {sites[module][0].name} (num_key_value_groups = {groups}),"
+            " and guides act on heads with keys of their own",
+            hint=f"supported: {supported()}",
+        )
     for module, had_mask in canary.calls:
         site = sites[module][0]
         # a decoder's self-attention is causal and needs no mask for right padding

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2Model, LlamaConfig, LlamaModel
 
 import guidance
 from guidance.attention import reference
@@ -296,6 +297,32 @@ def test_a_family_from_outside_is_guided(monkeypatch: pytest.MonkeyPatch) -> Non
     attention = next(iter(handle.probabilities(**batch()).values()))
     assert attention[0, 0, 0].argmax() == 1 and len(handle.sites) == 2
     FAMILIES.remove("bert")
+
+
+DECODER_MASK = Plan((Guide("previous", "mask", heads=(0,), stack="decoder"),))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_a_family_whose_heads_share_keys_is_refused(key_heads: int) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = LlamaModel(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=key_heads))
+    guidance.register_family("llama", "LlamaAttention", package=__name__)
+    for plan in (Plan(), DECODER_MASK):
+        if key_heads == 4:
+            guidance.install(model, plan).remove()
+            continue
+        groups = f"{4 // key_heads} heads share each key at layers.0.self_attn .num_key_value_groups = {4 // key_heads}"
+        with pytest.raises(UnsupportedModel, match=groups):
+            guidance.install(model, plan)
+        assert model.config._attn_implementation == "sdpa" and not hasattr(model, "guide_handles")
+
+
+def test_a_family_without_linear_layers_is_refused() -> None:
+    model = GPT2Model(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=1))
+    guidance.register_family("gpt2", "GPT2Attention", package=__name__)
+    for plan in (DECODER_MASK, Plan((Guide("", "gate", stack="decoder"),))):
+        with pytest.raises(UnsupportedModel, match="its projections are no torch"):
+            guidance.install(model, plan)
 
 
 # backends

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -177,14 +178,21 @@ def run(
     files = {split: list(files.get(split) or ()) for split in SPLITS}
     pairs = {split: list(given) for split in SPLITS if (given := (pairs or {}).get(split))}
     _check_pairs(files, pairs, config)
+    known: Any = FORMATS.get(config.format or "") or TASK_FORMATS.get(config.format or "")
+    if config.sentences is not None and known and known.has_sentences:
+        log.warning(
+            "--sentences %s has no effect: files of --format %s say themselves where sentences end",
+            config.sentences,
+            config.format,
+        )
     config = _resolved(config, {split for split in files if files[split]}, parallel=bool(pairs))
     check_encoding(config.encoding)
     check_spec(_sentences(config))
     with contextlib.ExitStack() as stack:
         inputs: dict[str, stage.Input] = {}
         any_kind = bool(pairs) or config.format is not None
-        known = FORMATS.get(config.format or "")
-        in_folders = known.takes if known else known_extension
+        documents = FORMATS.get(config.format or "")
+        in_folders = documents.takes if documents else known_extension
         for role, sources in (*files.items(), *((f"{split}{_PAIR}", found) for split, found in pairs.items())):
             if not sources:
                 continue
@@ -318,6 +326,7 @@ def _build_documents(run: Run, layout: Format) -> None:
         split_sentences,
         lambda key: split_of(key, config.valid_fraction or 0.0, config.test_fraction),
         notes,
+        config.sentences == "line",
         config.min_summary_words,
         config.drop_shared,
         layout.has_gold,
@@ -422,4 +431,4 @@ def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -
     return Block(found[0].text, record.number, found[0].sentences) if found else None
 
 
-STAGE = Stage("build-dataset", "corpus", 2, Config, build)
+STAGE = Stage("build-dataset", "corpus", 3, Config, build)

@@ -24,6 +24,7 @@ from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
+from pipelines.text.records import check_unicode
 from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
@@ -316,6 +317,8 @@ def _pair(line: str, paradigm: str, place: str) -> Pair:
             f"{place}: not a minimal pair",
             hint='JSON lines with "sentence_good" and "sentence_bad", or a good sentence, a tab and a bad one',
         )
+    for text in (name, good, bad):
+        check_unicode(text, "a text", place)
     return Pair(name, good.strip(), bad.strip())
 
 

@@ -10,7 +10,7 @@ from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record
 from pipelines.text.readers import open_lines
-from pipelines.text.records import parse_json, quoted_rows, record_id
+from pipelines.text.records import check_unicode, parse_json, quoted_rows, record_id
 
 
 def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
@@ -34,7 +34,7 @@ def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) 
                     f"{id_}-{count}",
                     notes,
                 )
-        except (TypeError, ValueError, KeyError) as error:
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise InputError(
                 f"{place}: not a dialogue of DREAM ({error})", hint="--format jsonl reads other files"
             ) from error
@@ -118,6 +118,8 @@ def _record(
     Args:
         answer: the text of a choice or its number from 0; None if it is not known.
     """
+    for text in (context, question, *choices, id_ or ""):
+        check_unicode(text, "a text", place)
     kept = [place for place, choice in enumerate(choices) if choice.strip()]
     right = choices.index(answer) if isinstance(answer, str) and answer in choices else answer
     if answer is not None and right not in kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from guidance.errors import InputError
 from guidance.probes.coreference import Mention, head_word, kind_of
 from pipelines.text.blocks import Notes
 from pipelines.text.readers import open_lines
+from pipelines.text.records import plain_rows
 
 FORMATS = ("conll-2012", "gum", "gap", "winobias")
 
@@ -153,10 +153,11 @@ def _mention(words: Sequence[str], start: int, end: int, entity: str) -> Mention
 
 def _gap(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
     """GAP: a pronoun and two names in a text; a name whose column says TRUE corefers with the pronoun."""
-    lines = open_lines(path, name, encoding, notes)
-    rows = csv.DictReader((line for _, line in lines), delimiter="\t", quoting=csv.QUOTE_NONE)
-    for number, row in enumerate(rows, 2):
+    rows = plain_rows(open_lines(path, name, encoding, notes), "\t")
+    _, header = next(rows, (0, []))
+    for number, cells in rows:
         place = f"{name!r}, line {number}"
+        row = dict(zip(header, cells, strict=False))
         try:
             text, spans = row["Text"], list[tuple[int, str, str]]()
             for role in ("Pronoun", "A", "B"):

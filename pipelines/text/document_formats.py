@@ -28,6 +28,7 @@ class Format:
             without a dot.
         summary_sentences: how many sentences of a document make a summary, where the format is that of one data set.
         has_gold: whether every document has a summary, if that is its shape.
+        has_sentences: whether its files say themselves where sentences end.
     """
 
     read: Reader
@@ -35,6 +36,7 @@ class Format:
     endings: tuple[str, ...]
     summary_sentences: int = 3
     has_gold: bool = True
+    has_sentences: bool = False
 
     def takes(self, name: str) -> bool:
         """Whether a file in a folder is of this format, by its name."""
@@ -63,13 +65,13 @@ def find_format(name: str | None, columns: Columns, file: str) -> Format | None:
 
 
 FORMATS: Mapping[str, Format] = {
-    "scisummnet": Format(summary_files.scisummnet, "summaries", (".xml", ".txt")),
-    "scitldr": Format(summary_files.scitldr, "summaries", (".jsonl",), summary_sentences=1),
-    "presumm": Format(summary_files.presumm, "summaries", (".json",)),
+    "scisummnet": Format(summary_files.scisummnet, "summaries", (".xml", ".txt"), has_sentences=True),
+    "scitldr": Format(summary_files.scitldr, "summaries", (".jsonl",), summary_sentences=1, has_sentences=True),
+    "presumm": Format(summary_files.presumm, "summaries", (".json",), has_sentences=True),
     "qmsum": Format(summary_files.qmsum, "summaries", (".jsonl",)),
     "documents": Format(summary_files.unlabelled, "summaries", (".txt", ".jsonl", ".ndjson"), has_gold=False),
-    "choi": Format(segment_files.choi, "segments", (".ref", ".txt")),
-    "wiki-727k": Format(segment_files.wiki_727k, "segments", ("",)),
+    "choi": Format(segment_files.choi, "segments", (".ref", ".txt"), has_sentences=True),
+    "wiki-727k": Format(segment_files.wiki_727k, "segments", ("",), has_sentences=True),
     "wikisection": Format(segment_files.wikisection, "segments", (".json",)),
 }
 _GENERIC = {

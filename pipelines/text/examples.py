@@ -13,7 +13,15 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.readers import format_of, open_lines
-from pipelines.text.records import parquet_rows, parse_json, plain_rows, quoted_rows, record_id, short_list
+from pipelines.text.records import (
+    check_unicode,
+    parquet_rows,
+    parse_json,
+    plain_rows,
+    quoted_rows,
+    record_id,
+    short_list,
+)
 
 _SHOWN = 5
 """Rows of a wrong length that a message names."""
@@ -225,10 +233,7 @@ def _plain(value: Any, role: str, key: str, place: str) -> str | None:
     if not isinstance(value, str):
         wanted = "a string or a number" if role == "label" else "a string"
         raise InputError(f"{place}: {key!r} must be {wanted}, found {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place}: unpaired surrogate in {key!r}, character {error.start}") from error
+    check_unicode(value, repr(key), place)
     return value
 
 

@@ -86,11 +86,16 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
         for what, value in (("text", text), ("id", id_ or "")):
             if not isinstance(value, str):
                 raise InputError(f"{place}: field {fields.text!r} must be a string, found {type(value).__name__}")
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise InputError(f"{place}: unpaired surrogate in the {what}, character {error.start}") from error
+            check_unicode(value, f"the {what}", place)
         yield fields.document(text, id_, name, "line", number, notes)
+
+
+def check_unicode(text: str, what: str, place: str) -> None:
+    """Raises InputError when a text has half of a surrogate pair, which JSON can spell and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place}: unpaired surrogate in {what}, character {error.start}") from error
 
 
 def find_field(record: Any, path: str) -> Any:

@@ -17,7 +17,7 @@ from guidance.errors import InputError
 from pipelines.storage.manifest import digest
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, cut_position
 from pipelines.text.readers import LINE_LIMIT, decode, open_text
-from pipelines.text.records import parse_json
+from pipelines.text.records import check_unicode, parse_json
 from pipelines.text.sentences import Splitter
 
 Part = str | list[str]
@@ -108,10 +108,7 @@ def text_list(value: Any, what: str, place: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise InputError(f"{place}: {what} must be a string or a list of strings")
     for text in found:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"{place}: unpaired surrogate in {what}, character {error.start}") from error
+        check_unicode(text, what, place)
     return found
 
 
@@ -120,7 +117,7 @@ class Documents:
     """Makes documents of a corpus from structured ones, and counts what is odd about them.
 
     Attributes:
-        split_sentences: for parts that are not split.
+        split_sentences: for parts that are not split; keep_lines: each line of such a part is a sentence.
         split_of: the split of a training document, given a key that depends on its text.
         min_words: documents whose summary has fewer words are dropped.
         has_gold: whether documents without a summary are dropped.
@@ -132,6 +129,7 @@ class Documents:
     split_sentences: Splitter
     split_of: Callable[[str], str]
     notes: Notes
+    keep_lines: bool = False
     min_words: int = 0
     drop_shared: bool = False
     has_gold: bool = True
@@ -173,6 +171,7 @@ class Documents:
                 self.notes.warn("a document has one section, so no boundary", given.place)
             if split == "test" and self._is_shared(blocks, given.place):
                 return None
+        check_unicode(given.id or "", "the id", given.place)
         own = "/".join(filter(None, (prefix, given.id)))
         return Document(own or given.name, given.name, given.place, blocks, Example(split, pair, None))
 
@@ -187,6 +186,8 @@ class Documents:
 
     def _part(self, part: Part, line: int) -> Iterator[Block]:
         """A part as a block, or as several if it is too long."""
+        if isinstance(part, str) and self.keep_lines:
+            part = re.split(r"\r\n|\r|\n", part)
         if isinstance(part, str):
             text = one_line(part)
             while text:

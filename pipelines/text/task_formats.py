@@ -22,16 +22,18 @@ class Format:
         shape: of its examples: ``tags``, one for each word; ``choices``, of which one is right; ``segments``, sections whose
             boundaries are to be found; ``summaries``, documents with a summary.
         is_dialogue: whether the end of a text matters more than its beginning, so that long ones lose their beginning.
+        has_sentences: whether its files say themselves where sentences end.
     """
 
     shape: str
     read: Reader
     is_dialogue: bool = False
+    has_sentences: bool = False
 
 
 FORMATS: Mapping[str, Format] = {
-    "conll": Format("tags", tagged_examples.read_conll),
-    "words": Format("tags", tagged_examples.read_words),
+    "conll": Format("tags", tagged_examples.read_conll, has_sentences=True),
+    "words": Format("tags", tagged_examples.read_words, has_sentences=True),
     "dream": Format("choices", choice_examples.read_dream, is_dialogue=True),
     "hellaswag": Format("choices", choice_examples.read_hellaswag),
     "arc": Format("choices", choice_examples.read_arc),

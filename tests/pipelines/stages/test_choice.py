@@ -53,6 +53,14 @@ def test_dream_is_read(store: Store, tmp_path: Path) -> None:
     assert made.counts["shape"] == "choices" and made.counts["dialogues"]
 
 
+@pytest.mark.parametrize("field", ["text", "question", "choices"])
+def test_unpaired_surrogates_are_refused(store: Store, tmp_path: Path, field: str) -> None:
+    record = {"text": "a", "question": "b", "choices": ["c", "d"], "label": 0}
+    record[field] = ["c", "\ud800"] if field == "choices" else "\ud800"
+    with pytest.raises(InputError, match=r"'a.jsonl', line 1: unpaired surrogate"):
+        build(store, tmp_path / "a.jsonl", json.dumps(record) + "\n", choices_column="choices")
+
+
 def test_hellaswag_is_read_by_position_and_a_line_too_many_is_noticed(store: Store, tmp_path: Path) -> None:
     text = "Roof: he\n3\na\nb\nc\nd\nGym: she\n0\ne\nf\ng\nh\n"
     assert examples(build(store, tmp_path / "a.txt", text, format="hellaswag")) == [

@@ -146,6 +146,32 @@ def test_wikisection_cuts_the_text_at_its_annotations(store: Store, tmp_path: Pa
             make(store, path, format="wikisection")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_are_sentences_of_formats_that_leave_their_texts_whole(store: Store, tmp_path: Path, end: str) -> None:
+    text = f"no marks here{end}a second line{end}{end}third"
+    record = {"id": "c1", "text": text, "annotations": [{"begin": 0, "length": len(text)}]}
+    path = write(tmp_path / "a.json", json.dumps([record]))
+    wanted = ["no marks here", "a second line", "third"]
+    assert parts(make(store, path, format="wikisection", sentences="line")) == [[wanted]]
+    path = write(tmp_path / "a.jsonl", lines({"sections": [text, "other"]}))
+    assert parts(make(store, path, sections_column="sections", sentences="line")) == [[wanted, ["other"]]]
+    path = write(tmp_path / "b.jsonl", lines({"text": text, "summary": "marks"}))
+    found = parts(make(store, path, summary_column="summary", sentences="line"))
+    assert [sentence for part in found[0] for sentence in part] == wanted
+
+
+def test_a_splitter_that_has_no_effect_is_told(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "c.ref", "A. B.\n==========\nC.\n")
+    assert parts(make(store, path, format="choi", sentences="rules")) == [[["A. B."], ["C."]]]
+    assert "--sentences rules has no effect: files of --format choi say themselves" in caplog.text
+
+
+def test_unpaired_surrogates_in_ids_are_refused(store: Store, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"sections": ["A.", "B."], "name": "\\ud800"}\n')
+    with pytest.raises(InputError, match=r"'a.jsonl', line 1: unpaired surrogate in the id"):
+        make(store, path, sections_column="sections", id_column="name")
+
+
 def test_own_json_lines_with_sections(store: Store, tmp_path: Path) -> None:
     records = {"sections": ["One here. Two here.", ["Given sentence", "and another"]]}, {"sections": 5}
     made = make(store, write(tmp_path / "a.jsonl", lines(records[0])), sections_column="sections")

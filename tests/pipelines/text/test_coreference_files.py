@@ -66,6 +66,15 @@ def test_gap_and_winobias_have_one_question_each(tmp_path: Path) -> None:
     assert spans(wino) == [(0, 2, "marked"), (4, 5, "marked")]
 
 
+def test_gap_has_texts_of_any_length(tmp_path: Path) -> None:
+    row = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n\n"
+    row += f"d-1\tAnn met Bo; she left.{' It rained.' * 15_000}\tshe\t12\tAnn\t0\tTRUE\tBo\t8\tFALSE\tu\n"
+    (gap,) = read(written(tmp_path, row))
+    assert len(gap.words) == 7 + 45_000
+    with pytest.raises(InputError, match="line 4: not a row of GAP"):
+        read(written(tmp_path, row + "d-2\tshort\n"))
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [

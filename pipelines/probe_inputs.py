@@ -74,6 +74,7 @@ def open_inputs(
         found, config = task_inputs.read_by(model, folder, given, config, store, progress)
     elif given.kind == "corpus":
         length = task_inputs.longest(model, config.sequence_length, store)
+        sequences.check_length(length)
         packed = sequences.run(
             given.reference, str(folder), sequences.Config(max_length=length), store=store, progress=progress
         )

@@ -57,7 +57,12 @@ def is_dataset(corpus: Artifact) -> bool:
 def build_sequences(
     dataset: Artifact, tokenizer: str, max_length: int, store: Store, progress: Progress | None
 ) -> Artifact:
-    """The examples of a dataset as sequences of a tokenizer's tokens."""
+    """The examples of a dataset as sequences of a tokenizer's tokens.
+
+    Raises:
+        InputError: ``max_length`` is out of range.
+    """
+    sequences.check_length(max_length)
     config = sequences.Config(max_length=max_length, packing="examples")
     made = sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress)
     _tell("sequences", made)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from pydantic import Field
@@ -30,11 +31,25 @@ from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain
 
 __all__ = ["STAGE", "Config", "run"]
 
+SHORTEST, LONGEST = 8, 1 << 20
+"""Tokens that the longest sequence may have."""
+
+
+def check_length(max_length: int) -> None:
+    """Raises InputError when sequences cannot have this length."""
+    if not SHORTEST <= max_length <= LONGEST:
+        raise InputError(
+            f"a longest sequence of {max_length:,} tokens: expected {SHORTEST} to {LONGEST:,}",
+            hint="--max-length or --sequence-length says it; by default it is that of the model",
+        )
+
 
 class Config(stage.Config):
     """How text becomes sequences."""
 
-    max_length: int = Field(128, ge=8, le=1 << 20, description="longest sequence, in tokens, including special ones")
+    max_length: int = Field(
+        128, ge=SHORTEST, le=LONGEST, description="longest sequence, in tokens, including special ones"
+    )
     packing: Literal["full-sentences", "document", "pairs", "examples"] = Field(
         "full-sentences",
         description="full-sentences: a sequence may continue in the next document; document: it ends with its document; "
@@ -68,7 +83,8 @@ def run(
         for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
             if reference:
                 inputs[role] = open_tokenizer(reference, store, stack)
-        return run_stage(STAGE, config, inputs, store=store, **options)
+        tagged = inputs["corpus"].counts.get("shape") == "tags"  # type: ignore[attr-defined]
+        return run_stage(_OF_TAGS if tagged else STAGE, config, inputs, store=store, **options)
 
 
 def build(run: Run) -> None:
@@ -161,3 +177,5 @@ class _SplitWriter:
 
 
 STAGE = Stage("build-sequences", "sequences", 2, Config, build)
+_OF_TAGS = replace(STAGE, version=3)
+"""Since version 3 long examples of tagged words are divided; all others are as in version 2."""

@@ -5,7 +5,10 @@ template has two separators between texts, as RoBERTa's has, gets two.  Every ex
 texts that are too long are cut, the longer one of a pair first, and a text without tokens leaves its special tokens.
 
 A question with several choices has a row for each choice, the choice as its second text; what it is about is cut first, in
-dialogues from its beginning.  Tagged words have a further column, the number of the word that each token belongs to.
+dialogues from its beginning.
+
+Tagged words have a further column, the number of the word that each token belongs to.  They are not cut: an example that is
+too long has several rows, one after the other, that overlap by half and begin with a word.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def build(run: Run) -> None:
     )
     schema = word_schema() if shape == "tags" else example_schema()
     written: dict[str, SequenceFile] = {}
-    cut = dict.fromkeys(SPLITS, 0)
+    cut, divided = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     with contextlib.ExitStack() as stack, run.progress.task("sequences", total=len(labels), unit="examples") as bar:
         for table in whole_documents(corpus):
             (batch,) = table.combine_chunks().to_batches()
@@ -68,14 +71,19 @@ def build(run: Run) -> None:
                 if split not in written:
                     written[split] = SequenceFile(split, schema, special["unk"], run, stack)
                 order = _pairs_in_order(kept, number)
+                first, size = (np.cumsum(sizes) - sizes)[order], sizes[order]
+                if words is not None:
+                    order, first, size, num_divided = _windows(order, first, size, words, run.config.max_length - 2)
+                    divided[split] += num_divided
                 is_pair = number[order] > 0
-                packed, parts, num_cut, places = layout(_rows_of(tokens, sizes, order), sizes[order], is_pair)
+                taken = _spans(first, size)
+                packed, parts, num_cut, places = layout(Tokens(*(column[taken] for column in tokens)), size, is_pair)
                 documents = blocks["document"][order][~is_pair]
                 its_labels = pa.array([labels[document] for document in documents.tolist()], pa.string())
                 more: list[Any] = [parts, its_labels, pa.array(documents, pa.int32())]
                 if words is not None:
                     numbers = np.full(len(packed.tokens.id), -1, np.int32)
-                    numbers[places] = np.concatenate([words[block] for block in order])[layout.chosen]
+                    numbers[places] = words[taken]
                     more.append(numbers)
                 written[split].write(packed, *more)
                 cut[split] += num_cut
@@ -90,7 +98,13 @@ def build(run: Run) -> None:
         "special_tokens": special,
         "shape": shape,
         "splits": {
-            split: {**written[split].counts, "cut_examples": cut[split]} for split in SPLITS if split in written
+            split: {
+                **written[split].counts,
+                "cut_examples": cut[split],
+                **({"divided_examples": divided[split]} if divided[split] else {}),
+            }
+            for split in SPLITS
+            if split in written
         },
     }
     warn(run, encoder.replaced)
@@ -113,15 +127,32 @@ def _labels(corpus: Artifact) -> list[str | None]:
     return found
 
 
-def _rows_of(tokens: Tokens, sizes: Any, order: Any) -> Tokens:
-    """The tokens of some blocks, in a given order; a block may occur several times."""
-    if len(order) == len(sizes) and (order == np.arange(len(sizes))).all():
-        return tokens
-    starts = np.cumsum(sizes) - sizes
-    chosen = np.repeat(starts[order], sizes[order])
-    own = sizes[order]
-    chosen += np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
-    return Tokens(*(column[chosen] for column in tokens))
+def _spans(first: Any, size: Any) -> Any:
+    """The places of the tokens of some spans, which may overlap, one span after the other."""
+    return np.arange(size.sum()) + np.repeat(first - (np.cumsum(size) - size), size)
+
+
+def _windows(order: Any, first: Any, size: Any, words: Any, room: int) -> tuple[Any, Any, Any, int]:
+    """Blocks, and where each begins among the tokens and how many it has, with those of more than ``room`` tokens divided.
+
+    The windows of a block overlap by half of ``room``, or by more, so that each begins with the first token of a word; a word
+    of more than ``room`` tokens loses its last ones.  The number of blocks that were divided comes last.
+    """
+    found = []
+    for block, start, length in zip(order.tolist(), first.tolist(), size.tolist(), strict=True):
+        begins = np.flatnonzero(np.diff(words[start : start + length], prepend=-1))  # the first token of each word
+        here = 0
+        while here + room < length:
+            found.append((block, start + here, room))
+            beginning = begins[begins <= here + room // 2]
+            after = begins[begins > here]
+            if not len(after):
+                break
+            here = max(int(beginning[-1]), int(after[0]))
+        else:
+            found.append((block, start + here, length - here))
+    blocks, firsts, sizes = np.array(found, np.int64).reshape(-1, 3).T
+    return blocks, firsts, sizes, int((size > room).sum())
 
 
 def _pairs_in_order(kept: Any, number: Any) -> Any:
@@ -132,23 +163,19 @@ def _pairs_in_order(kept: Any, number: Any) -> Any:
     return np.insert(blocks, np.flatnonzero(again), first[again])
 
 
-def _words(blocks: Any, encodings: Any) -> list[Any]:
-    """For each block, the number of the word that each of its tokens begins in; words are parted by single spaces."""
-    found = []
+def _words(blocks: Any, encodings: Any) -> Any:
+    """For each token of some blocks, the number of its word in the block; words are parted by single spaces."""
+    found = [np.zeros(0, np.int32)]
     for text, encoding in zip(blocks["text"], encodings, strict=True):
         spaces = np.flatnonzero(np.frombuffer(text.encode("utf-32-le"), np.uint32) == ord(" "))
         # the space before a word may belong to its first token
         inside = np.array([end - 1 for _, end in encoding.offsets], np.int64)
         found.append(np.searchsorted(spaces, inside).astype(np.int32))
-    return found
+    return np.concatenate(found)
 
 
 class _Layout:
-    """Puts the texts of examples between special tokens.
-
-    Attributes:
-        chosen: which tokens of the last call were kept.
-    """
+    """Puts the texts of examples between special tokens."""
 
     def __init__(
         self, length: int, special: dict[str, int | None], tokenizer: Any, *, cut: str, from_start: bool
@@ -164,7 +191,6 @@ class _Layout:
         # RoBERTa's template is <s> A </s></s> B </s>
         self._between = 2 if tokenizer.num_special_tokens_to_add(True) == 4 else 1
         self._cut, self._from_start = cut, from_start
-        self.chosen = np.zeros(0, bool)
 
     def __call__(self, tokens: Tokens, sizes: Any, is_pair: Any) -> tuple[Packed, Any, int, Any]:
         """Sequences of examples, the number of each token's text (0 or 1), how many examples were cut, and where the tokens
@@ -192,7 +218,7 @@ class _Layout:
         within = np.arange(len(tokens.id)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         if self._from_start:
             within -= np.repeat(np.where(is_pair, 0, sizes - kept), sizes)
-        self.chosen = chosen = (within >= 0) & (within < np.repeat(kept, sizes))
+        chosen = (within >= 0) & (within < np.repeat(kept, sizes))
         places = (np.repeat(start_of_block, sizes) + within)[chosen]
 
         packed = lay_out(Tokens(*(column[chosen] for column in tokens)), places, ends, self._begin, self._separator)

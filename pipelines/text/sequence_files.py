@@ -104,6 +104,7 @@ class SequenceFile:
 _WARNINGS = {
     "cut_sentences": "sentences were longer than a sequence and were cut",
     "cut_examples": "examples were longer than a sequence and were cut",
+    "divided_examples": "examples were longer than a sequence and were divided into windows that overlap",
     "cut_documents": "documents were longer than a sequence: their last sentences are left out",
     "short_documents": "documents had too few sentences and were dropped",
     "empty_oracles": "documents share no word with their summary, so that no sentence is right",

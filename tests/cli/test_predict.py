@@ -89,6 +89,45 @@ def test_taggers_tag_words_parted_by_spaces(work: SimpleNamespace) -> None:
         said(work.store, model, ["-"], '{"text": "a"}\n')
 
 
+def test_every_word_of_a_long_text_has_the_tag_of_the_evaluation(
+    work: SimpleNamespace, guide: Any, tmp_path: Path
+) -> None:
+    names = [f"Anna{i % 7} B-PER\nsees{i % 5} O\nRome{i % 3} B-LOC\n" for i in range(40)]
+    file = work.folder / "long.conll"
+    file.write_text("\n".join("".join(names[i : i + 3]) for i in range(0, 39, 3)) + "\n")
+    data = dataset.run({"train": [str(file)]}, dataset.Config(valid_fraction=0.0, format="conll"), store=work.store)
+    pieces = tokenizer.run(data.reference, tokenizer.Config(kind="wordpiece", vocab_size=60), store=work.store)
+    with work.store.load(data.reference) as made:
+        model = train(work.store, made, epochs=4, max_length=10, tokenizer=pieces.reference).reference
+    words = [line.split()[0] for line in "".join(names).splitlines()]
+    tested = work.folder / "test.conll"
+    tested.write_text("".join(names) + "\u200b O\n\nAnna1 B-PER\n")
+    made = dataset.run({"test": [str(tested)]}, dataset.Config(format="conll"), store=work.store).artifact
+    metrics, wanted = measure(work.store, model, made)
+    plain, out = tmp_path / "plain.txt", tmp_path / "out.conll"
+    plain.write_text(" ".join([*words, "\u200b"]) + "\nAnna1\n")
+    found = said(work.store, model, [str(plain)])
+    assert [row["words"] for row in found] == [[*words, "\u200b"], ["Anna1"]]
+    assert [" ".join(row["tags"]) for row in found] == [row["prediction"] for row in wanted]
+    assert [row["scores"] for row in found] == [pytest.approx(row["scores"]) for row in wanted]
+    assert len(found[0]["tags"]) == 121 and found[0]["scores"][-1] == 0 < min(found[0]["scores"][:-1])
+    assert 0 < metrics["f1"] <= 1
+    said_ = guide("predict", model, str(plain), "--out", str(out), "--store", str(work.store.root))
+    assert said_.code == 0 and "1 examples were longer than a sequence and were divided into windows" in said_.err
+    tagged = zip(found[0]["words"], found[0]["tags"], strict=True)
+    assert out.read_text().split("\n\n")[0] == "\n".join(f"{word}\t{tag}" for word, tag in tagged)
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "finetune"])
+def test_sequences_that_are_too_short_are_refused(work: SimpleNamespace, guide: Any, command: str) -> None:
+    data, options = work.data.reference, ["--sequence-length", "2"]
+    given = [work.model, str(work.folder / "test.csv")] if command == "predict" else [work.model, data]
+    if command == "finetune":
+        given, options = [data, "--init", work.model], ["--max-length", "2"]
+    found = guide(command, *given, *options, "--store", str(work.store.root))
+    assert found.code == 2 and "a longest sequence of 2 tokens: expected 8 to 1,048,576" in found.err
+
+
 def test_a_model_of_another_task_is_named(work: SimpleNamespace) -> None:
     model = make(work, "other.conll", "Ann B-PER\nruns O\n\nit O\n", format="conll")
     with pytest.raises(InputError, match="a model for tagging, which learns from tags, and sequences/"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ UNKNOWN = -100
 class Tags(Head):
     """Cross-entropy over tags, the mean over words.
 
-    A word whose first token was cut off is not trained, and its prediction is ``O``.
+    A word counts once: in a long example, whose rows overlap, it is read in the row where its first token is farthest from
+    both ends, of equal ones in the first.  A word without tokens is not trained, and its prediction is ``O``.
 
     Attributes:
         tags: the tag of each class.
     """
+
+    together: ClassVar[bool] = True
 
     def __init__(self, tags: Sequence[str]) -> None:
         self.tags = tuple(tags)
@@ -61,31 +64,19 @@ class Tags(Head):
     def fields(self) -> dict[str, Any]:
         return {"num_labels": len(self.tags), "id2label": dict(enumerate(self.tags)), "label2id": dict(self._numbers)}
 
-    def _places(self, batch: Batch) -> list[np.ndarray]:
-        """For each row, the first token of each word that is not cut off."""
-        found = []
-        for word in self._words(batch):
-            text = np.flatnonzero(word >= 0)
-            found.append(text[np.unique(word[text], return_index=True)[1]])
-        return found
-
-    def _words(self, batch: Batch) -> list[np.ndarray]:
-        return [np.asarray(word, np.int64) for word in batch.columns["word"]]
-
-    def _kept(self, batch: Batch) -> list[np.ndarray]:
-        """For each row, the numbers of the words that are not cut off."""
-        return [np.unique(word[word >= 0]) for word in self._words(batch)]
-
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
-        width = logits.shape[1]
-        places = np.concatenate([row * width + own for row, own in enumerate(self._places(batch))])
-        return logits.flatten(0, 1)[torch.from_numpy(places.astype(np.int64)).to(logits.device)]
+        read = _words(batch)
+        rows, places = (torch.from_numpy(found).to(logits.device) for found in (read.rows, read.places))
+        return logits[rows, places]
 
     def targets(self, batch: Batch) -> Tensor:
-        found: list[int] = []
-        for label, kept in zip(batch.labels, self._kept(batch), strict=True):
-            tags = label.split() if label is not None else []
-            found += [self._numbers.get(tags[word], UNKNOWN) if word < len(tags) else UNKNOWN for word in kept.tolist()]
+        labels = [batch.labels[row] for row in batch.firsts]
+        tags = [label.split() if label is not None else [] for label in labels]
+        read = _words(batch)
+        found = [
+            self._numbers.get(tags[example][word], UNKNOWN) if word < len(tags[example]) else UNKNOWN
+            for example, word in zip(read.examples.tolist(), read.words.tolist(), strict=True)
+        ]
         return torch.tensor(found, dtype=torch.int64)
 
     def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
@@ -95,19 +86,22 @@ class Tags(Head):
         return float((self.targets(batch) != UNKNOWN).sum())
 
     def judged(self, batch: Batch) -> float:
-        return float(sum(map(len, self._kept(batch))))
+        return float(len(_words(batch).words))
 
     def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        probabilities, classes = (found.cpu() for found in outputs.detach().double().softmax(-1).max(-1))
-        found, start = [], 0
-        for row, kept in enumerate(self._kept(batch)):
-            label = batch.labels[row]
-            size = len(label.split()) if label is not None else int(kept.max(initial=-1)) + 1
+        probabilities, classes = (found.cpu().numpy() for found in outputs.detach().double().softmax(-1).max(-1))
+        read = _words(batch)
+        found = []
+        for example, row in enumerate(batch.firsts):
+            own = read.examples == example
+            words, label = read.words[own], batch.labels[row]
+            size = len(label.split()) if label is not None else int(words.max(initial=-1)) + 1
             tags, scores = [OUTSIDE] * size, [0.0] * size
-            for word, own in enumerate(kept.tolist(), start):
-                if own < size:
-                    tags[own], scores[own] = self.tags[int(classes[word])], float(probabilities[word])
-            start += len(kept)
+            for word, class_, score in zip(
+                words.tolist(), classes[own].tolist(), probabilities[own].tolist(), strict=True
+            ):
+                if word < size:
+                    tags[word], scores[word] = self.tags[class_], score
             found.append(Prediction(batch.numbers[row], label, " ".join(tags), scores))
         return found
 
@@ -140,6 +134,31 @@ class Tags(Head):
                 if kind
             }
         }
+
+
+class _Words(NamedTuple):
+    """The words of a batch that have tokens, example by example: its number, that of the word in it, and where it is read."""
+
+    examples: np.ndarray
+    words: np.ndarray
+    rows: np.ndarray
+    places: np.ndarray
+
+
+def _words(batch: Batch) -> _Words:
+    found = [np.zeros((5, 0), np.int64)]
+    examples = np.repeat(np.arange(len(batch.sizes)), batch.sizes)
+    for row, (example, numbers) in enumerate(zip(examples, batch.columns["word"], strict=True)):
+        text = np.flatnonzero(numbers >= 0)
+        words, first = np.unique(numbers[text], return_index=True)
+        places = text[first]
+        nearest_end = np.minimum(places, len(numbers) - 1 - places)
+        found.append(np.stack([np.full(len(words), example), words, -nearest_end, np.full(len(words), row), places]))
+    all_ = np.concatenate(found, axis=1)
+    examples, words, _, rows, places = all_[:, np.lexsort(all_[3::-1])]
+    is_first = np.ones(len(words), bool)
+    is_first[1:] = (np.diff(examples) != 0) | (np.diff(words) != 0)
+    return _Words(examples[is_first], words[is_first], rows[is_first], places[is_first])
 
 
 def _tags(predictions: Sequence[Prediction]) -> tuple[list[list[str]], list[list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from guidance.installation import Handle
+from guidance.tasks.entities import OUTSIDE
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
@@ -54,10 +56,15 @@ def answers(run: Any, model: Any, handle: Handle, task: Task, head: type[Any]) -
     of_model: Head = head.of_model(model.config)
     predictions, _ = predict(run, model, handle, task, of_model)
     ids, _ = documents(run.inputs["corpus"])
-    words = [" ".join(text.sentences) for text in texts_of(run.inputs["corpus"])] if task.shape == "tags" else []
+    words = words_of(run.inputs["corpus"]) if task.shape == "tags" else []
     for prediction in predictions:
-        own = {"words": words[prediction.number].split()} if words else {}
+        own = {"words": words[prediction.number]} if words else {}
         yield {"id": ids[prediction.number], **own, **of_model.answer(prediction)}
+
+
+def words_of(corpus: Artifact) -> list[list[str]]:
+    """The words of each document of a dataset of tagged words."""
+    return [" ".join(text.sentences).split() for text in texts_of(corpus)]
 
 
 def write_predictions(
@@ -135,7 +142,19 @@ def predict(run: Any, model: Any, handle: Handle, task: Task, head: Head) -> tup
             logits = without_gradients(model, handle, inputs, batch)
             found += head.predictions(head.outputs(logits, batch), batch)
             bar.advance(len(batch.sizes))
+    if task.shape == "tags":
+        found = _for_every_word(found, words_of(run.inputs["corpus"]))
     return found, examples.lengths[:number].tolist()
+
+
+def _for_every_word(predictions: Sequence[Prediction], words: Sequence[Sequence[str]]) -> list[Prediction]:
+    """Predictions with a tag for each word: without labels nothing else tells of last words that have no tokens."""
+    found = []
+    for given in predictions:
+        missing = len(words[given.number]) - len(given.scores)
+        tags = [*given.prediction.split(), *[OUTSIDE] * missing]
+        found.append(replace(given, prediction=" ".join(tags), scores=[*given.scores, *[0.0] * missing]))
+    return found
 
 
 SPARSITY_ROWS = 32

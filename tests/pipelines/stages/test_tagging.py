@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,39 @@ def test_lines_without_a_tag_are_refused(
         build(store, tmp_path, text, **settings)
 
 
-def test_each_token_knows_its_word_also_when_words_are_split_or_cut(store: Store, tmp_path: Path) -> None:
-    made = build(store, tmp_path, lines(6), valid_fraction=0.0)
-    for kind in ("wordpiece", "byte-bpe", "unigram"):
-        pieces = tokenizer.run(made.reference, tokenizer.Config(kind=kind, vocab_size=280), store=store)
-        for length in (64, 8):
-            settings = sequences.Config(max_length=length, packing="examples")
-            rows = sequences.run(made.reference, pieces.reference, settings, store=store).artifact
-            texts = pq.read_table(made.path / "blocks.parquet")["text"].to_pylist()
-            for text, row in zip(texts, pq.read_table(rows.path / "train.parquet").to_pylist(), strict=True):
-                for word, start, end, special in zip(
-                    row["word"], row["start"], row["end"], row["special"], strict=True
-                ):
-                    if special:
-                        assert word == -1
-                    elif text[start:end].strip():
-                        assert text[start:end].strip() in text.split()[word], (kind, text, word)
+@pytest.mark.parametrize("length", [64, 9, 8])
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram"])
+def test_each_token_knows_its_word_and_windows_hold_every_word(
+    store: Store, tmp_path: Path, kind: str, length: int
+) -> None:
+    long = lines(6).replace("\n\n", "\n") + "\nUncharacteristically\tO\nAda\tB-PER\n\n"
+    made = build(store, tmp_path, long + lines(3), valid_fraction=0.0)
+    pieces = tokenizer.run(made.reference, tokenizer.Config(kind=kind, vocab_size=280), store=store)
+    settings = sequences.Config(max_length=length, packing="examples")
+    data = sequences.run(made.reference, pieces.reference, settings, store=store).artifact
+    rows = pq.read_table(data.path / "train.parquet").to_pylist()
+    texts = pq.read_table(made.path / "blocks.parquet")["text"].to_pylist()
+    labels = pq.read_table(made.path / "documents.parquet")["label"].to_pylist()
+    assert [row["example"] for row in rows] == sorted(row["example"] for row in rows)
+    before = None
+    for row in rows:
+        assert len(row["id"]) <= length and row["label"] == labels[row["example"]]
+        text = texts[row["example"]]
+        for word, start, end, special in zip(row["word"], row["start"], row["end"], row["special"], strict=True):
+            if special:
+                assert word == -1
+            elif text[start:end].strip():
+                assert text[start:end].strip() in text.split()[word], (kind, text, word)
+        if before is not None and before["example"] == row["example"]:
+            assert before["start"][1] < row["start"][1], "each window is behind the one before"
+        before = row
+    for number, text in enumerate(texts):
+        words = [word for row in rows if row["example"] == number for word in row["word"] if word >= 0]
+        assert set(words) == set(range(len(text.split())))
+    divided = sum(count > 1 for count in Counter(row["example"] for row in rows).values())
+    assert data.counts["splits"]["train"].get("divided_examples", 0) == divided
+    assert data.counts["splits"]["train"]["cut_examples"] == 0
+    assert bool(divided) == any("were divided into windows" in warning for warning in data.manifest["warnings"])
 
 
 def test_entities_are_learned_and_measured(store: Store, data: Artifact) -> None:
@@ -132,10 +150,35 @@ def test_the_loss_is_the_mean_over_words(store: Store, data: Artifact) -> None:
     assert row["loss/tagging"] == pytest.approx(torch.cat(losses).mean().item(), rel=0.02)
 
 
-def test_words_that_were_cut_off_count_as_missed() -> None:
+def batch_of(words: list[list[int]], labels: list[str | None], sizes: list[int]) -> Batch:
+    return Batch(
+        [np.zeros(len(row)) for row in words],
+        labels,
+        [number for number, size in enumerate(sizes) for _ in range(size)],
+        {"word": [np.array(row) for row in words]},
+        sizes,
+        [(0, number) for number in range(len(sizes))],
+    )
+
+
+def test_a_word_is_read_once_where_it_has_most_context() -> None:
     head = Tags(["O", "B-PER", "I-PER"])
-    columns = {"word": [np.array([-1, 0, 0, 1, -1])]}  # the third word was cut off
-    batch = Batch([np.zeros(5)], ["B-PER I-PER B-PER"], [0], columns, [1], [(0, 0)])
+    rows = [[-1, 0, 0, 1, 2, -1], [-1, 1, 2, 3, 4, -1], [-1, 0, -1]]
+    label, other = "B-PER I-PER O O B-PER", "I-PER"
+    batch = batch_of(rows, [label, label, other], [2, 1])
+    logits = torch.zeros(3, 6, 3)
+    # words 0 and 1 are nearer to the middle of the first row (of equal places the first counts), the others of the second
+    for row, place, tag in ((0, 1, 1), (0, 3, 2), (1, 2, 0), (1, 3, 0), (1, 4, 1), (2, 1, 2)):
+        logits[row, place, tag] = 9
+    outputs = head.outputs(logits, batch)
+    assert head.targets(batch).tolist() == [1, 2, 0, 0, 1, 2] == outputs.argmax(-1).tolist()
+    assert head.count(batch) == head.judged(batch) == 6
+    assert [p.prediction for p in head.predictions(outputs, batch)] == [label, other]
+
+
+def test_a_word_without_tokens_counts_as_missed() -> None:
+    head = Tags(["O", "B-PER", "I-PER"])
+    batch = batch_of([[-1, 0, 0, 1, -1]], ["B-PER I-PER B-PER"], [1])
     logits = torch.full((1, 5, 3), -9.0)
     for place, tag in ((1, 1), (2, 0), (3, 2)):
         logits[0, place, tag] = 9

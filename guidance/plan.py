@@ -153,9 +153,26 @@ class Guide:
             UnknownName: a pattern, mechanism, schedule or option that does not exist.
             PlanError: a value of the wrong type or out of range, or keys that do not fit each other.
         """
-        given = locals()
-        for key in KEYS:
-            object.__setattr__(self, key, _value(key, given[key]))
+        given = {
+            "pattern": pattern,
+            "mechanism": mechanism,
+            "part": part,
+            "stack": stack,
+            "attention": attention,
+            "layers": layers,
+            "heads": heads,
+            "weight": weight,
+            "reference_length": reference_length,
+            "schedule": schedule,
+            "until": until,
+            "strength": strength,
+            "hold_steps": hold_steps,
+            "optional": optional,
+            "enabled": enabled,
+            "name": name,
+        }
+        for key, value in given.items():
+            object.__setattr__(self, key, _value(key, value))
         object.__setattr__(self, "options", _options(options, more))
         self._check()
 

@@ -1,6 +1,6 @@
 """What an earlier version wrote still opens, and still means the same.
 
-Commit 7e4d01b wrote the files below `golden/before`; `make.py` there says how.  A failure here means that plans, models or
+Commit 7e4d01b wrote the files below `golden/before`.  A failure here means that plans, models or
 artifacts of users change their meaning.  Mend the code; do not write the files anew.
 """
 
@@ -109,7 +109,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _measured(model: Any, handle: Any, batch: dict[str, torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a model computes on a batch: tensors, and numbers by name.  The same as in ``make.py``."""
+    """What a model computes on a batch: tensors, and numbers by name."""
     seeds_B = batch.pop("seeds_B")
     inputs = {key: value for key, value in batch.items() if key.endswith(("input_ids", "attention_mask"))}
     tensors: dict[str, torch.Tensor] = {}

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guidance.patterns.combinations import read_pattern
 from guidance.patterns.pattern import Pattern
 from guidance.probes.relevance import Relevance, keys_of, uniform
 from guidance.probes.summary import Summary, watch_summaries
@@ -19,9 +18,6 @@ from pipelines.probing.sequences import Batch, WatchedSequences
 
 REACH = 16
 """The largest distance at which attention is summed up."""
-
-BASICS = ("first", "delimiter", "self")
-"""Patterns that every survey measures, since most attention goes there."""
 
 
 @dataclass
@@ -107,8 +103,3 @@ def _add(found: Survey, watched: WatchedSequences, patterns: Mapping[str, Patter
 
     watch_summaries(watched.handle, receive, wanted, watched.guide_inputs(batch), reach=REACH)
     found.examples += size
-
-
-def basics() -> dict[str, Pattern]:
-    """The patterns of `BASICS`, by name."""
-    return {name: read_pattern(name) for name in BASICS}

@@ -120,34 +120,6 @@ def unpaired_bootstrap(
     return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), m)
 
 
-def approximate_randomization(
-    score: Callable[[np.ndarray], float], n: int, *, rounds: int = 10_000, seed: int = 0
-) -> Difference:
-    """Swap the outputs of the two systems at random examples, and see how often the difference becomes as large.
-
-    This is exact for corpus scores such as BLEU, which are no means over examples.
-
-    Args:
-        score: from n booleans, True where an example's output is that of the second system, to the figure of that mixture.
-        n: the number of examples.
-        rounds: how many swaps.
-
-    Raises:
-        InputError: there are no examples.
-    """
-    if n < 1:
-        raise InputError("there are no examples to compare")
-    none = np.zeros(n, dtype=bool)
-    effect = score(~none) - score(none)
-    draw = np.random.default_rng(seed)
-    as_far = 0
-    for _ in range(rounds):
-        swapped = draw.random(n) < 0.5
-        as_far += abs(score(~swapped) - score(swapped)) >= abs(effect) - 1e-12
-    nan = float("nan")
-    return Difference("approximate randomisation", effect, nan, nan, (1 + as_far) / (1 + rounds), n)
-
-
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Difference:
     """The exact McNemar test of two accuracies: is a change for the better as frequent as one for the worse?
 

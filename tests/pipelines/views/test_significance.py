@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guidance.errors import InputError
-from pipelines.views.significance import approximate_randomization, holm, mcnemar, paired_bootstrap, paired_t
+from pipelines.views.significance import holm, mcnemar, paired_bootstrap, paired_t
 
 DIFFERENCES = [0.5, 1.0, 0.2, 0.9]
 
@@ -64,20 +64,6 @@ def test_bootstrap_finds_a_real_difference_and_none_where_there_is_none() -> Non
     assert nothing.low < 0 < nothing.high
     assert nothing.p > 0.05
     assert paired_bootstrap(accuracy(first), accuracy(first), 300, rounds=100).p == 1.0
-
-
-def test_randomization_of_two_examples_is_exact() -> None:
-    # swaps give differences of 3, 1, -1, -3: half of them are as far from 0 as 3
-    outputs = np.array([[0.0, 0.0], [1.0, 2.0]])
-
-    def score(second: np.ndarray) -> float:
-        return float(outputs[second.astype(int), np.arange(2)].sum())
-
-    found = approximate_randomization(score, 2, rounds=4000)
-    assert found.effect == 3.0
-    assert found.p == pytest.approx(0.5, abs=0.03)
-    with pytest.raises(InputError, match="no examples"):
-        approximate_randomization(score, 0)
 
 
 def test_holm_by_hand() -> None:

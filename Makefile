@@ -7,7 +7,7 @@ RUNTIME = $(VENV)/.runtime
 STAMP = $(VENV)/.installed
 export PIP_CONSTRAINT = $(CURDIR)/constraints.txt
 
-.PHONY: quickstart test test-every check faults bench clean
+.PHONY: quickstart test test-every check faults bench gpu clean
 
 quickstart: $(RUNTIME)
 	$(BIN)/guide quickstart
@@ -34,6 +34,11 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.text_speed
 	$(BIN)/python -m benchmarks.cooccurrence
 	$(BIN)/python -m benchmarks.masks_speed
+
+# Every mechanism on a GPU against the CPU, and what a step costs there: docs/results/gpu.md, in less than six minutes.
+# `python3 -m benchmarks.gpu` is the same where torch, transformers and pyarrow are installed already.
+gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu
 
 $(RUNTIME): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -9,7 +9,8 @@ and update in turn.  What is compared with is ``plain``, the same step without a
     whole      no guide; logits of all tokens and the loss that the model itself computes, as Hugging Face's Trainer does
     ag         half of the heads pulled to next, previous and first
     kl         the same by Kullback-Leibler divergence
-    roles      five heads of eight masked, with made-up syntax and rarity
+    roles      five heads of eight masked, with made-up syntax and rarity; ``unparsed``: three, without syntax
+    neighbours two heads of eight fixed to the next and the previous token
     patterns   two masked and two fixed heads of eight; sentences of 16 tokens
     pal        the same patterns in extra heads beside the layer's own
     asa        all heads attacked in a second pass, which predicts 15 % of the tokens, with divergence and penalty
@@ -40,7 +41,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import (
@@ -56,9 +57,20 @@ import guidance
 from guidance import Guide, Plan, install
 from guidance.objectives.selection import logits_at, places_of
 
-VOCABULARY, LAYERS, WIDTH, HEADS, SENTENCE = 4000, 4, 256, 8, 16
+VOCABULARY, SENTENCE = 4000, 16
 FIX = Plan((Guide("next", "fix", heads=("first 4",)), Guide("previous", "fix", heads=("last 4",))))
 Clock = Callable[[str], None]
+
+
+class Size(NamedTuple):
+    """The shape of a model."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+SMALL = Size(layers=4, width=256, heads=8)
 
 
 class Words:
@@ -73,13 +85,13 @@ class Words:
         return {".": 5, ",": 6, **{f"w{n}": n for n in range(7, VOCABULARY)}}
 
 
-def sizes(length: int, dropout: float, width: int = WIDTH, heads: int = HEADS) -> dict[str, Any]:
+def sizes(length: int, dropout: float, size: Size) -> dict[str, Any]:
     return {
         "vocab_size": VOCABULARY,
-        "hidden_size": width,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
+        "hidden_size": size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": 4 * size.width,
         "max_position_embeddings": length + 2,
         "attention_probs_dropout_prob": dropout,
         "hidden_dropout_prob": dropout,
@@ -101,11 +113,14 @@ def made_up_features(ids: torch.Tensor) -> dict[str, torch.Tensor]:
 class Step:
     """One training step; calling it gives the seconds of its parts."""
 
-    def __init__(self, kind: str, length: int, batch: int, dropout: float, device: str) -> None:
+    def __init__(
+        self, kind: str, length: int, batch: int, dropout: float, device: str, size: Size = SMALL, bf16: bool = False
+    ) -> None:
         torch.manual_seed(0)
         self.kind, self.device = kind, device
+        self.autocast = torch.autocast(device, torch.bfloat16, enabled=bf16)
         attention = "eager" if kind == "explicit" else "sdpa"
-        config = RobertaConfig(**sizes(length, dropout))
+        config = RobertaConfig(**sizes(length, dropout, size))
         self.model: PreTrainedModel = RobertaForMaskedLM._from_config(config, attn_implementation=attention).to(device)
         self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
         chosen = torch.rand(self.ids.shape, device=device) < 0.15
@@ -154,7 +169,8 @@ class Step:
             last = now
 
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(clock)
+        with self.autocast:
+            loss = self.loss(clock)
         loss.backward()
         clock("backward")
         self.optimizer.step()
@@ -170,14 +186,18 @@ class Step:
 class ElectraStep(Step):
     """Generator and discriminator; ``mcmisp`` guides the discriminator at mis-predictions."""
 
-    def __init__(self, kind: str, length: int, batch: int, dropout: float, device: str) -> None:
+    def __init__(
+        self, kind: str, length: int, batch: int, dropout: float, device: str, size: Size = SMALL, bf16: bool = False
+    ) -> None:
         torch.manual_seed(0)
         self.kind, self.device = kind, device
-        own, small = sizes(length, dropout), sizes(length, dropout, WIDTH // 4, HEADS // 4)
+        self.autocast = torch.autocast(device, torch.bfloat16, enabled=bf16)
+        own = sizes(length, dropout, size)
+        small = sizes(length, dropout, Size(size.layers, size.width // 4, size.heads // 4))
         self.model = torch.nn.ModuleDict(  # type: ignore[assignment]
             {
-                "generator": ElectraForMaskedLM(ElectraConfig(**small, embedding_size=WIDTH)),
-                "discriminator": ElectraForPreTraining(ElectraConfig(**own, embedding_size=WIDTH)),
+                "generator": ElectraForMaskedLM(ElectraConfig(**small, embedding_size=size.width)),
+                "discriminator": ElectraForPreTraining(ElectraConfig(**own, embedding_size=size.width)),
             }
         ).to(device)
         self.ids = torch.randint(7, VOCABULARY, (batch, length), device=device)
@@ -218,7 +238,12 @@ def cooccurrence_class() -> Any:
 def plan_of(kind: str) -> Plan | None:
     """The plan of a row of the table; none for the baselines."""
     presets = {"ag": "ag", "roles": "roles", "patterns": "patterns", "pal": "pal-patterns", "asa": "asa"}
-    presets |= {"gaussian": "gaussian", "random": "random-mask"}
+    presets |= {
+        "gaussian": "gaussian",
+        "random": "random-mask",
+        "unparsed": "roles-unparsed",
+        "neighbours": "neighbours",
+    }
     if kind == "kl":
         return Plan(tuple(replace(guide, options={"distance": "kl"}) for guide in Plan.load("preset:ag").guides))
     return Plan.load(f"preset:{presets[kind]}") if kind in presets else FIX if kind == "fix" else None
@@ -237,7 +262,10 @@ def by_hand(attentions: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 BASELINES = {"mcmisp": "electra"}
-KINDS = ("whole", "ag", "kl", "roles", "patterns", "pal", "asa", "fix", "gaussian", "random", "explicit", "mcmisp")
+KINDS = (
+    *("whole", "ag", "kl", "roles", "unparsed", "neighbours", "patterns", "pal"),
+    *("asa", "fix", "gaussian", "random", "explicit", "mcmisp"),
+)
 
 
 def make(kind: str, *shape: Any) -> Step:
@@ -260,7 +288,8 @@ def kept_bytes(step: Step) -> int:
         return tensor.detach()  # the tensor itself would keep its own graph, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        held = step.loss(lambda part: None)
+        with step.autocast:
+            held = step.loss(lambda part: None)
     del held
     return sum(kept.values())
 

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import gpu
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +22,7 @@ TINY = {
     "attack_cost": "TEXT --lengths 16 --tokens 32 --rounds 1 --out OUT",
     "cooccurrence": "TEXT --rounds 1 --window 2 --top 50 --vocab-size 300 --glove GLOVE",
     "finetuning": "roles --only CNN --data TREC --store STORE --out OUT",
+    "gpu": "--device cpu --out OUT",
     "masks_speed": "TEXT --rounds 1",
     "parsing": "PARSER TEXT/0.txt --characters 2000 --rounds 1 --jobs 1",
     "pretraining": "fair --only plain,·rate·0.001,·warm-up·0 --steps 2 --store STORE --out OUT",
@@ -79,6 +82,59 @@ def test_benchmark_runs(
     if name == "cooccurrence":
         assert "GloVe's cooccur" in out and "all found the same" in out
         assert sorted(path.name for path in glove.iterdir()) == ["Makefile", "src"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_measurement_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    gpu.main()
+    assert capsys.readouterr().out.startswith("no GPU") and not list(tmp_path.iterdir())
+
+
+def test_a_failure_on_a_gpu_is_a_row_of_the_page_and_of_the_exit_message() -> None:
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    row = {"seconds": 0.5, "tokens_per_second": 16.0, "mib": 4.0}
+    good, bad = ({"outputs": x, "losses": x, "gradients": x, "within": x < 1} for x in (1e-6, 2.0))
+    found = {
+        "date": "2026-01-01",
+        "device": "a GPU",
+        "memory_gib": 80.0,
+        "torch": "2",
+        "transformers": "5",
+        "rounds": 1,
+        "model": gpu.BASE._asdict(),
+        "tokens_per_batch": 8192,
+        "agreement": {"mask": {"bert": {"fp32": good, "bf16": bad}}},
+        "cost": {"2048": {"plain": row, "asa": gpu.attempt(too_large)}},
+    }
+    assert "| `preset:asa`, two passes | out of memory |" in gpu.page(found)
+    assert "| no guide | 500.0 | 1.00 | 16 | 4 | 1.00 |" in gpu.page(found)
+    assert "| mask | 1e-06, 1e-06, 1e-06 | 2e+00, 2e+00, 2e+00 | **no** |" in gpu.page(found)
+    assert [line.split(":")[0] for line in gpu.failures(found)] == ["mask, bert, bf16", "asa, 2048 tokens"]
+
+
+def test_what_runs_on_a_gpu_needs_none_of_the_other_packages() -> None:
+    others = {
+        "typer",
+        "pydantic",
+        "rich",
+        "numba",
+        "scipy",
+        "sklearn",
+        "spacy",
+        "stanza",
+        "matplotlib",
+        "cli",
+        "pipelines",
+    }
+    program = f"import sys; sys.modules |= dict.fromkeys({others}); import benchmarks.gpu, pytest; "
+    program += "sys.exit(pytest.main(['--confcutdir=tests/gpu', '--collect-only', '-q', 'tests/gpu']))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a
         "guide probe coref ./bert-base gum/ontogum/ --candidates preceding_mentions",
         "guide probe coref guided litbank/conll/ --random 0   # the same shape with random weights",
         "guide probe coref guided gap-validation.tsv --json | jq .counts.best",
+        "guide probe coref guided pro_stereotyped_type1.txt.dev anti_stereotyped_type1.txt.dev",
     ],
     next_command="guide show {}",
 )
@@ -48,7 +49,8 @@ def probe_coref(
     """Find heads by which a mention looks most at one of its antecedents.
 
     The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much
-    attention as the head word of an antecedent.  The best head is chosen on the same texts that it is measured on; the
+    attention as the head word of an antecedent.  A pronoun of GAP or WinoBias chooses between its candidates, on either side of it.
+    The best head is chosen on the same texts that it is measured on; the
     split-half figure chooses it on half of the documents and measures it on the others.  The table also has rules: the nearest
     mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.
     """
@@ -104,7 +106,8 @@ def probe_reflexive(
     file: Annotated[
         str | None,
         typer.Argument(
-            help="Tab-separated lines: a sentence, the position of its reflexive from 0, and what it refers to, such as: the man.",
+            help="Tab-separated lines: a sentence, the position of its reflexive from 0, what it refers to, such as: the man, and "
+            "other noun phrases, if there are any.",
             show_default=False,
         ),
     ] = None,
@@ -112,7 +115,8 @@ def probe_reflexive(
     """Find heads by which himself and herself look most at what they refer to.
 
     Without a file, 10,000 sentences are drawn from a grammar: "the man who can laugh would hurt himself".  The answer is right if
-    no other token, special ones included, has as much attention as the determiner or the noun.
+    no other token, special ones included, has as much attention as the determiner or the noun.  Confusion says for a layer how
+    little of its attention to noun phrases goes to the right one.
     """
     return _told(session, probe_reflexives.run(model, file, config, **session.options()))
 

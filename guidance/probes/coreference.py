@@ -6,8 +6,8 @@ is an option here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -29,6 +29,8 @@ class Mention:
         start, end: its first word, and the word after its last one.
         head: the number of its head word.
         entity: what it refers to; mentions with the same entity corefer.
+        asks: True for a pronoun whose antecedent is to be found among candidates on either side of it, False for such a
+            candidate; None for a mention that is asked if it has an antecedent before it.
     """
 
     start: int
@@ -36,6 +38,7 @@ class Mention:
     head: int
     entity: str
     kind: Kind
+    asks: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,16 @@ class Query:
 
     Attributes:
         targets: the words that are right; ``others``: those that are wrong.
+        candidates: the mentions that a rule chooses from, the nearest first.
+        rest: of a pronoun with candidates: the words that are wrong if it may look at any word; None for other mentions.
     """
 
     mention: Mention
     word: int
     targets: tuple[int, ...]
     others: tuple[int, ...]
+    candidates: tuple[Mention, ...] = ()
+    rest: tuple[int, ...] | None = None
 
 
 def queries(
@@ -62,11 +69,12 @@ def queries(
 ) -> list[Query]:
     """The questions of a text, in the order of their words: one for each mention that has an antecedent in it.
 
-    A mention precedes another if its head word does.
+    A mention precedes another if its head word does.  A pronoun with candidates, of which some are antecedents and others are
+    not, is asked about these alone.
 
     Args:
         ordinary: of each word of the text, whether it may be chosen; special tokens may not.
-        candidates: which words a head may choose from, besides the targets: all, those before the mention, or the head words
+        candidates: of other mentions: which words a head may choose from, besides the targets: all, those before the mention, or the head words
             of the mentions before it.  The head word of the mention itself is never one.
         target: what is right: the ``head`` word of an antecedent, or any word of its ``span``.
         unit: ``mention``: any antecedent is right; ``pair``: one question for each mention and antecedent.
@@ -74,6 +82,9 @@ def queries(
     ordered = sorted(mentions, key=lambda mention: (mention.head, mention.start, mention.end))
     found = []
     for mention in ordered:
+        if mention.asks is not None:
+            found += _choice(mention, ordered, ordinary, target) if mention.asks else []
+            continue
         before = [other for other in ordered if other.head < mention.head]
         antecedents = [other for other in before if other.entity == mention.entity]
         if not antecedents:
@@ -84,13 +95,37 @@ def queries(
             last = mention.head if candidates == "preceding_words" else len(ordinary)
             allowed = {word for word in range(last) if ordinary[word]}
         for group in [antecedents] if unit == "mention" else [[one] for one in antecedents]:
-            targets = {other.head for other in group}
-            if target == "span":
-                targets = {word for other in group for word in range(other.start, other.end)}
-            targets -= {mention.head}
+            targets = _words_of(group, target) - {mention.head}
             wrong = allowed - targets - {mention.head}
-            found.append(Query(mention, mention.head, tuple(sorted(targets)), tuple(sorted(wrong))))
+            nearest = tuple(sorted(before, key=lambda other: (other.head, other.start), reverse=True))
+            found.append(Query(mention, mention.head, tuple(sorted(targets)), tuple(sorted(wrong)), nearest))
     return found
+
+
+def _words_of(mentions: Iterable[Mention], target: Target) -> set[int]:
+    if target == "head":
+        return {mention.head for mention in mentions}
+    return {word for mention in mentions for word in range(mention.start, mention.end)}
+
+
+def _choice(pronoun: Mention, mentions: Sequence[Mention], ordinary: Sequence[bool], target: Target) -> list[Query]:
+    """The question of a pronoun with candidates; none unless one candidate is an antecedent, and another is not."""
+    candidates = sorted(
+        (other for other in mentions if other.asks is False), key=lambda other: abs(other.head - pronoun.head)
+    )
+    right = [other for other in candidates if other.entity == pronoun.entity]
+    if not right or len(right) == len(candidates):
+        return []
+    targets = _words_of(right, target) - {pronoun.head}
+    wrong = _words_of((other for other in candidates if other not in right), target) - targets - {pronoun.head}
+    rest = {word for word in range(len(ordinary)) if ordinary[word]} - targets - {pronoun.head}
+    right_and_wrong = tuple(sorted(targets)), tuple(sorted(wrong))
+    return [Query(pronoun, pronoun.head, *right_and_wrong, tuple(candidates), tuple(sorted(rest)))]
+
+
+def among_all_words(asked: Sequence[Query]) -> list[Query]:
+    """The questions of pronouns with candidates, as questions about any word."""
+    return [replace(query, others=query.rest) for query in asked if query.rest is not None]
 
 
 def answers(attention_HWW: Tensor, asked: Sequence[Query]) -> Tensor:
@@ -267,19 +302,16 @@ BASELINES: Mapping[str, tuple[Rule, ...]] = {
     "head match": (_same_head,),
     "rules": (_same_text, _same_head, agree, _any),
 }
-"""Baselines, each a list of rules.  The first rule that some preceding mention satisfies decides; of these mentions the
-nearest is chosen."""
+"""Baselines, each a list of rules.  The first rule that some candidate satisfies decides: a mention before, or one of the candidates
+of a pronoun.  Of several the nearest is chosen."""
 
 
-def baseline(
-    words: Sequence[str], mentions: Sequence[Mention], asked: Sequence[Query], rules: Sequence[Rule]
-) -> list[bool]:
+def baseline(words: Sequence[str], asked: Sequence[Query], rules: Sequence[Rule]) -> list[bool]:
     """Whether a system of rules answers each question right; a mention without a candidate that fits is wrong."""
     found = []
     for query in asked:
-        before = [other for other in mentions if other.head < query.word]
-        before.sort(key=lambda other: (other.head, other.start), reverse=True)
-        chosen = next((other for rule in rules for other in before if rule(words, query.mention, other)), None)
+        fitting = (other for rule in rules for other in query.candidates if rule(words, query.mention, other))
+        chosen = next(fitting, None)
         found.append(chosen is not None and chosen.entity == query.mention.entity)
     return found
 
@@ -309,6 +341,10 @@ class Tally:
                 self.total[kind] = torch.zeros(2, dtype=torch.int64)
             self.right[kind][half] += right_HN[:, chosen].sum(-1)
             self.total[kind][half] += len(chosen)
+
+    def number(self, *kinds: Kind) -> int:
+        """How many questions there were, about mentions of some kinds or of all."""
+        return int(sum(self.total[kind].sum() for kind in kinds or KINDS if kind in self.total))
 
     def accuracy(self, *kinds: Kind, half: int | None = None) -> Tensor:
         """The share of questions that each head answers right, (H,); NaN without questions.

@@ -10,6 +10,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 DETERMINERS = ("the", "this", "that", "our", "my", "every")
 NOUNS = {
     "himself": (
@@ -77,6 +79,9 @@ DISTRACTORS = (
 )
 """What may stand before or after a sentence (paper A, section 5.6)."""
 
+OTHERS = ("The people", "obama", "the girl", "the boy", "everyone")
+"""The noun phrases of the distractors, which a reflexive may be confused with."""
+
 
 @dataclass(frozen=True)
 class Reflexive:
@@ -84,19 +89,56 @@ class Reflexive:
 
     Attributes:
         words: of the sentence; ``place``: that of the reflexive; ``antecedent``: those of its determiner and noun.
+        others: the places of other noun phrases, which it may be confused with.
     """
 
     words: tuple[str, ...]
     place: int
     antecedent: tuple[int, int]
+    others: tuple[tuple[int, ...], ...] = ()
 
     def beside(self, distractor: Sequence[str], *, before: bool) -> Reflexive:
         """The sentence with other words before or after it."""
-        if not before:
-            return Reflexive((*self.words, *distractor), self.place, self.antecedent)
-        more = len(distractor)
+        found = (places_of(phrase.split(), distractor) for phrase in OTHERS)
+        more, shift = (len(distractor), 0) if before else (0, len(self.words))
         first, second = self.antecedent
-        return Reflexive((*distractor, *self.words), self.place + more, (first + more, second + more))
+        return Reflexive(
+            (*distractor, *self.words) if before else (*self.words, *distractor),
+            self.place + more,
+            (first + more, second + more),
+            (
+                *(tuple(place + more for place in places) for places in self.others),
+                *(tuple(place + shift for place in places) for places in found if places),
+            ),
+        )
+
+
+def places_of(phrase: Sequence[str], words: Sequence[str]) -> tuple[int, ...]:
+    """The places of the first occurrence of a phrase among some words; none if it does not occur."""
+    size = len(phrase)
+    starts = (start for start in range(len(words) - size + 1) if list(words[start : start + size]) == list(phrase))
+    return next((tuple(range(start, start + size)) for start in starts), ())
+
+
+def confusion(attention_HW: Tensor, antecedent: Sequence[int], others: Sequence[Sequence[int]]) -> Tensor:
+    """How little of its attention to noun phrases a reflexive spends on its antecedent, in bits: from 0, all of it.
+
+    The attention of a layer's heads is averaged, summed over the words of each noun phrase, and divided by the sum over all of
+    them; of the share of the antecedent this is the negative logarithm.
+
+    Source: Lin et al. 2019, section 4.
+
+    Args:
+        attention_HW: from the reflexive to each word, of each head of a layer.
+        antecedent: the places of its words; others: those of the other noun phrases.
+
+    Example:
+        >>> confusion(torch.tensor([[0.2, 0.6, 0.2]]), [0], [[1]])
+        tensor(2.)
+    """
+    mean_W = attention_HW.double().mean(0)
+    true, *rest = (mean_W[list(places)].sum() for places in (antecedent, *others))
+    return -(true / (true + sum(rest))).log2()
 
 
 def sentences(number: int, seed: int = 0) -> Iterator[Reflexive]:

@@ -21,7 +21,7 @@ from pipelines.text.readers import known_extension
 from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
-    from guidance.probes.coreference import Mention, Tally
+    from guidance.probes.coreference import Mention, Query, Tally
     from guidance.sites import Site
     from pipelines.probing.watched import Read, WatchedModel
     from pipelines.text.coreference_files import Text
@@ -51,7 +51,8 @@ class Config(ReadingConfig):
     encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
     candidates: Literal["words", "preceding_words", "preceding_mentions"] = Field(
         "words",
-        description="what a mention may look at: all other words, those before it, or the heads of mentions before it",
+        description="what a mention may look at: all other words, those before it, or the heads of mentions before it; a pronoun of GAP "
+        "or WinoBias chooses between its candidates",
     )
     target: Literal["head", "span"] = Field(
         "head", description="what is right: the head word of an antecedent, or any word of it"
@@ -97,26 +98,38 @@ UNITS: Mapping[str, str] = {
     "nominal": "share among other mentions; null if there are none",
     "half_0": "share in the first, third, … document",
     "half_1": "share in the second, fourth, … document",
+    "any_word": "share of pronouns of GAP or WinoBias that look at the antecedent more than at any other word; null if there are none",
+    "pro": "share in sentences of WinoBias that agree with stereotypes; null if there are none",
+    "anti": "share in sentences of WinoBias that contradict them; null if there are none",
 }
 """Figures of a head, with their units."""
+
+KINDS = ("pronominal", "proper", "nominal")
+ANY_WORD = "any_word"
+
+Tallies = Mapping[str, "Tally"]
+"""The answers of a site or of a rule: to all questions (""), to those of `STEREOTYPES`, and to those about `ANY_WORD`."""
 
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    from guidance.probes.coreference import BASELINES, Tally, answers, baseline, queries
+    from guidance.probes.coreference import BASELINES, Tally, among_all_words, answers, baseline, queries
     from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
-    from pipelines.text.coreference_files import read_coreference
+    from pipelines.text.coreference_files import STEREOTYPES, read_coreference
     from pipelines.training.learner import folder_of
 
     config, notes = run.config, Notes()
     given = run.inputs["texts"]
     folder = folder_of(run.inputs["model"])
     model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
-    tallies: dict[Site, Tally] = {}
-    rules = {name: Tally() for name in BASELINES}
-    counts = dict.fromkeys(("documents", "texts", "mentions", "cut_off_mentions", "questions"), 0)
+    parts = ("", *STEREOTYPES, ANY_WORD)
+    tallies: dict[Site, Tallies] = {}
+    rules: dict[str, Tallies] = {name: {part: Tally() for part in parts} for name in BASELINES}
+    counts = dict.fromkeys(
+        ("documents", "texts", "mentions", "cut_off_mentions", "questions", "without_antecedent", "with_rivals"), 0
+    )
     with run.progress.task("probe", total=config.limit or None, unit="texts") as bar:
         for number, text in enumerate(
             read_coreference(given.paths, given.names, config.format, config.encoding, notes)
@@ -142,29 +155,43 @@ def build(run: Run) -> None:
                 counts["mentions"] += len(mentions)
                 counts["cut_off_mentions"] += len(mentions) - len(kept)
                 counts["questions"] += len(asked)
+                counts["with_rivals"] += sum(any(_is_wrong(o, query) for o in query.candidates) for query in asked)
+                whole = len(kept) == len(mentions)
+                counts["without_antecedent"] += whole and not asked and any(mention.asks for mention in mentions)
                 bar.advance(1)
                 if not asked:
                     continue
-                half = number % 2
+                # two sentences of WinoBias that follow each other are alike but for their antecedents
+                half = (number // 2 if text.stereotype else number) % 2
+                own = dict.fromkeys(("", text.stereotype))
                 for site, attention in seen.items():
-                    tallies.setdefault(site, Tally()).add(answers(attention, asked), asked, half)
-                for name, tally in rules.items():
-                    tally.add(_as_tensor(baseline(shown, kept, asked, BASELINES[name])), asked, half)
+                    found = tallies.setdefault(site, {part: Tally() for part in parts})
+                    for part in own:
+                        found[part].add(answers(attention, asked), asked, half)
+                    everywhere = among_all_words(asked)
+                    found[ANY_WORD].add(answers(attention, everywhere), everywhere, half)
+                for name, found in rules.items():
+                    for part in own:
+                        found[part].add(_as_tensor(baseline(shown, asked, BASELINES[name])), asked, half)
     if not counts["questions"]:
         raise InputError(
             f"no mention has an antecedent in the first {config.max_length} tokens",
             hint="a larger --max-length, or --scope windows",
         )
-    figures = {name: {site: _figure(tally, name) for site, tally in tallies.items()} for name in UNITS}
+    figures = {name: {site: _figure(found, name) for site, found in tallies.items()} for name in UNITS}
     rows = write_heads(run, figures, UNITS)
     winner = best(rows, "accuracy")
     assert winner is not None
+    first = next(iter(tallies.values()))
     summary: dict[str, Any] = {
         "best": winner,
         "split_half": _split_half(rows),
-        "best_by_kind": {kind: best(rows, kind) for kind in ("pronominal", "proper", "nominal")},
+        "best_by": {name: best(rows, name) for name in (*KINDS, ANY_WORD, *STEREOTYPES)},
+        "asked": {name: _number_of(first, name) for name in ("accuracy", *KINDS, ANY_WORD, *STEREOTYPES)},
+        # where no candidate is wrong, every rule is right
         "baselines": {
-            name: {key: _number(_figure(tally, key)) for key in list(UNITS)[:4]} for name, tally in rules.items()
+            name: {key: _number(_figure(found, key)) for key in ("accuracy", *KINDS, *STEREOTYPES)}
+            for name, found in (rules if counts["with_rivals"] else {}).items()
         },
     }
     run.out.write_json("probe.json", {"schema": 1, "probe": "coref", "counts": counts, **summary})
@@ -174,6 +201,10 @@ def build(run: Run) -> None:
     if model.cut:
         notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", given.names[0])
     run.warn(*notes.lines())
+
+
+def _is_wrong(candidate: Mention, query: Query) -> bool:
+    return candidate.entity != query.mention.entity
 
 
 def _ignore(site: Any, attention: Any) -> None:
@@ -220,14 +251,23 @@ def _as_tensor(right: Sequence[bool]) -> Any:
     return torch.tensor([list(right)])
 
 
-def _figure(tally: Tally, name: str) -> Any:
+def _part(name: str) -> tuple[str, tuple[Any, ...]]:
+    """Which of the `Tallies` one of `UNITS` is about, and which kinds of mentions."""
+    return (name if name in (ANY_WORD, "pro", "anti") else ""), ((name,) if name in KINDS else ())
+
+
+def _figure(found: Tallies, name: str) -> Any:
     """One of `UNITS` of each head, (H,)."""
-    if name.startswith("half_"):
-        found = tally.accuracy(half=int(name[-1]))
-    else:
-        found = tally.accuracy(*(() if name == "accuracy" else (name,)))
-    heads = len(next(iter(tally.right.values()))[0])
-    return found.expand(heads)
+    part, kinds = _part(name)
+    half = int(name[-1]) if name.startswith("half_") else None
+    heads = len(next(iter(found[""].right.values()))[0])
+    return found[part].accuracy(*kinds, half=half).expand(heads)
+
+
+def _number_of(found: Tallies, name: str) -> int:
+    """How many questions one of `UNITS` is about."""
+    part, kinds = _part(name)
+    return found[part].number(*kinds)
 
 
 def _number(value: Any) -> float | None:
@@ -248,4 +288,4 @@ def _split_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(found) / 2
 
 
-STAGE = Stage("probe-coref", "probe", 1, Config, build)
+STAGE = Stage("probe-coref", "probe", 2, Config, build)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -22,6 +22,8 @@ from pipelines.storage.store import Store
 from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
+    import torch
+
     from guidance.probes.reflexives import Reflexive
     from guidance.sites import Site
     from pipelines.probing.watched import Read
@@ -46,8 +48,8 @@ def run(model: str, file: str | None, config: Config, *, store: Store, **options
 
     Args:
         model: a reference, or a model folder.
-        file: lines of a sentence, the number of its reflexive from 0, and its determiner and noun, with tabs between; None
-            for sentences of the grammar.
+        file: lines of a sentence, the number of its reflexive from 0, its determiner and noun, and the other noun phrases that
+            it may be confused with, with tabs between; None for sentences of the grammar.
 
     Raises:
         InputError: a line of the file has not these columns; or the tokenizer splits a word of every sentence.
@@ -64,9 +66,7 @@ def run(model: str, file: str | None, config: Config, *, store: Store, **options
 
 def build(run: Run) -> None:
     """The stage itself; see `run`."""
-    import torch
-
-    from guidance.probes.reflexives import with_distractors
+    from guidance.probes.reflexives import confusion, with_distractors
     from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.watched import WatchedModel
     from pipelines.training.learner import folder_of
@@ -86,6 +86,7 @@ def build(run: Run) -> None:
             hint="a tokenizer with a larger vocabulary, or other sentences",
         )
     right: dict[Site, torch.Tensor] = {}
+    bits: dict[Site, torch.Tensor] = {}
     with run.progress.task("probe", total=len(whole), unit="sentences") as bar:
         for start in range(0, len(whole), config.batch_size):
             some = whole[start : start + config.batch_size]
@@ -93,8 +94,12 @@ def build(run: Run) -> None:
             def watch(
                 number: int, read: Read, site: Site, attention_HWW: torch.Tensor, some: Sequence[Reflexive] = some
             ) -> None:
-                row_HW = attention_HWW[:, read.place[some[number].place]]
-                targets = [read.place[word] for word in some[number].antecedent]
+                one = some[number]
+                row_HW = attention_HWW[:, read.place[one.place]]
+                targets = [read.place[word] for word in one.antecedent]
+                rivals = [[read.place[word] for word in places] for places in one.others]
+                if rivals:
+                    bits[site] = bits.get(site, 0) + confusion(row_HW, targets, rivals).cpu()
                 others = [place for place in range(row_HW.shape[-1]) if place not in targets]
                 correct_H = row_HW[:, targets].amax(-1) > row_HW[:, others].amax(-1)
                 right[site] = right.get(site, 0) + correct_H.long().cpu()
@@ -103,7 +108,7 @@ def build(run: Run) -> None:
             bar.advance(len(some))
     rows = write_heads(run, {"accuracy": {site: count.double() / len(whole) for site, count in right.items()}}, UNITS)
     values = [row["accuracy"] for row in rows]
-    summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values)}
+    summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values), "confusion": _confusion(whole, bits)}
     counts = {"sentences": len(whole), "split_sentences": len(found) - len(whole)}
     run.out.write_json("probe.json", {"schema": 1, "probe": "reflexive", "counts": counts, **summary})
     title = f"Reflexives that look at their antecedent (%)\n{len(whole):,} sentences"
@@ -115,9 +120,27 @@ def build(run: Run) -> None:
         )
 
 
+def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, torch.Tensor]) -> dict[str, Any] | None:
+    """The mean confusion of each layer, and that of even attention; None if no sentence has another noun phrase."""
+    import torch
+
+    from guidance.probes.reflexives import confusion
+
+    asked = [one for one in whole if one.others]
+    if not asked:
+        return None
+    layers = {site.layer: float(total) / len(asked) for site, total in bits.items() if site.attention == "self"}
+    even = [float(confusion(torch.ones(1, len(one.words)), one.antecedent, one.others)) for one in asked]
+    return {
+        "sentences": len(asked),
+        "layers": [layers[layer] for layer in sorted(layers)],
+        "even": sum(even) / len(even),
+    }
+
+
 def _sentences(run: Run) -> Iterator[Reflexive]:
     """The sentences of the file, or of the grammar."""
-    from guidance.probes.reflexives import Reflexive, sentences
+    from guidance.probes.reflexives import Reflexive, places_of, sentences
     from pipelines.text.blocks import Notes
     from pipelines.text.readers import open_lines
 
@@ -131,14 +154,14 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
                 continue
             cells = line.rstrip("\r\n").split("\t")
             words, place = tuple(cells[0].split()), cells[1].strip() if len(cells) > 1 else ""
-            antecedent = tuple(cells[2].split()) if len(cells) > 2 else ()
-            starts = [n for n in range(len(words) - 1) if words[n : n + 2] == antecedent]
-            if not (place.isdecimal() and int(place) < len(words)) or not starts:
+            antecedent, *others = (places_of(cell.split(), words) for cell in cells[2:] or [""])
+            if not (place.isdecimal() and int(place) < len(words)) or len(antecedent) != 2 or not all(others):
                 raise InputError(
                     f"{name!r}, line {number}: not a sentence, the number of its reflexive, and its determiner and noun",
-                    hint="three columns with tabs between, such as: the man can see himself, 4, the man",
+                    hint="three columns with tabs between, such as: the man can see himself, 4, the man; in further columns other noun "
+                    "phrases of the sentence",
                 )
-            yield Reflexive(words, int(place), (starts[0], starts[0] + 1))
+            yield Reflexive(words, int(place), (antecedent[0], antecedent[1]), tuple(others))
 
 
-STAGE = Stage("probe-reflexive", "probe", 1, Config, build)
+STAGE = Stage("probe-reflexive", "probe", 2, Config, build)

@@ -1,10 +1,13 @@
-"""Reads texts with coreference: CoNLL-2012 columns, GUM and OntoGUM, GAP, and the sentences of WinoBias."""
+"""Reads texts with coreference: CoNLL-2012 columns, GUM and OntoGUM, GAP, and the sentences of WinoBias.
+
+In GAP and WinoBias a pronoun has candidates: two names, two occupations.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guidance.errors import InputError
@@ -27,12 +30,14 @@ class Text:
     Attributes:
         words: its words; sentences: the first word of each sentence, one for a text whose sentences are not marked.
         mentions: in the order of their first words.
+        stereotype: of a sentence of WinoBias: ``pro`` or ``anti``, if its file says so.
     """
 
     name: str
     words: Sequence[str]
     sentences: Sequence[int]
     mentions: Sequence[Mention]
+    stereotype: str = ""
 
 
 def read_coreference(
@@ -146,38 +151,43 @@ def _entity(label: str) -> str:
     return found[1] if found else label
 
 
-def _mention(words: Sequence[str], start: int, end: int, entity: str) -> Mention:
+def _mention(words: Sequence[str], start: int, end: int, entity: str, asks: bool | None = None) -> Mention:
     head = head_word(words, start, end)
-    return Mention(start, end, head, entity, kind_of(words, start, head, end))
+    return Mention(start, end, head, entity, kind_of(words, start, head, end), asks)
 
 
 def _gap(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
-    """GAP: a pronoun and two names in a text; a name whose column says TRUE corefers with the pronoun."""
+    """GAP: a pronoun in a text and its candidates, two names; a name whose column says TRUE corefers with the pronoun."""
     rows = plain_rows(open_lines(path, name, encoding, notes), "\t")
     _, header = next(rows, (0, []))
     for number, cells in rows:
         place = f"{name!r}, line {number}"
         row = dict(zip(header, cells, strict=False))
         try:
-            text, spans = row["Text"], list[tuple[int, str, str]]()
+            text, spans = row["Text"], list[tuple[int, str, str, bool]]()
             for role in ("Pronoun", "A", "B"):
                 corefers = role == "Pronoun" or row[f"{role}-coref"] == "TRUE"
-                spans.append((int(row[f"{role}-offset"]), row[role], "pronoun" if corefers else role))
+                spans.append(
+                    (int(row[f"{role}-offset"]), row[role], "pronoun" if corefers else role, role == "Pronoun")
+                )
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(f"{place}: not a row of GAP ({error})") from error
         found = list(_WORD.finditer(text))
         mentions = []
-        for start, phrase, entity in spans:
+        for start, phrase, entity, asks in spans:
             inside = [n for n, word in enumerate(found) if start < word.end() and word.start() < start + len(phrase)]
             if not inside:
                 raise InputError(f"{place}: {phrase!r} is not at character {start}")
-            mentions.append(_mention([word[0] for word in found], inside[0], inside[-1] + 1, entity))
+            mention = _mention([word[0] for word in found], inside[0], inside[-1] + 1, entity, asks)
+            mentions.append(replace(mention, kind="pronominal") if asks else mention)
         words = [word[0] for word in found]
         yield Text(row["ID"], words, [0], sorted(mentions, key=lambda mention: mention.start))
 
 
 def _winobias(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
-    """WinoBias: a number and a sentence on each line; all mentions in brackets corefer."""
+    """WinoBias: a number and a sentence on each line; the mentions in brackets, an occupation and a pronoun, corefer.  The other
+    occupation of the sentence, which is not marked, is the other candidate of the pronoun."""
+    stereotype = next((kind for kind in STEREOTYPES if Path(name).name.startswith(f"{kind}_")), "")
     for number, line in open_lines(path, name, encoding, notes):
         if not line.strip():
             continue
@@ -185,18 +195,39 @@ def _winobias(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Te
         if not own.isdecimal() or not _MARKED.search(sentence):
             raise InputError(f"{name!r}, line {number}: not a number and a sentence with mentions in brackets")
         words: list[str] = []
-        mentions: list[tuple[int, int]] = []
+        marked: list[tuple[int, int]] = []
         end = 0
         for found in _MARKED.finditer(sentence):
             words += _WORD.findall(sentence[end : found.start()])
             start = len(words)
             words += _WORD.findall(found[1])
-            mentions.append((start, len(words)))
+            marked.append((start, len(words)))
             end = found.end()
         words += _WORD.findall(sentence[end:])
-        yield Text(
-            f"{name}/{own}", words, [0], [_mention(words, *span, "marked") for span in mentions if span[0] < span[1]]
-        )
+        mentions = [_mention(words, *span, "marked") for span in marked if span[0] < span[1]]
+        inside = {word for mention in mentions for word in range(mention.start, mention.end)}
+        mentions += [_mention(words, *span, "other") for span in _occupations(words) if inside.isdisjoint(range(*span))]
+        mentions = [replace(mention, asks=mention.kind == "pronominal") for mention in mentions]
+        mentions.sort(key=lambda mention: mention.start)
+        yield Text(f"{name}/{own}", words, [0], mentions, stereotype)
+
+
+STEREOTYPES = ("pro", "anti")
+
+OCCUPATIONS = re.compile(
+    "accountant|analyst|assistant|attendant|auditor|baker|carpenter|cashier|ceo|chief|cleaner|clerk|cook|counselor|designer"
+    "|developer|driver|editor|farmer|guard|hairdresser|housekeeper|janitor|laborer|lawyer|librarian|manager|mechanic|mover"
+    "|nurse|physician|receptionist|salesperson|secretary|sheriff|supervisor|tailor|teacher|worker|writer"
+)
+"""The last words of the forty occupations of WinoBias (Zhao et al. 2018)."""
+
+
+def _occupations(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The places of occupations with their articles."""
+    for place, word in enumerate(words):
+        start = place - 1 - (word == "worker")
+        if OCCUPATIONS.fullmatch(word.lower()) and start >= 0 and words[start].lower() in ("the", "a", "an"):
+            yield start, place + 1
 
 
 _READERS = {"conll-2012": _conll, "gum": _gum, "gap": _gap, "winobias": _winobias}

@@ -43,19 +43,52 @@ def table_of(artifact: Artifact, **shown: Any) -> Table:
     return _TABLES[artifact.counts["probe"]](artifact, **shown)
 
 
+KINDS_OF_MENTIONS = {"pronominal": "pronouns", "proper": "names", "nominal": "others"}
+RULES = {"nearest": "nearest mention", "head match": "nearest with the same head word", "rules": "rules in order"}
+
+
 def _coref(artifact: Artifact) -> Table:
     counts = artifact.counts
-    names = ("accuracy", "pronominal", "proper", "nominal")
-    rows = [(f"head {_head(counts['best'])}", *_shares(counts["best"], names))]
-    rows.append(("split halves", _share(counts["split_half"]), "", "", ""))
-    for kind in names[1:]:
-        own = counts["best_by_kind"][kind]
-        if own is not None and _head(own) != _head(counts["best"]):
-            rows.append((f"head {_head(own)}", *_shares(own, names)))
-    rows += [(name, *_shares(scores, names)) for name, scores in counts["baselines"].items()]
-    read = f"{counts['questions']:,} questions in {counts['documents']:,} documents"
-    note = f"{read}; {counts['cut_off_mentions']:,} mentions were cut off"
-    return Table(("", "all", *names[1:]), list(dict.fromkeys(rows)), (note,))
+    number, questions = counts["asked"], counts["questions"]
+    # a column that is about all questions says no more than the first
+    parts = {name: title for name, title in KINDS_OF_MENTIONS.items() if 0 < number[name] < questions}
+    parts |= {name: name for name in ("pro", "anti") if 0 < number[name] < questions}
+    titles = {"accuracy": "all", **parts, **({"any_word": "any word"} if number["any_word"] else {})}
+    difference = all(name in parts for name in ("pro", "anti"))
+
+    def row(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+        shares = tuple(_share(found.get(name)) for name in titles)
+        both = (found.get("pro"), found.get("anti"))
+        return label, *shares, *((_points(*both),) if difference else ())
+
+    empty = ("",) * (len(titles) + difference)
+    rows = [("questions", *(f"{number[name]:,}" for name in titles), *(("",) if difference else ()))]
+    best: dict[str, tuple[list[str], Any]] = {_head(counts["best"]): (["all"], counts["best"])}
+    for name, title in list(titles.items())[1:]:
+        head = counts["best_by"][name]
+        best.setdefault(_head(head), ([], head))[0].append(title)
+    rows += [row(f"head {name}, best on {' and '.join(of)}", head) for name, (of, head) in best.items()]
+    rows.insert(2, ("split halves", _share(counts["split_half"]), *empty[1:]))
+    rows += [row(RULES[name], scores) for name, scores in counts["baselines"].items()]
+    return Table(("", *titles.values(), *(("pro - anti",) if difference else ())), rows, _coref_notes(artifact))
+
+
+def _coref_notes(artifact: Artifact) -> tuple[str, ...]:
+    counts, config = artifact.counts, artifact.manifest["config"]
+    notes = [f"{counts['questions']:,} questions in {counts['documents']:,} documents"]
+    if counts["without_antecedent"]:
+        notes.append(f"{counts['without_antecedent']:,} pronouns have no antecedent among their candidates")
+    if counts["cut_off_mentions"]:
+        hint = "; a larger --max-length reads more"
+        if counts["asked"]["any_word"] < counts["questions"]:
+            hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
+        notes.append(f"{counts['cut_off_mentions']:,} of {counts['mentions']:,} mentions were cut off{hint}")
+    found = ["; ".join(notes)]
+    if counts["asked"]["any_word"]:
+        found.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')
+    if not counts["baselines"]:
+        found.append("no rules to compare with: the files mark no mention that would be wrong, so every rule is right")
+    return tuple(found)
 
 
 def _deps(artifact: Artifact, min_words: int = 0) -> Table:
@@ -81,7 +114,15 @@ def _deps(artifact: Artifact, min_words: int = 0) -> Table:
 def _reflexive(artifact: Artifact) -> Table:
     counts = artifact.counts
     best = (f"head {_head(counts['best'])}", _share(counts["best"]["accuracy"]))
-    return Table(("", "right"), [best, ("mean of all heads", _share(counts["mean"]))])
+    notes, found = [f"{counts['sentences']:,} sentences"], counts["confusion"]
+    if found:
+        lowest = min(range(len(found["layers"])), key=lambda layer: found["layers"][layer])
+        notes.append(
+            f"confusion with other noun phrases: {found['layers'][lowest]:.2f} bits in layer {lowest}, where it is lowest, and "
+            f"{sum(found['layers']) / len(found['layers']):.2f} on average; {found['even']:.2f} if all words were looked at alike "
+            f"({found['sentences']:,} sentences)"
+        )
+    return Table(("", "right"), [best, ("mean of all heads", _share(counts["mean"]))], tuple(notes))
 
 
 def _relevance(artifact: Artifact) -> Table:
@@ -184,6 +225,10 @@ def _number(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _points(one: float | None, other: float | None) -> str:
+    return "–" if one is None or other is None else f"{100 * (one - other):+.1f}"
 
 
 def _shares(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:

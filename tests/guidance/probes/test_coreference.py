@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from guidance.probes.coreference import BASELINES, Mention, Tally, agree, answers, baseline, head_word, kind_of, queries
+from guidance.probes.coreference import (
+    BASELINES,
+    Mention,
+    Tally,
+    agree,
+    among_all_words,
+    answers,
+    baseline,
+    head_word,
+    kind_of,
+    queries,
+)
 
 # 0    1   2    3     4    5       6   7    8   9     10     11
 WORDS = ["Anna", "saw", "the", "dog", "of", "her", "uncle", ".", "She", "fed", "it", "."]
@@ -63,7 +74,7 @@ def test_a_head_answers_right_if_a_target_is_strictly_highest() -> None:
 
 def test_rules_choose_the_nearest_mention_that_fits() -> None:
     questions = queries(MENTIONS, ORDINARY)
-    right = {name: baseline(WORDS, MENTIONS, questions, rules) for name, rules in BASELINES.items()}
+    right = {name: baseline(WORDS, questions, rules) for name, rules in BASELINES.items()}
     # nearest before "her" is the dog, before "She" the uncle, before "it" "She"
     assert right["nearest"] == [False, False, False]
     assert right["head match"] == [False, False, False]
@@ -72,9 +83,31 @@ def test_rules_choose_the_nearest_mention_that_fits() -> None:
     words = ["the", "king", "saw", "the", "queen", ".", "The", "king", "slept"]
     kings = [Mention(0, 2, 1, "k", "nominal"), Mention(3, 5, 4, "q", "nominal"), Mention(6, 8, 7, "k", "nominal")]
     again = queries(kings, [True] * len(words))
-    assert baseline(words, kings, again, BASELINES["head match"]) == [True]
-    assert baseline(words, kings, again, BASELINES["nearest"]) == [False]
-    assert baseline(words, kings, again, BASELINES["rules"]) == [True]
+    assert baseline(words, again, BASELINES["head match"]) == [True]
+    assert baseline(words, again, BASELINES["nearest"]) == [False]
+    assert baseline(words, again, BASELINES["rules"]) == [True]
+
+
+def test_a_pronoun_chooses_between_candidates_on_either_side_of_it() -> None:
+    words = ["After", "her", "talk", "Anna", "Martin", "thanked", "Berta", "Lee", "."]
+    pronoun = Mention(1, 2, 1, "x", "pronominal", asks=True)
+    right = Mention(3, 5, 4, "x", "proper", asks=False)
+    wrong = Mention(6, 8, 7, "B", "proper", asks=False)
+    (query,) = queries([pronoun, right, wrong], [True] * 9)
+    assert (query.word, query.targets, query.others) == (1, (4,), (7,))
+    assert query.rest == (0, 2, 3, 5, 6, 7, 8) and query.candidates == (right, wrong)
+    (span,) = queries([wrong, right, pronoun], [True] * 9, target="span", candidates="preceding_mentions", unit="pair")
+    assert (span.targets, span.others) == ((3, 4), (6, 7)), "what other mentions may look at does not matter"
+    assert baseline(words, [query], BASELINES["nearest"]) == [True]
+    assert queries([pronoun, wrong], [True] * 9) == [], "no candidate is right"
+    assert queries([pronoun, right], [True] * 9) == [], "no candidate is wrong"
+    assert queries([right, right, wrong], [True] * 9) == [], "names do not ask"
+    attention = torch.zeros(3, 9, 9)
+    attention[:, 1, 2] = 0.5
+    attention[0, 1, 4], attention[1, 1, 7], attention[2, 1, 4], attention[2, 1, 2] = 0.2, 0.2, 0.2, 0.1
+    assert answers(attention, [query])[:, 0].tolist() == [True, False, True]
+    assert answers(attention, among_all_words([query]))[:, 0].tolist() == [False, False, True]
+    assert among_all_words(queries(MENTIONS, ORDINARY)) == []
 
 
 def test_number_gender_and_person_agree_unless_both_are_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,6 +127,78 @@ def test_the_head_that_looks_at_antecedents_is_found(store: Store, tmp_path: Pat
     assert pq.read_table(other.path / "heads.parquet").to_pylist() != rows
 
 
+GAP = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
+
+
+def gap_row(number: int, text: str, pronoun: str, a: str, b: str, right: str) -> str:
+    """A row of GAP; ``right``: A, B or neither."""
+    found = [(name, text.index(name)) for name in (pronoun, a, b)]
+    cells = [f"{found[0][0]}\t{found[0][1]}"]
+    cells += [f"{name}\t{at}\t{str(role == right).upper()}" for role, (name, at) in zip("AB", found[1:], strict=True)]
+    return f"test-{number}\t{text}\t" + "\t".join(cells) + "\tu\n"
+
+
+def test_gap_is_what_a_plain_computation_gives(store: Store, tmp_path: Path) -> None:
+    rows = [
+        ("she fed it . the dog saw anna .", "she", "dog", "anna", "A"),  # the pronoun stands before both
+        ("anna saw the dog . the man fed it .", "it", "anna", "dog", "B"),
+        ("the dog was glad . her man saw anna .", "her", "dog", "anna", "B"),  # between them
+        ("anna saw the man . it was glad .", "it", "anna", "man", "neither"),
+    ]
+    file = written(tmp_path, "gap.tsv", GAP + "".join(gap_row(n, *row) for n, row in enumerate(rows)))
+    torch.manual_seed(1)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=8)
+    config.initializer_range = 1.0
+    folder = saved(tmp_path / "model", BertModel(config))
+    made = probe_coreference.run(folder, [file], probe_coreference.Config(), store=store).artifact
+    assert (made.counts["questions"], made.counts["without_antecedent"]) == (3, 1)
+    opened = AutoModel.from_pretrained(folder, attn_implementation="eager")
+    expected: dict[tuple[int, int], list[int]] = {}
+    for text, pronoun, a, b, right in rows[:3]:
+        words = text.split()
+        ids = torch.tensor(
+            [[trainings.SPECIAL.index("<s>"), *AutoTokenizer.from_pretrained(folder)(text)["input_ids"]]]
+        )
+        ids = torch.cat([ids, torch.tensor([[trainings.SPECIAL.index("</s>")]])], dim=1)
+        maps = opened(ids, output_attentions=True).attentions
+        for layer in range(3):
+            for head in range(4):
+                looks = dict(enumerate(maps[layer][0, head, 1 + words.index(pronoun), 1:-1].tolist()))
+                its, other = words.index(a if right == "A" else b), words.index(b if right == "A" else a)
+                anywhere = max((w for w in looks if w != words.index(pronoun)), key=lambda w: looks[w])
+                found = expected.setdefault((layer, head), [0, 0])
+                found[0] += looks[its] > looks[other]
+                found[1] += anywhere == its
+    for row in pq.read_table(made.path / "heads.parquet").to_pylist():
+        assert [3 * row["accuracy"], 3 * row["any_word"]] == pytest.approx(expected[row["layer"], row["head"]])
+    assert len({tuple(each) for each in expected.values()}) > 4, "otherwise this tests little"
+    table = table_of(made)
+    assert table.titles == ("", "all", "any word") and table.rows[0] == ("questions", "3", "3")
+    assert "1 pronouns have no antecedent among their candidates" in table.notes[0]
+
+
+def test_winobias_is_measured_for_and_against_stereotypes(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    lines = "1 [The man] saw the cook . [she] was glad .\n2 The cook saw [the baker] . [it] was glad .\n"
+    files = [written(tmp_path, f"{kind}_stereotyped.txt", lines) for kind in ("pro", "anti")]
+    made = probe_coreference.run(folder, files, probe_coreference.Config(), store=store).artifact
+    table = table_of(made)
+    assert table.titles == ("", "all", "pro", "anti", "any word", "pro - anti")
+    assert table.rows[0] == ("questions", "4", "2", "2", "4", "")
+    assert {len(row) for row in table.rows} == {6}
+    assert table.rows[-1] == ("rules in order", "50.0 %", "50.0 %", "50.0 %", "–", "+0.0"), "the nearer one"
+
+
+def test_there_are_no_rules_where_every_candidate_is_right(store: Store, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", matching())
+    file = written(
+        tmp_path, "one.conll", COREF.split("#begin document (one); part 1")[1].join(["#begin document (a);", ""])
+    )
+    made = probe_coreference.run(folder, [file], probe_coreference.Config(), store=store).artifact
+    assert made.counts["questions"] == 1 and made.counts["baselines"] == {}
+    assert "every rule is right" in table_of(made).notes[-1]
+
+
 def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", matching())
     file = written(tmp_path, "one.conll", COREF)
@@ -136,6 +209,8 @@ def test_documents_are_cut_or_read_in_windows_or_sentences(store: Store, tmp_pat
 
     cut = counts()  # six words fit beside the special tokens
     assert (cut["texts"], cut["cut_off_mentions"], cut["questions"]) == (2, 1, 2)
+    whole = probe_coreference.run(folder, [file], probe_coreference.Config(max_length=8), store=store).artifact
+    assert "1 of 6 mentions were cut off; --scope windows reads whole documents" in table_of(whole).notes[0]
     windows = counts(scope="windows")
     assert (windows["texts"], windows["cut_off_mentions"], windows["questions"]) == (3, 0, 1)
     assert counts(scope="sentences")["questions"] == 1
@@ -228,7 +303,8 @@ def test_the_commands_print_tables(guide: Callable[..., Any], tmp_path: Path) ->
     folder = saved(tmp_path / "model", matching())
     done = guide("probe", "coref", folder, written(tmp_path, "one.conll", COREF))
     assert done.code == 0 and done.out.startswith("probe/"), done.err
-    assert "head 0-1" in done.err and "100.0 %" in done.err and "head match" in done.err
+    assert "head 0-1, best on all" in done.err and "100.0 %" in done.err and "same head word" in done.err
+    assert any(line.split() == ["questions", "3"] for line in done.err.splitlines())
     shown = guide("show", done.out.strip()).out
     assert all(line in shown for line in done.err.splitlines() if line.startswith(("head", "split", "nearest")))
     assert "best_by_kind" not in shown
@@ -309,6 +385,7 @@ def test_reflexives_that_match_are_not_reflexives_that_refer(store: Store, tmp_p
     file = written(tmp_path, "reflexives.tsv", lines)
     made = probe_reflexives.run(folder, file, probe_reflexives.Config(distractor="none"), store=store).artifact
     rows = pq.read_table(made.path / "heads.parquet").to_pylist()
+    assert made.counts["confusion"] is None, "there is no other noun phrase"
     # "dogs" is no word of the tokenizer, but one token; the first "dog" has no equal word, so the row is even
     assert made.counts["sentences"] == 3
     assert [row["accuracy"] for row in rows] == [0.0, 0.0, 0.0, 0.0], "itself is as high as the equal word"
@@ -316,6 +393,26 @@ def test_reflexives_that_match_are_not_reflexives_that_refer(store: Store, tmp_p
         probe_reflexives.run(
             folder, written(tmp_path, "x.tsv", "a b c\t9\ta b\n"), probe_reflexives.Config(), store=store
         )
+
+
+def test_the_confusion_of_a_layer_is_that_of_a_plain_computation(store: Store, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
+    config.initializer_range = 1.0
+    folder = saved(tmp_path / "model", BertModel(config))
+    text = "the dog saw the man . it fed anna"
+    file = written(tmp_path, "r.tsv", f"{text}\t6\tthe dog\tthe man\tanna\n{text}\t6\tthe dog\n")
+    made = probe_reflexives.run(folder, file, probe_reflexives.Config(distractor="none"), store=store).artifact
+    opened = AutoModel.from_pretrained(folder, attn_implementation="eager")
+    own = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+    ids = torch.tensor([[trainings.SPECIAL.index("<s>"), *own, trainings.SPECIAL.index("</s>")]])
+    found = made.counts["confusion"]
+    assert found["sentences"] == 1 and found["even"] == pytest.approx(math.log2(5 / 2))
+    for layer, attention in enumerate(opened(ids, output_attentions=True).attentions):
+        row = attention[0].mean(0)[1 + 6, 1:-1].tolist()
+        share = (row[0] + row[1]) / (row[0] + row[1] + row[3] + row[4] + row[8])
+        assert found["layers"][layer] == pytest.approx(-math.log2(share), rel=1e-4)
+    assert "2 sentences" in table_of(made).notes[0] and "bits in layer" in table_of(made).notes[1]
 
 
 def test_a_head_that_looks_one_back_finds_an_antecedent_that_stands_there(store: Store, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from guidance.errors import InputError
+from guidance.probes.coreference import queries
 from pipelines.text.blocks import Notes
 from pipelines.text.coreference_files import Text, read_coreference
 from tests.shared import shared
@@ -61,9 +62,21 @@ def test_gap_and_winobias_have_one_question_each(tmp_path: Path) -> None:
     (gap,) = read(written(tmp_path, row))
     assert gap.words == ["Ann", "Lee", "met", "Bo's", "aunt", ";", "she", "left", "."]
     assert spans(gap) == [(0, 2, "pronoun"), (3, 4, "B"), (6, 7, "pronoun")]
-    (wino,) = read(written(tmp_path, "7 [The developer] argued because [she] did.\n"))
-    assert wino.words == ["The", "developer", "argued", "because", "she", "did", "."]
-    assert spans(wino) == [(0, 2, "marked"), (4, 5, "marked")]
+    assert [mention.asks for mention in gap.mentions] == [False, False, True]
+
+
+def test_the_candidates_of_winobias_are_the_marked_occupation_and_the_other_one(tmp_path: Path) -> None:
+    lines = "7 [The developer] asked a construction worker because [she] knew the workers.\n8 [The cook] saw [her].\n"
+    file = tmp_path / "anti_stereotyped_type1.txt.dev"
+    file.write_text(lines)
+    wino, alone = read(file)
+    assert wino.words[:6] == ["The", "developer", "asked", "a", "construction", "worker"]
+    assert spans(wino) == [(0, 2, "marked"), (3, 6, "other"), (7, 8, "marked")]
+    assert [mention.asks for mention in wino.mentions] == [False, False, True]
+    assert [mention.head for mention in wino.mentions] == [1, 5, 7]
+    assert wino.stereotype == alone.stereotype == "anti" and len(alone.mentions) == 2
+    file = file.rename(tmp_path / "wino.txt")
+    assert {text.stereotype for text in read(file)} == {""}
 
 
 def test_gap_has_texts_of_any_length(tmp_path: Path) -> None:
@@ -115,4 +128,6 @@ def test_gap_and_winobias_at_hand() -> None:
     wino = read(shared("data") / "coref-winobias/conll/dev_type1_pro_stereotype.v4_auto_conll.gz")
     assert len(wino) == 396 and sum(len(text.mentions) for text in wino) == 801
     lines = read(shared("data") / "coref-winobias/pro_stereotyped_type1.txt.dev")
-    assert len(lines) == 396 and all(len(text.mentions) in (2, 3) for text in lines)
+    assert len(lines) == 396 and all(len(text.mentions) in (3, 4) for text in lines)
+    questions = [len(queries(text.mentions, [True] * len(text.words))) for text in (*gap, *lines)]
+    assert sum(questions[:454]) == 392 and sum(questions[454:]) == 405 and 0 not in questions[454:]

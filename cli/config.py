@@ -114,11 +114,20 @@ def _check(path: Path, group: Any, tables: dict[str, Any]) -> None:
         if hasattr(command, "commands"):
             _check(path, command, table)
             continue
+        other = getattr(command, "renamed", {})
+        on_or_off = [p.name for p in command.params if getattr(p, "is_flag", False)]
+        switches = {other.get(flag, flag).replace("_", "-") for flag in on_or_off}
         known = [p.name.replace("_", "-") for p in command.params if p.name in getattr(command, "settings", ())]
         known += getattr(command, "renamed", {}).values()
         for key in table:
             if key.replace("_", "-") not in known:
                 raise _unknown(path, f"setting of {name}", key, known)
+            if key.replace("_", "-") not in switches and _has_bool(table[key]):
+                raise InputError(f"{str(path)!r}, [{name}] {key}: true and false are for flags that are on or off")
+
+
+def _has_bool(value: Any) -> bool:
+    return any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value]))
 
 
 def _unknown(path: Path, what: str, name: str, known: Iterable[str]) -> InputError:

@@ -32,7 +32,7 @@ from cli.app import Page, parent_app
 from cli.config import DEFAULT_FILE, misspelt, settings_for
 from cli.flags import field_parameters, make_config, renamed, typer_parameter
 from cli.next_commands import Templates, suggestion
-from cli.origins import SETTINGS, origins_added, source_of, store_path
+from cli.origins import SETTINGS, origin_of, origins_added, source_of, store_path
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
@@ -155,6 +155,7 @@ def command(
 
         def call(context: typer.Context, **values: Any) -> None:
             with origins_added(context, values):
+                _check_sizes(context, values)
                 session = open_session(context, values)
                 arguments = {parameter.name: values[parameter.name] for parameter in own}
                 if config:
@@ -207,6 +208,14 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 # from flags to a session
+
+
+def _check_sizes(context: Any, values: Mapping[str, Any]) -> None:
+    """Raises InputError for a whole number that 64 bits do not hold."""
+    for name, value in values.items():
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                raise InputError(f"{origin_of(context, name)}: the number is too large", hint=f"at most {2**63 - 1}")
 
 
 def load_settings(context: Any, path: Path | None) -> Path | None:

@@ -30,6 +30,23 @@ class Within:
             raise PlanError(f"{name} = {value!r} is not between {self.least:g} and {self.most:g}")
 
 
+MOST_DIGITS = 15
+"""Of a whole number in a plan: more than anything has, and few enough for exact sums of 64 bits."""
+
+
+def check_digits(name: str, value: Any) -> None:
+    """Raises PlanError if a value, or one in its lists and tables, is a whole number of more than `MOST_DIGITS` digits."""
+    if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+        raise PlanError(
+            f"{name} is a number of more than {MOST_DIGITS} digits", hint="no number in a plan needs to be so large"
+        )
+    if isinstance(value, Mapping):
+        check_digits(name, list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_digits(name, item)
+
+
 Share = typing.Annotated[float, Within(0, 1)]
 Count = typing.Annotated[int, Within(1)]
 
@@ -63,6 +80,7 @@ def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> d
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
+    check_digits(name, value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         value = _value(name, arguments[0], value)

@@ -29,7 +29,7 @@ from guidance.errors import InputError, PlanError, UnknownName
 from guidance.mechanisms import MECHANISMS
 from guidance.mechanisms.base import Mechanism
 from guidance.models.added_heads import Pal
-from guidance.options import read
+from guidance.options import check_digits, read
 from guidance.patterns import PATTERNS, Pattern
 from guidance.patterns.combinations import pattern_names, read_pattern
 from guidance.registry import missing_package
@@ -544,6 +544,7 @@ def _value(key: str, value: Any) -> Any:
         PlanError: it has the wrong type.
     """
     types = KEYS[key]["types"]
+    check_digits(key, value)
     if value is None and DEFAULTS[key] is None:
         return None
     if key == "weight" and isinstance(value, tuple):
@@ -571,9 +572,11 @@ def _weight(value: Any) -> float | tuple[tuple[int, float], ...]:
             return float(value)
         if any(isinstance(weight, bool) for weight in value.values()):
             raise ValueError("a truth value")
-        return tuple(sorted((int(least), float(weight)) for least, weight in value.items()))
+        pairs = tuple(sorted((int(least), float(weight)) for least, weight in value.items()))
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError("weight is no number, nor { from so many layers on = number, ... }") from error
+    check_digits("weight", pairs)
+    return pairs
 
 
 def _options(given: Any, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -586,6 +589,7 @@ def _options(given: Any, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _selectors(key: str, value: Any) -> tuple[Selector, ...]:
+    check_digits(key, value)
     listed = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
         raise PlanError(f"{key} = {value!r} is not a list of numbers and rules")

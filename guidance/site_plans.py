@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -227,7 +228,7 @@ def _compares_positions(guide: Guide) -> str:
 
 
 def _number(rule: str) -> Selector:
-    return int(rule) if rule.isdigit() else rule
+    return int(rule) if re.fullmatch(r"\d{1,6}", rule) else rule
 
 
 def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) -> SitePlan:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import PlanError
+from guidance.options import check_digits
 from guidance.patterns.catalogue import find_pattern
 from guidance.patterns.expressions import names_in, where
 from guidance.patterns.features import Tokens
@@ -180,6 +181,7 @@ def _summed(items: Any) -> Pattern:
         weight: Any = 1.0
         if isinstance(item, Mapping) and "weight" in item:
             weight, item = item["weight"], {name: value for name, value in item.items() if name != "weight"}
+        check_digits("weight", weight)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             raise PlanError(f"weight = {weight!r} of a part of a sum is not a finite number >= 0")
         parts.append(read_pattern(item))

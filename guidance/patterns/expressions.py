@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import PlanError, did_you_mean
+from guidance.options import MOST_DIGITS
 from guidance.patterns.catalogue import PATTERNS, find_pattern
 from guidance.patterns.features import CODES, FEATURES, Tokens, relation_id
 from guidance.patterns.pattern import Pattern
@@ -239,6 +240,8 @@ class _Parser:
         kind, word, place = self.words[self.at]
         self.at += 1
         if kind == "number":
+            if len(word.partition(".")[0]) > MOST_DIGITS:
+                self._fail(f"a number of more than {MOST_DIGITS} digits", place)
             number = float(word) if "." in word else int(word)
             return _Part("number", lambda v: number)
         if kind in ("double", "single"):

@@ -142,7 +142,7 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
     """The sentences of the file, or of the grammar."""
     from guidance.probes.reflexives import Reflexive, places_of, sentences
     from pipelines.text.blocks import Notes
-    from pipelines.text.readers import open_lines
+    from pipelines.text.readers import open_lines, whole_number
 
     given = run.inputs.get("sentences")
     if given is None:
@@ -153,15 +153,15 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
             if not line.strip():
                 continue
             cells = line.rstrip("\r\n").split("\t")
-            words, place = tuple(cells[0].split()), cells[1].strip() if len(cells) > 1 else ""
+            words, place = tuple(cells[0].split()), whole_number(cells[1].strip()) if len(cells) > 1 else None
             antecedent, *others = (places_of(cell.split(), words) for cell in cells[2:] or [""])
-            if not (place.isdecimal() and int(place) < len(words)) or len(antecedent) != 2 or not all(others):
+            if place is None or place >= len(words) or len(antecedent) != 2 or not all(others):
                 raise InputError(
                     f"{name!r}, line {number}: not a sentence, the number of its reflexive, and its determiner and noun",
                     hint="three columns with tabs between, such as: the man can see himself, 4, the man; in further columns other noun "
                     "phrases of the sentence",
                 )
-            yield Reflexive(words, int(place), (antecedent[0], antecedent[1]), tuple(others))
+            yield Reflexive(words, place, (antecedent[0], antecedent[1]), tuple(others))
 
 
 STAGE = Stage("probe-reflexive", "probe", 2, Config, build)

@@ -37,7 +37,16 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
             if (layer, head) in scores:
                 raise ValueError(f"layer {layer}, head {head} occurs twice")
             scores[layer, head] = float(row["score"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, csv.Error) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OSError,
+        csv.Error,
+    ) as error:
         raise InputError(
             f"{path}: not a table of scores ({error})", hint=f"JSON, CSV or Parquet with {wanted}"
         ) from error

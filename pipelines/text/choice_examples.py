@@ -9,7 +9,7 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record
-from pipelines.text.readers import open_lines
+from pipelines.text.readers import open_lines, whole_number
 from pipelines.text.records import check_unicode, parse_json, quoted_rows, record_id
 
 
@@ -48,13 +48,14 @@ def read_hellaswag(path: Path, name: str, split: str, layout: Layout, notes: Not
     for start in range(0, len(lines), 6):
         context, answer, *endings = lines[start : start + 6]
         place = f"{name!r}, line {start + 1}"
-        if len(endings) != 4 or not answer.strip().isdecimal() or not all(e.strip() for e in endings):
+        right = whole_number(answer.strip())
+        if len(endings) != 4 or right is None or not all(e.strip() for e in endings):
             raise InputError(
                 f"{place}: expected a context, the number of an ending and four endings, found {answer[:40]!r} on its "
                 "second line",
                 hint="a line too many or too few shifts all that follow",
             )
-        yield from _record(start // 6 + 1, place, context, "", endings, int(answer), None, notes)
+        yield from _record(start // 6 + 1, place, context, "", endings, right, None, notes)
 
 
 def read_arc(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
@@ -88,7 +89,8 @@ def read_own(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
             raise InputError(f"{place}: {layout.choices_column!r} must be a list of texts")
         answer = record.get(label_column)
         if isinstance(answer, str) and answer not in choices:
-            answer = int(answer) if answer.isdecimal() else _key(answer)
+            number_given = whole_number(answer)
+            answer = _key(answer) if number_given is None else number_given
         question = str(record.get(layout.question_column or "question") or "")
         id_ = record.get(layout.id_column) if layout.id_column else None
         own = None if id_ is None else record_id(id_)
@@ -98,8 +100,8 @@ def read_own(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
 def _key(key: str) -> int | None:
     """The number, from 0, of an answer key: a letter from A, or a number from 1; None if it is neither."""
     key = key.strip()
-    if key.isdecimal():
-        return int(key) - 1
+    if (number := whole_number(key)) is not None:
+        return number - 1
     return ord(key.upper()) - ord("A") if len(key) == 1 and key.isalpha() else None
 
 

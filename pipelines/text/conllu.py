@@ -18,7 +18,7 @@ COLUMNS = 10
 BLOCK_SENTENCES = 50
 _MAX_WORDS = 100_000
 _WORD = re.compile(r"[1-9][0-9]*")
-_RANGE = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
+_RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 _EMPTY = re.compile(r"([0-9]+)\.([1-9][0-9]*)")
 _NEW = re.compile(r"#\s*new(doc|par)(?:\s+id\s*=\s*(.*?)\s*)?$")
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)$")

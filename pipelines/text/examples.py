@@ -12,7 +12,7 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
-from pipelines.text.readers import format_of, open_lines
+from pipelines.text.readers import format_of, open_lines, whole_number
 from pipelines.text.records import (
     check_unicode,
     parquet_rows,
@@ -158,8 +158,8 @@ def _columns(
             )
         if same:
             found[role] = same[0]
-        elif wanted.isdecimal() and 1 <= int(wanted) <= width:
-            found[role] = int(wanted) - 1
+        elif 1 <= (number := whole_number(wanted) or 0) <= width:
+            found[role] = number - 1
         elif role == "label" and layout.label_column is None:
             continue
         elif role == "label" and split == "test":

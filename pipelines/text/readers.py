@@ -314,6 +314,11 @@ def read_lines(chunks: Iterable[str], name: str, first: int = 1) -> Iterator[tup
         yield number, "".join(pending)
 
 
+def whole_number(text: str) -> int | None:
+    """The number that some digits write; None for anything else, and for more digits than a count of anything has."""
+    return int(text) if text.isdecimal() and len(text) <= 15 else None
+
+
 def open_lines(
     path: Path,
     name: str,

@@ -8,7 +8,7 @@ from pathlib import Path
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record
-from pipelines.text.readers import open_lines
+from pipelines.text.readers import open_lines, whole_number
 
 
 def read_conll(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
@@ -52,11 +52,12 @@ def _column(given: str | None, default: str | None, place: int, width: int, wher
     if given in (None, default):
         return place
     assert given is not None
-    if not given.isdecimal() or not 1 <= int(given) <= width:
+    number = whole_number(given) or 0
+    if not 1 <= number <= width:
         raise InputError(
             f"{where}: no column {given!r}; it has {width}", hint=f"{flag} takes a number from 1 to {width}"
         )
-    return int(given) - 1
+    return number - 1
 
 
 def _sentence(

@@ -98,6 +98,10 @@ def test_flags_of_every_type_reach_the_configuration(trial):
         (["--max-length", "3"], "--max-length: input should be greater than or equal to 8, not 3"),
         (["--max-length", "abc"], "--max-length"),
         (["--mode", "other"], "'fast', 'slow'"),
+        (["--max-length", "9" * 20], "--max-length: the number is too large"),
+        (["--max-length", "9" * 400], "--max-length: the number is too large"),
+        (["--max-length", "9" * 5000], "--max-length"),
+        (["--rate", "9" * 400], "--rate"),
         (["--rate", "nan"], "--rate"),
         (["--rate", "-1"], "--rate"),
         (["--steps", "some"], "--steps"),
@@ -215,12 +219,16 @@ def test_config_may_come_before_or_after_the_command(trial, guide):
         (b"[try-it]\nlower = 'perhaps'", "lower"),
         (b"[try-it]\nmode = 1979-05-27", "mode"),
         (b"[try-it]\nmax-length = " + b"9" * 5000, "guide.toml"),
+        (b"[try-it]\nmax-length = 0x" + b"f" * 5000, "[try-it] max-length: the number is too large"),
+        (b"[try-it]\nmax-length = true", "[try-it] max-length: true and false are for flags that are on or off"),
+        (b"[try-it]\nrate = true", "[try-it] rate: true and false are for flags"),
+        (b"[try-it]\nmax-length = 9.5", "max-length"),
         (b"not toml", "not TOML"),
         (b"\xff\xfe", "not TOML"),
         (b"x = " + b"[" * 100_000, "nested too deeply"),
         (b"#" * ((1 << 20) + 1), "larger than 1 MB"),
     ],
-    ids=range(14),
+    ids=range(18),
 )
 def test_a_bad_settings_file_is_refused_and_named(trial, text, message):
     Path("guide.toml").write_bytes(text)

@@ -252,6 +252,58 @@ def test_an_invalid_row_is_refused_with_its_number(name: str) -> None:
         Plan.parse(f'[[guide]]\nmechanism = "off"\n\n[[guide]]\n{row}\n', source="mine.toml")
 
 
+LARGE = ("9" * 16, "9" * 20, "-" + "9" * 20, "9" * 400, "0x" + "f" * 5000)
+
+
+@pytest.mark.parametrize("number", LARGE, ids=range(len(LARGE)))
+def test_numbers_of_many_digits_are_refused_wherever_a_plan_has_them(number: str) -> None:
+    digits = str(int(number, 0)) if len(number) < 4000 else "9" * 400
+    for row in (
+        f'mechanism = "mask"\npattern = "window"\nsize = {number}',
+        f'mechanism = "mask"\npattern = {{ not = {{ name = "window", size = {number} }} }}',
+        f'mechanism = "bias"\npattern = {{ sum = ["next", {{ name = "first", weight = {number} }}] }}',
+        f'mechanism = "bias"\npattern = "next"\noutside = {number}',
+        f'mechanism = "gaussian"\noffsets = [{number}]',
+        f'mechanism = "random_mask"\nproportion = {number}',
+        *(
+            f'mechanism = "attention_loss"\npattern = "next"\n{key} = {number}'
+            for key in ("weight", "reference_length")
+        ),
+        *(f'mechanism = "attention_loss"\npattern = "next"\n{key} = {number}' for key in ("until", "hold_steps")),
+        f'mechanism = "attention_loss"\npattern = "next"\nweight = {{ 1 = {number} }}',
+        *([] if number.startswith("0x") else [f'mechanism = "mask"\npattern = {{ where = "distance == {digits}" }}']),
+        *([] if number.startswith("0x") else [f'mechanism = "mask"\npattern = {{ where = "abs({digits}) < key.id" }}']),
+        *(f'mechanism = "off"\n{key} = [{number}]' for key in ("layers", "heads")),
+    ):
+        with pytest.raises(PlanError, match=r"guide 1: .*number of more than 15 digits"):
+            Plan.parse(f"[[guide]]\n{row}\n")
+    with pytest.raises(PlanError, match="number of more than 15 digits"):
+        Plan.parse(f"[pal]\nwidth = {number}\n")
+    with pytest.raises(PlanError):
+        install(tiny_model("bert"), Plan((guide("off", "", f"pal:{digits}"),), PAL))
+
+
+def test_the_largest_numbers_that_a_plan_takes_can_be_computed_with() -> None:
+    large = 10**15 - 1
+    conditions = (
+        f"distance < {large}",
+        f"key.place + {large} - {large} >= 0",
+        f"key.id != {large}.5",
+        f"-{large} < distance",
+    )
+    rows = [guide("mask", {"where": text}, 0, layers=(place,)) for place, text in enumerate(conditions[:2])]
+    rows += [guide("mask", {"where": text}, 1, layers=(place,)) for place, text in enumerate(conditions[2:])]
+    rows += [guide("mask", "window", 2, size=large)]
+    loss = guide("attention_loss", "next", 3, reference_length=large, hold_steps=large)
+    model = tiny_model("bert")
+    handle = install(model, Plan((*rows, loss)), training=True)
+    inputs = batch()
+    guided = handle.guide(inputs["input_ids"], inputs["attention_mask"])
+    plain = tiny_model("bert")(**inputs).logits
+    torch.testing.assert_close(model(**inputs, guidance=guided).logits, plain)
+    assert torch.isfinite(guided.loss())
+
+
 # tables and tokenizer
 
 

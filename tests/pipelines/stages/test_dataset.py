@@ -212,6 +212,13 @@ def test_labels_unknown_in_training_are_warned_about_unless_they_are_numbers(sto
 BAD: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "column": ("a.tsv", as_tsv(ROWS), {}, r"line 1: no column 'text'; it has 'id', 'first', 'second', 'label'"),
     "number": ("a.tsv", as_tsv(ROWS), {"text_column": "5"}, r"line 1: no column '5'; it has 'id'"),
+    "number of 20 digits": (
+        "a.tsv",
+        as_tsv(ROWS),
+        {"text_column": "9" * 20},
+        r"line 1: no column '9{20}'; it has 'id'",
+    ),
+    "number of 5,000 digits": ("a.tsv", as_tsv(ROWS), {"text_column": "9" * 5000}, r"line 1: no column '9"),
     "name without header": (
         "a.tsv",
         as_tsv(ROWS),

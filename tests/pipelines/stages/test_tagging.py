@@ -74,6 +74,7 @@ def test_columns_become_words_with_a_tag_each(store: Store, tmp_path: Path) -> N
         ("Ada B-PER\nwent\n", {}, "1 of the 2 words of this sentence have no tag"),
         ("Ada\nwent\n", {}, "2 of the 2 words"),
         ("Ada B-PER\n", {"label_column": "3"}, "no column '3'; it has 2"),
+        ("Ada B-PER\n", {"label_column": "9" * 5000}, "no column '9"),
     ],
 )
 def test_lines_without_a_tag_are_refused(

@@ -41,13 +41,18 @@ def attention_command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also save the page of `guide discover` with this text.")
     ] = None,
+    sinks: Annotated[
+        bool,
+        typer.Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self."),
+    ] = False,
     only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
 
     "next 62 % (12 ×)" means: 62 % of the attention of a head is on the next token, 12 times as much as uniform attention has there.
-    Words and sentences are found by rules, so patterns of syntax are not among them.
+    Words and sentences are found by rules, so patterns of syntax are not among them.  Patterns where heads rest that do nothing else,
+    such as the first token, are left out, unless --sinks is given.
     """
     from pipelines.probing import one_text
     from pipelines.training.opening import find_folder
@@ -87,17 +92,20 @@ def attention_command(
         say_json({"schema": 1, "tokens": list(found.labels), "heads": rows})
         return
     if head is None:
-        _list(chosen)
+        _list(chosen, sinks)
         return
     for one in chosen:
         _show(found, one, ascii=only_ascii or not speaks_unicode())
 
 
-def _list(chosen: list[Any]) -> None:
+def _list(chosen: list[Any], sinks: bool) -> None:
+    from guidance.probes.discovery import SINKS
+
     rows = []
     for one in chosen:
         name = f"{one.layer}-{one.head}" + ("" if one.kind == "self" else f" ({one.kind})")
-        close = [f"{pattern} {100 * share:.0f} % ({lift:.1f} ×)" for pattern, share, lift in one.closest if lift > 1.2]
+        shown = [each for each in one.closest if sinks or each[0] not in SINKS]
+        close = [f"{pattern} {100 * share:.0f} % ({lift:.1f} ×)" for pattern, share, lift in shown if lift > 1.2]
         rows.append((name, f"{100 * one.entropy:.0f} %", ", ".join(close[:SHOWN]) or "–"))
     say_table(("HEAD", "ENTROPY", "CLOSEST PATTERNS"), rows)
 

@@ -205,9 +205,14 @@ class Candidate:
 
 
 class Filler(LiveModel):
-    """A masked language model that fills in masks."""
+    """A masked language model that fills in masks.
+
+    Attributes:
+        command: the one that is at work, for messages.
+    """
 
     spells_masks = True
+    command = "guide fill"
 
     def check(self, folder: Path, config: Any) -> None:
         from pipelines.training.objective import has_head
@@ -217,9 +222,9 @@ class Filler(LiveModel):
             beside = folder / "generator"
             raise InputError(
                 f"{folder}: {name}, which predicts no masked words",
-                hint=f"the generator beside it does: guide fill {beside}"
+                hint=f"the generator beside it does: {self.command} {beside}"
                 if beside.is_dir()
-                else "`guide fill` takes masked language models, whose class ends in ForMaskedLM",
+                else f"`{self.command}` takes masked language models, whose class ends in ForMaskedLM",
             )
 
     @property

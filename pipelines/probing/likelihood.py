@@ -54,6 +54,8 @@ class Scorer(Filler):
         guided: whether its plan is at work; a plan that only has losses is not, in any case.
     """
 
+    command = "guide probe blimp"
+
     def __init__(
         self, folder: Path, *, device: str = "auto", random_seed: int | None = None, guided: bool = True
     ) -> None:

@@ -41,16 +41,16 @@ def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
     found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
-    if found is None and (learned := task_of(config)) is not None and "shape" in data.counts:
+    if found is None and (learned := task_of(config)) is not None:
         raise InputError(
             f"{folder}: a model for {learned.name}, which learns from {learned.shape}, and {data.reference} has "
-            f"{data.counts['shape']}",
-            hint="evaluate it on a dataset of its own task",
+            f"{data.counts.get('shape', 'running text')}",
+            hint="give it a dataset of its own task",
         )
     if found is None:
         raise InputError(
-            f"{folder}: a {config.model_type} model; `guide evaluate` only measures "
+            f"{folder}: a {config.model_type} model without a head for any of "
             f"{', '.join(evaluation.task for evaluation in EVALUATIONS)}",
-            hint="`guide compare MODEL` shows the losses of its training, those of validation included",
+            hint="guide finetune DATASET --init MODEL trains one with a head",
         )
     return found

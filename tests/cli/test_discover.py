@@ -36,6 +36,10 @@ def test_attention_names_the_patterns_that_heads_come_close_to(guide: Callable[.
     (line,) = [row for row in rows if row.startswith("0-5")]
     assert "matching_token" in line and len(rows) == 13
     assert all("–" in row for row in rows[1:] if not row.startswith("0-5")), "even attention is close to nothing"
+    assert " self " not in line, "heads rest there"
+    done = guide("attention", folder, "--text", TEXT, "--sinks")
+    (line,) = [row for row in done.out.splitlines() if row.startswith("0-5")]
+    assert " self " in line and "matching_token" in line
     done = guide("attention", folder, "--text", TEXT, "--layer", 0, "--head", 5, "--ascii")
     assert done.code == 0 and "layer 0, head 5" in done.out and "the darkest is" in done.out
 

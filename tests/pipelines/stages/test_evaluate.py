@@ -147,7 +147,7 @@ def test_an_ordinary_folder_is_measured_and_pseudo_perplexity_masks_one_token_at
 
 def test_the_class_decides_and_other_models_are_refused_by_name(shop: tuple[Store, Artifact], tmp_path: Path) -> None:
     causal = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=64))
-    with pytest.raises(InputError, match=r"a gpt2 model; `guide evaluate` only measures .*masked-lm"):
+    with pytest.raises(InputError, match=r"a gpt2 model without a head for any of .*masked-lm"):
         measured(shop[0], folder_of(causal, tmp_path / "gpt2"), shop[1])
     larger = bert(num_labels=3)
     larger.resize_token_embeddings(32)

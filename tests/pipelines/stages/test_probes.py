@@ -28,6 +28,7 @@ from pipelines.stages import (
     probe_distance,
     probe_importance,
     probe_loss,
+    probe_pairs,
     probe_reflexives,
     probe_relevance,
     probe_sinks,
@@ -574,6 +575,14 @@ def test_importance_needs_a_head_for_the_task(store: Store, tmp_path: Path) -> N
     folder = saved(tmp_path / "model", matching())
     with pytest.raises(InputError):
         probe_importance.run(folder, data.reference, probe_importance.Config(), store=store)
+    text = written(tmp_path, "text.txt", "anna saw the dog .\n" * 9)
+    for given, message in ((text, "a bert model without a head for any of"), (data.reference, "without a head")):
+        with pytest.raises(InputError, match=message) as caught:
+            probe_importance.run(folder, given, probe_importance.Config(), store=store)
+        assert "evaluate" not in f"{caught.value.message} {caught.value.hint}", "that is another command"
+    with pytest.raises(InputError, match="predicts no masked words") as caught:
+        probe_pairs.run(folder, [written(tmp_path, "p.tsv", "a dog\tdog a\n")], probe_pairs.Config(), store=store)
+    assert caught.value.hint and caught.value.hint.startswith("`guide probe blimp` takes")
     trained = finetunings.train(store, data, steps=1).reference
     with pytest.raises(InputError, match="has no sequences in 'test'"):
         probe_importance.run(trained, data.reference, probe_importance.Config(split="test"), store=store)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from guidance.errors import UnsupportedModel
+from guidance.errors import NumericalError, UnsupportedModel
 from guidance.sites import Site
 
 Form = Literal["elementwise", "joint"]
@@ -127,8 +127,24 @@ def switched_off(
                 columns.copy_(values)
 
 
+def check_finite(scores: Mapping[Site, Tensor]) -> None:
+    """Raises NumericalError where the importance of a head is no number: such a head would count as the least important one."""
+    for site, values in scores.items():
+        if not torch.isfinite(values).all():
+            head = int((~torch.isfinite(values)).nonzero()[0])
+            raise NumericalError(
+                f"the importance of layer {site.layer}, head {head} is {float(values[head])}",
+                hint="the loss or its gradient overflows; are the weights of the model finite?",
+            )
+
+
 def normalised(scores: Mapping[Site, Tensor], *, by_layer: bool = False) -> dict[Site, Tensor]:
-    """Scores from 0 to 1: (I - min) / (max - min) over all heads, or over those of each site; 0 where all are equal."""
+    """Scores from 0 to 1: (I - min) / (max - min) over all heads, or over those of each site; 0 where all are equal.
+
+    Raises:
+        NumericalError: see `check_finite`.
+    """
+    check_finite(scores)
     groups = [[site] for site in scores] if by_layer else [list(scores)]
     found: dict[Site, Tensor] = {}
     for group in groups:

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from guidance.errors import InputError
-from guidance.probes.importance import Importance, switched_off
+from guidance.probes.importance import Importance, check_finite, switched_off
 from guidance.sites import Site
 from pipelines.probing.losses import HeldOut
 from pipelines.progress import Progress
@@ -21,6 +20,7 @@ def importance_of(held_out: HeldOut, config: Any, progress: Progress) -> dict[Si
 
     Raises:
         InputError: nothing is judged.
+        NumericalError: the importance of a head is not finite.
     """
     model, judged = held_out.model, 0.0
     model.zero_grad()
@@ -36,8 +36,10 @@ def importance_of(held_out: HeldOut, config: Any, progress: Progress) -> dict[Si
             if config.accumulate == "scores":
                 found = {site: found.get(site, 0) + scores for site, scores in counted.scores().items()}
                 model.zero_grad()
-    _check_judged(judged, config.split)
-    return found if config.accumulate == "scores" else counted.scores()
+    held_out.check_judged(judged)
+    found = found if config.accumulate == "scores" else counted.scores()
+    check_finite(found)
+    return found
 
 
 def rises_of(held_out: HeldOut, progress: Progress) -> tuple[dict[Site, torch.Tensor], dict[str, Any]]:
@@ -47,16 +49,11 @@ def rises_of(held_out: HeldOut, progress: Progress) -> tuple[dict[Site, torch.Te
     found: dict[Site, torch.Tensor] = {}
     with progress.task("importance", total=passes * held_out.number, unit="examples") as bar:
         whole = held_out.mean(bar.advance)
-        _check_judged(whole == whole, held_out.config.split)
         for module, own in sites.items():
             rises = []
             for head in range(own[0].num_heads):
                 with switched_off(held_out.model, sites, [(module, head)]):
                     rises.append(held_out.mean(bar.advance) - whole)
             found |= dict.fromkeys(own, torch.tensor(rises, dtype=torch.float64))
+    check_finite(found)
     return found, {"loss": whole}
-
-
-def _check_judged(judged: float, split: str) -> None:
-    if not judged:
-        raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")

@@ -116,17 +116,27 @@ class HeldOut:
         return self._of_task() if self._head else self._of_words()
 
     def mean(self, advance: Callable[[int], object] = lambda _: None) -> float:
-        """The mean loss over the split, without gradients; NaN if nothing is judged.
+        """The mean loss over the split, without gradients.
 
         Args:
             advance: called with the number of examples of each batch.
+
+        Raises:
+            InputError: nothing is judged.
         """
         total = count = 0.0
         with torch.no_grad():
             for loss in self.losses():
                 total, count = total + float(loss.total), count + loss.count
                 advance(loss.examples)
-        return total / count if count else float("nan")
+        self.check_judged(count)
+        return total / count
+
+    def check_judged(self, count: float) -> None:
+        """Raises InputError when no example or token was judged."""
+        if not count:
+            split = self.config.split
+            raise InputError(f"no example of {split!r} has a label that the model knows, or a word that is masked")
 
     def task_batches(self) -> Iterator[TaskBatch]:
         """The batches of a model of a task.

@@ -117,7 +117,7 @@ def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
         return None, None
     try:
         held_out = HeldOut(run.inputs, run.config)
-        how = SimpleNamespace(form="elementwise", accumulate="gradients", split=run.config.split)
+        how = SimpleNamespace(form="elementwise", accumulate="gradients")
         return importance_of(held_out, how, run.progress), held_out.task
     except InputError as error:
         run.warn(f"the importance of heads is not measured: {error.message}")

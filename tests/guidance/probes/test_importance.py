@@ -10,6 +10,7 @@ import torch
 
 import guidance
 from guidance import Plan, install
+from guidance.errors import NumericalError
 from guidance.probes.importance import Form, Importance, normalised
 from guidance.sites import Site
 from tests.guidance.models import FAMILIES, batch, tiny_model
@@ -72,6 +73,13 @@ def test_added_heads_have_their_own() -> None:
     found = Importance(model, handle.sites).scores()
     added = {site: scores for site, scores in found.items() if site.attention == "pal"}
     assert len(added) == 2 and all(bool((scores > 0).all()) and len(scores) == 4 for scores in added.values())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_importance_that_is_no_number_is_refused_and_not_the_least(value: float) -> None:
+    site = Site("encoder", "self", 1, 2, "")
+    with pytest.raises(NumericalError, match=f"the importance of layer 1, head 1 is {value}"):
+        normalised({site: torch.tensor([1.0, value])})
 
 
 def test_scores_are_normalised_over_all_heads_or_those_of_a_layer() -> None:

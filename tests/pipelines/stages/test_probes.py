@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertModel
 
 import guidance
-from guidance.errors import InputError
+from guidance.errors import InputError, NumericalError
 from guidance.probes.importance import Importance, switched_off
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
@@ -568,6 +569,19 @@ def test_importance_is_that_of_ones_own_gradients(store: Store, tmp_path: Path, 
     plan = written(tmp_path, "plan.toml", '[[guide]]\nmechanism = "off"\nheads = ["least important 1"]\n')
     pruned = finetunings.train(store, data, steps=1, plan=plan, scores=str(made.path / "heads.parquet"))
     assert pruned.artifact.counts["steps"] == 1
+
+
+@pytest.mark.parametrize("by", ["taylor", "off"])
+def test_importance_of_a_loss_that_is_no_number_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: Any
+) -> None:
+    losses = HeldOut.losses
+    nothing = lambda held_out: (replace(loss, total=loss.total * math.nan) for loss in losses(held_out))  # noqa: E731
+    monkeypatch.setattr(HeldOut, "losses", nothing)
+    data = finetunings.build(store, tmp_path, {"train": finetunings.reviews(24), "valid": finetunings.reviews(6)})
+    trained = finetunings.train(store, data, steps=1).artifact
+    with pytest.raises(NumericalError, match="the importance of layer 0, head 0 is nan"):
+        probe_importance.run(trained.reference, data.reference, probe_importance.Config(by=by), store=store)
 
 
 def test_importance_needs_a_head_for_the_task(store: Store, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from guidance.checkpoint.layout import (
     is_extra,
 )
 from guidance.checkpoint.loading import load, load_model, restore, take_over
-from guidance.checkpoint.opening import find_plan, read_config, read_plan, read_progress
+from guidance.checkpoint.opening import find_plan, new_model, read_config, read_plan, read_progress
 from guidance.checkpoint.writing import (
     config_file,
     model_files,
@@ -51,6 +51,7 @@ __all__ = [
     "load",
     "load_model",
     "model_files",
+    "new_model",
     "read_config",
     "read_plan",
     "read_progress",

@@ -6,10 +6,11 @@ declares are used.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,16 @@ from guidance.checkpoint.layout import (
     WEIGHTS_FILE,
     is_extra,
 )
-from guidance.errors import InputError
+from guidance.errors import InputError, NumericalError
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
 
-_NEVER = {"auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"}
-"""Keys that are dropped from a configuration wherever they stand."""
+_NEVER = {
+    *("auto_map", "trust_remote_code", "quantization_config", "name_or_path", "torch_dtype", "dtype"),
+    *("return_dict", "chunk_size_feed_forward"),
+}
+"""Keys that are dropped from a configuration wherever they stand: they name code, or say how a model is called."""
 _UNDECLARED: Mapping[str, set[str]] = {
     "deberta-v2": {
         *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size"),
@@ -111,6 +115,8 @@ def _clean(value: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"unknown name {error}"
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -304,10 +310,10 @@ def open_model(
 
     Raises:
         InputError: the folder has no configuration or no safetensors, or they do not fit each other.
+        NumericalError: a weight is not finite.
     """
     config, settings = _read_configuration(folder)
-    for name, value in (fields or {}).items():
-        setattr(config, name, value)
+    _change(config, fields or {})
     if not any(folder.glob("*.safetensors")):
         pickled = next((name for name in PICKLED_FILES if (folder / name).exists()), None)
         convert = shlex.join(["guide", "convert", str(folder), f"{folder.resolve().name}-safetensors"])
@@ -322,7 +328,7 @@ def open_model(
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder, "local_files_only": True}
     names = {name for path in weights_of(folder) for name in _tensor_names(path)}
     guided = MARKER in names or any(map(is_extra, names))
-    try:
+    with _opening(folder):
         if guided:  # pass the model's own tensors only; transformers would report the others
             if auto_class is not None:
                 with torch.device("meta"):
@@ -341,6 +347,44 @@ def open_model(
         model, info = opened
         if guided and (folder / "generation_config.json").is_file() and model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    # a new task head may start at random; a partly random encoder is an error
+    trunk = "" if model.base_model is model else f"{model.base_model_prefix}."
+    lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
+    missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
+    if missing:
+        raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
+    check_finite(model.state_dict(), str(folder))
+    model.config.name_or_path = model.name_or_path = str(folder)  # adapters name their model by it
+    return model, MARKER in names or _shapes(settings.get(PLAN_KEY))
+
+
+def new_model(folder: Path, auto_class: Any, **fields: Any) -> PreTrainedModel:
+    """A model with new random weights, of the shape that the configuration in a local folder gives.
+
+    Args:
+        auto_class: for example ``AutoModel``.
+        fields: of the configuration to change.
+
+    Raises:
+        InputError: the folder has no configuration, or one of which no such model can be made.
+    """
+    config, _ = _read_configuration(folder)
+    _change(config, fields)
+    with _opening(folder):
+        made: PreTrainedModel = auto_class.from_config(config)
+    return made
+
+
+def _change(config: Any, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        setattr(config, name, value)
+
+
+@contextlib.contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """Turns what transformers raises on a folder that it cannot open into an InputError."""
+    try:
+        yield
     except (
         OSError,
         ValueError,
@@ -352,14 +396,20 @@ def open_model(
         safetensors.SafetensorError,
     ) as error:
         raise InputError(f"{folder}: the model cannot be opened ({_first_line(error)})") from error
-    # a new task head may start at random; a partly random encoder is an error
-    trunk = "" if model.base_model is model else f"{model.base_model_prefix}."
-    lacking = {*info["missing_keys"], *(key for key, *_ in info.get("mismatched_keys", ()))}
-    missing = sorted(k for k in lacking if k.startswith(trunk) and ".pooler." not in f".{k}")
-    if missing:
-        raise InputError(f"{folder}: the weights lack {missing[0]}" + (", and more" if missing[1:] else ""))
-    model.config.name_or_path = model.name_or_path = str(folder)  # adapters name their model by it
-    return model, MARKER in names or _shapes(settings.get(PLAN_KEY))
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raises NumericalError when a tensor is not finite; names the first one.
+
+    Args:
+        source: names the folder in messages.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not (finite := torch.isfinite(tensor)).all():
+            raise NumericalError(
+                f"{source}: {name} has {int((~finite).sum()):,} values of {tensor.numel():,} that are not finite",
+                hint="nothing can be computed with these weights; take an earlier checkpoint of this model",
+            )
 
 
 def _shapes(text: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a model can read given sequences: their tokenizer, their length, its weights."""
+"""Whether a model can read given sequences: their tokenizer, their length."""
 
 from __future__ import annotations
 
@@ -15,25 +15,6 @@ if TYPE_CHECKING:
 
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert")
 """Model types whose position numbers start after their padding id."""
-
-
-def check_finite(folder: Path) -> None:
-    """Raises InputError when a tensor in the safetensors of a model folder is not finite; names the first one."""
-    import safetensors
-    import torch
-
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no dict
-                    tensor = file.get_tensor(name)
-                    if tensor.is_floating_point() and not (finite := torch.isfinite(tensor)).all():
-                        raise InputError(
-                            f"{path}: {name} has {int((~finite).sum()):,} values of {tensor.numel():,} that are not finite",
-                            hint="training cannot start from these weights; take an earlier checkpoint of this model",
-                        )
-        except (OSError, safetensors.SafetensorError, ValueError):
-            continue  # opening the model reports it
 
 
 def longest_input(found: Any) -> int | None:

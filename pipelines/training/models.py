@@ -11,7 +11,7 @@ from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import Given, folder_of
-from pipelines.training.model_checks import OFFSET_POSITIONS, check_finite, check_model
+from pipelines.training.model_checks import OFFSET_POSITIONS, check_model
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -113,12 +113,13 @@ def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -
     Raises:
         InputError: the model to start from cannot be opened, or has another vocabulary; or the objective cannot train the
             family that was asked for.
+        NumericalError: a weight of the model to start from is not finite.
     """
     import torch
     import transformers
     from transformers.utils import logging as transformers_logging
 
-    from guidance.checkpoint import load_model
+    from guidance.checkpoint import load_model, new_model
 
     config, tokenizer, init = given.config, given.tokenizer, given.init
     auto_class: Any = getattr(transformers, objective.card.auto_class)
@@ -128,10 +129,9 @@ def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -
     if init is not None:
         folder = folder_of(init)
         if getattr(config, "random_init", False):
-            model = auto_class.from_config(transformers.AutoConfig.from_pretrained(folder, **fields))
+            model = new_model(folder, auto_class, **fields)
         else:
             model = load_model(folder, auto_class, plan, **fields)
-            check_finite(folder)
         if getattr(config, "extend_positions", False):
             from pipelines.training.embeddings import extend_positions
 

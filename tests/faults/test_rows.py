@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from guidance.checkpoint import opening
-from guidance.errors import GuideError, InputError, PlanError
+from guidance.errors import GuideError, InputError, NumericalError, PlanError
 from pipelines.stages import corpus, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing
@@ -441,7 +441,7 @@ def test_initial_weights_that_are_not_finite_never_give_a_model(
     name = next(n for n in weights if "layer.0.attention.self.value.weight" in n)
     weights[name][0, 0] = value
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(weights, {"format": "pt"}))
-    with pytest.raises(InputError, match=f"{re.escape(name)} has 1 values of .* that are not finite"):
+    with pytest.raises(NumericalError, match=f"{re.escape(name)} has 1 values of .* that are not finite"):
         start_from(store, made, folder)
     assert not list(store.root.glob("model/*"))
 

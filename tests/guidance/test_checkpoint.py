@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,8 +29,18 @@ from transformers import (
 )
 
 import guidance
-from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, load_model, model_files, read_config, restore, weights
-from guidance.errors import InputError, MachineError, PlanError
+from guidance.checkpoint import (
+    EXTRA_FILE,
+    MARKER,
+    PLAN_FILE,
+    load_model,
+    model_files,
+    new_model,
+    read_config,
+    restore,
+    weights,
+)
+from guidance.errors import InputError, MachineError, NumericalError, PlanError
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
 from guidance.plan import Guide, Plan
@@ -186,7 +197,8 @@ def test_an_adapter_is_refused(folder: Path) -> None:
     refused(folder, "an adapter")
 
 
-def test_keys_that_could_name_kernels_or_quantisers_are_dropped(folder: Path) -> None:
+@pytest.mark.parametrize("open_", [load_model, new_model])
+def test_keys_that_could_name_kernels_or_quantisers_are_dropped(open_: Any, folder: Path) -> None:
     hostile = {
         "_attn_implementation": "attacker/kernel",
         "_attn_implementation_internal": "attacker/kernel",
@@ -198,10 +210,59 @@ def test_keys_that_could_name_kernels_or_quantisers_are_dropped(folder: Path) ->
         "surprise": 1,
     }
     edit(folder, **hostile)
-    model = load_model(folder, AutoModelForMaskedLM)
+    model = open_(folder, AutoModelForMaskedLM)
     assert model.config._attn_implementation == "sdpa"
     assert "attacker" not in json.dumps(model.config.to_dict(), default=str)
     assert not hasattr(model.config, "surprise") and not hasattr(model.config, "transformers_weights")
+
+
+DIRECT = re.compile(
+    r"\b(?:Auto\w+|\w*Config|\w*Tokenizer\w*|\w*Model\w*|auto_class|model_class|opened_by)"
+    r"\.(?:from_pretrained|from_dict|from_json_file|get_config_dict)\("
+)
+"""Calls that would read a configuration, weights or a tokenizer past `guidance.checkpoint.opening`."""
+
+
+def test_folders_are_opened_in_one_place_only() -> None:
+    root = Path(guidance.__file__).parents[1]
+    found = {
+        (path.relative_to(root).as_posix(), call)
+        for package in ("guidance", "pipelines", "cli")
+        for path in sorted((root / package).rglob("*.py"))
+        for call in DIRECT.findall(path.read_text())
+    }
+    assert found == {
+        ("guidance/checkpoint/opening.py", "model_class.from_pretrained("),
+        ("guidance/checkpoint/opening.py", "GenerationConfig.from_pretrained("),
+        ("guidance/checkpoint/adapters.py", "PeftModel.from_pretrained("),
+        ("pipelines/training/model_card.py", "AutoTokenizer.from_pretrained("),
+        ("pipelines/live_text.py", "AutoTokenizer.from_pretrained("),
+    }, "a model folder may come from a stranger; guidance.checkpoint opens it, the last two are texts for people"
+
+
+@pytest.mark.parametrize(("key", "value"), [("return_dict", False), ("chunk_size_feed_forward", 7)])
+def test_how_a_model_was_called_is_not_taken_over(key: str, value: Any, folder: Path) -> None:
+    expected = load_model(folder, AutoModelForMaskedLM)(**batch()).logits
+    edit(folder, **{key: value})
+    torch.testing.assert_close(load_model(folder, AutoModelForMaskedLM)(**batch()).logits, expected)
+
+
+@pytest.mark.parametrize("open_", [load_model, new_model])
+def test_an_unknown_activation_is_refused(open_: Any, folder: Path) -> None:
+    edit(folder, hidden_act="nothing")
+    with pytest.raises(InputError, match=r"cannot be opened \(unknown name 'nothing'\)"):
+        open_(folder, AutoModelForMaskedLM)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, folder: Path) -> None:
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    name = "roberta.encoder.layer.0.output.dense.weight"
+    stored[name][1, 2:5] = value
+    safetensors.torch.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    for open_ in (lambda: load_model(folder, AutoModelForMaskedLM), lambda: guidance.load(folder)):
+        with pytest.raises(NumericalError, match=f"{folder}: {name} has 3 values of .* that are not finite"):
+            open_()
 
 
 def test_nested_configurations_are_cleaned_too() -> None:

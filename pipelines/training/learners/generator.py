@@ -26,7 +26,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, Inputs
 from pipelines.training.learners.masked_batches import FilledBatch
-from pipelines.training.model_checks import check_finite, check_lengths, check_same_tokenizer
+from pipelines.training.model_checks import check_lengths, check_same_tokenizer
 from pipelines.training.models import configuration
 from pipelines.training.plan_checks import GENERATOR_FOLDER
 
@@ -94,7 +94,6 @@ def _continued(given: Given, auto_class: Any) -> Any:
         return None
     check_same_tokenizer(folder, given.tokenizer)
     generator = load_model(folder, auto_class, given.plan.for_part("generator"))
-    check_finite(folder)
     if isinstance(init, Artifact) and not init.in_place():
         raise InputError(f"{init.path} was rebuilt while it was being read", hint="run again")
     return generator

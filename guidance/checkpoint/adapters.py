@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.checkpoint.layout import ADAPTER_FILE, ADAPTER_WEIGHTS_FILE
-from guidance.checkpoint.opening import read_tensors
+from guidance.checkpoint.opening import check_finite, read_tensors
 from guidance.errors import InputError, MachineError
 
 _PREFIX = "base_model.model."
 """What stands before the names of weights in an adapter's file."""
+
+_PATTERNS = (
+    *("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "target_parameters"),
+    *("rank_pattern", "alpha_pattern"),
+)
+"""Settings of LoRA that name modules; PEFT matches most of them as regular expressions."""
+
+_NAME = re.compile(r"[\w.-]*")
+"""Names of modules: without any repetition, matching one takes no longer than reading it."""
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -60,12 +70,12 @@ def adapter_files(model: Any) -> dict[str, bytes]:
     embeddings: Any = "auto" if base and Path(base).is_dir() else False
     state = peft.get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=embeddings)
     tensors = {_PREFIX + n.removeprefix(_PREFIX): t.detach().to("cpu", copy=True) for n, t in state.items()}
-    config = copy.copy(config)
+    config = _with_names(copy.copy(config), model)
     config.inference_mode, config.base_model_name_or_path = True, base or None
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         written = (Path(folder) / ADAPTER_FILE).read_bytes()
-    _check_kind(json.loads(written), "the adapter")
+    _check_settings(json.loads(written), "the adapter")
     weights = safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}, metadata={"format": "pt"})
     return {ADAPTER_WEIGHTS_FILE: weights, ADAPTER_FILE: written}
 
@@ -92,11 +102,12 @@ def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
     """A model with the adapter of a folder, as a ``PeftModel`` whose adapter can be trained.
 
     Raises:
-        InputError: the adapter is not LoRA, has no safetensors, or does not fit the model.
+        InputError: the adapter is not LoRA, names modules by regular expressions, has no safetensors, or does not fit the model.
+        NumericalError: a weight is not finite.
         MachineError: PEFT is not installed.
     """
     peft = _peft()
-    _check_kind(_settings(folder), str(folder))
+    _check_settings(_settings(folder), str(folder))
     stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
     try:
         found = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)
@@ -106,6 +117,7 @@ def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
         raise InputError(f"{folder}: the adapter does not fit its model ({line})") from error
     if missing := sorted(set(own) - set(stored)):
         raise InputError(f"{folder}: the adapter lacks {missing[0]}", hint="it belongs to another model")
+    check_finite(own, str(folder))
     return found
 
 
@@ -132,13 +144,42 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _check_kind(settings: Mapping[str, Any], source: str) -> None:
-    """Raises InputError for adapters whose configuration could name code, or whose weights we do not know."""
+def _with_names(config: Any, model: nn.Module) -> Any:
+    """The configuration of a model's adapter, with the names of the modules in place of regular expressions."""
+    if all(map(_is_names, (getattr(config, setting, None) for setting in _PATTERNS))):
+        return config
+    from peft.utils.other import get_pattern_key
+
+    adapted = [name.removeprefix(_PREFIX) for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    for setting in ("rank_pattern", "alpha_pattern"):
+        values = getattr(config, setting) or {}
+        keys = {name: get_pattern_key(values, name) for name in adapted}
+        setattr(config, setting, {name: values[key] for name, key in keys.items() if key in values})
+    config.target_modules = set(adapted)
+    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    return config
+
+
+def _is_names(value: Any) -> bool:
+    """Whether a setting names modules, in a text, a list or the keys of a table."""
+    names = [value] if isinstance(value, str) else [] if value is None else value
+    return isinstance(names, Collection) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+
+
+def _check_settings(settings: Mapping[str, Any], source: str) -> None:
+    """Raises InputError for adapters whose configuration could name code, whose weights we do not know, or whose names
+    of modules PEFT could match for ever."""
     if settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
         raise InputError(
             f"{source}: an adapter of type {settings.get('peft_type')!r}",
             hint="only LoRA is known; merge_and_unload() it",
         )
+    for setting in _PATTERNS:
+        if not _is_names(settings.get(setting)):
+            raise InputError(
+                f"{source}: {setting} is {str(settings[setting])[:100]!r}, and only names of modules are taken",
+                hint="a regular expression could be matched for ever; list the names of the modules, or merge_and_unload() it",
+            )
 
 
 def _peft() -> Any:

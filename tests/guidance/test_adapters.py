@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 import guidance
 from guidance.checkpoint import EXTRA_FILE, PLAN_FILE
-from guidance.errors import InputError, MachineError
+from guidance.errors import InputError, MachineError, NumericalError
 from guidance.installation import Handle, install
 from guidance.plan import Guide, Plan
 from guidance.trainer import GuidedTrainer
@@ -190,6 +191,67 @@ def test_adapters_that_do_not_fit_or_could_name_code_are_refused(
     guidance.save(handle, tmp_path / "adapter")
     changed(tmp_path / "adapter", **changes)
     with pytest.raises(InputError, match=message):
+        guidance.load(tmp_path / "adapter")
+
+
+SLOW = r"(\w|\w)*!"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": SLOW},
+        {"exclude_modules": SLOW},
+        {"rank_pattern": {SLOW: 2}},
+        {"alpha_pattern": {"query": 2, SLOW: 2}},
+        {"modules_to_save": [SLOW]},
+        {"layers_to_transform": [0], "layers_pattern": [SLOW]},
+        {"target_parameters": [SLOW]},
+        {"target_modules": ["query", 3]},
+        {"target_modules": 3},
+    ],
+    ids=lambda changes: next(reversed(changes)),
+)
+def test_adapters_whose_names_of_modules_could_be_matched_for_ever_are_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    _, handle = wrapped("mask", tmp_path / "base")
+    guidance.save(handle, tmp_path / "adapter")
+    changed(tmp_path / "adapter", **changes)
+    with pytest.raises(InputError, match=f"{next(reversed(changes))} is .*, and only names of modules are taken"):
+        guidance.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"target_modules": r".*layer\.0\..*\.(query|value)"}, ["query", "value"]),
+        ({"target_modules": ["query", "value"], "exclude_modules": r".*\.1\..*"}, ["query", "value"]),
+        ({"target_modules": ["query"], "layers_to_transform": 0, "rank_pattern": {"qu.*": 3}}, ["query"]),
+    ],
+)
+def test_regular_expressions_are_saved_as_the_names_of_the_modules_that_they_chose(
+    changes: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    model, handle = wrapped("mask", tmp_path / "base", **changes)
+    guidance.save(handle, tmp_path / "adapter")
+    opened = opens(tmp_path / "adapter", handle, logits(model))
+    expected = {f"bert.encoder.layer.0.attention.self.{name}" for name in names}
+    if "rank_pattern" in changes:
+        assert opened.peft_config["default"].rank_pattern == dict.fromkeys(expected, 3)
+        return
+    assert set(opened.peft_config["default"].target_modules) == expected
+
+
+def test_adapters_whose_weights_are_not_finite_are_refused(tmp_path: Path) -> None:
+    _, handle = wrapped("mask", tmp_path / "base")
+    guidance.save(handle, tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    name = next(name for name in weights if "lora_A" in name)
+    weights[name][0, 0] = float("nan")
+    safetensors.torch.save_file(weights, path)
+    with pytest.raises(NumericalError, match=f"{name} has 1 values of .* that are not finite"):
         guidance.load(tmp_path / "adapter")
 
 

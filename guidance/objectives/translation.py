@@ -6,13 +6,15 @@ Source: Vaswani et al. 2017, sections 5.4 (label smoothing) and 6.1 (beam search
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.models.canary import evaluating
 
@@ -47,6 +49,26 @@ def translation_losses(logits_NV: Tensor, labels_N: Tensor, smoothing: float) ->
     return smoothed, likelihood.detach()
 
 
+_OF_TOKENS = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+    *("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_length"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty"),
+    *("renormalize_logits", "remove_invalid_values"),
+)
+"""Settings of a model's ``generation_config.json`` that say which tokens it may generate, and not how they are searched."""
+
+
+@contextlib.contextmanager
+def _own_search(generator: Any) -> Iterator[None]:
+    """Within, the generation configuration of a model has only what it says of tokens."""
+    given = generator.generation_config
+    generator.generation_config = GenerationConfig(**{name: getattr(given, name, None) for name in _OF_TOKENS})
+    try:
+        yield
+    finally:
+        generator.generation_config = given
+
+
 def translate(
     model: PreTrainedModel,
     handle: Handle | None,
@@ -76,7 +98,7 @@ def translate(
         The ids of the best translation of each source, without the end token.
 
     Raises:
-        InputError: the columns lack a feature that the plan needs.
+        InputError: the columns lack a feature that the plan needs, or the generation configuration of the model cannot be used.
     """
     ids_BT, mask_BT = inputs["input_ids"], inputs["attention_mask"]
     extra: dict[str, Any] = {}
@@ -84,18 +106,24 @@ def translate(
         extra = handle.at_inference(input_ids=ids_BT, attention_mask=mask_BT, **(columns or {}))
     searching: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     generator: Any = model
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), _own_search(generator):
         encoder: Any = model.get_encoder()
         states = encoder(input_ids=ids_BT, attention_mask=mask_BT, **extra)
-        found = generator.generate(
-            encoder_outputs=states,
-            attention_mask=mask_BT,
-            num_beams=beams,
-            do_sample=False,
-            max_new_tokens=max_length,
-            use_cache=handle is None or not handle.shapes("decoder", "self"),
-            **(searching if beams > 1 else {}),
-        )
+        try:
+            found = generator.generate(
+                encoder_outputs=states,
+                attention_mask=mask_BT,
+                num_beams=beams,
+                do_sample=False,
+                max_new_tokens=max_length,
+                use_cache=handle is None or not handle.shapes("decoder", "self"),
+                **(searching if beams > 1 else {}),
+            )
+        except (ValueError, IndexError) as error:
+            line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise InputError(
+                f"{model.name_or_path}: the model cannot generate ({line})", hint="look at its generation_config.json"
+            ) from error
     end = model.config.eos_token_id
     rows = found[:, 1:].tolist()  # without the start token
     return [row[: row.index(end)] if end in row else row for row in rows]

@@ -155,6 +155,11 @@ def build(run: Run) -> None:
 
 def no_weights(folder: Path, weights: str) -> InputError:
     """The error for a model without the best weights that were asked for."""
+    if (folder / weights / "config.json").is_file():
+        return InputError(
+            f"{folder}: a folder that no run of this store wrote; {weights} in it is a model of its own",
+            hint=f"give {folder / weights} as the model, with --weights last",
+        )
     if weights == "best":
         return InputError(f"{folder}: has no best model, because there was no validation", hint="--weights last")
     return InputError(

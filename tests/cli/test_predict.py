@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from guidance.errors import InputError
 from guidance.plan import Guide, Plan
@@ -18,6 +19,7 @@ from pipelines.predictions import Config, predict
 from pipelines.stages import dataset, tokenizer
 from pipelines.storage.store import Store
 from pipelines.training.tasks import task_of
+from tests import trainings
 from tests.finetunings import build, measure, reviews, train
 from tests.trainings import one_thread  # noqa: F401
 
@@ -68,6 +70,37 @@ def test_limit_and_best_weights(work: SimpleNamespace) -> None:
     assert len(said(work.store, work.model, ["-"], "a\nb\nc\n", limit=2)) == 2
     with pytest.raises(InputError, match="no best model"):
         said(work.store, work.model, ["-"], "a\n", weights="best")
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    """A folder of a classifier that nobody trained, whose tokenizer has as many tokens as it."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(trainings.VOCABULARY), max_position_embeddings=32, **sizes)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    for name, data in trainings.tokenizer_files().items():
+        (tmp_path / "model" / name).write_bytes(data)
+    return tmp_path / "model"
+
+
+def test_a_tokenizer_with_more_tokens_than_its_model_is_refused(work: SimpleNamespace, classifier: Path) -> None:
+    assert len(said(work.store, str(classifier), ["-"], "a fine film\n")) == 1
+    for name, data in trainings.tokenizer_files([*trainings.VOCABULARY, "film"]).items():
+        (classifier / name).write_bytes(data)
+    number = len(trainings.VOCABULARY)
+    message = f"has {number} tokens, the sequences use {number + 1}"
+    with pytest.raises(InputError, match=message):
+        said(work.store, str(classifier), ["-"], "a fine film\n")
+    with pytest.raises(InputError, match=message):
+        measure(work.store, str(classifier), work.data)
+
+
+def test_the_best_weights_of_a_folder_are_a_model_of_their_own(work: SimpleNamespace, classifier: Path) -> None:
+    shutil.copytree(classifier, classifier / "best")
+    assert len(said(work.store, str(classifier), ["-"], "a fine film\n", weights="best")) == 1
+    with pytest.raises(InputError, match="best in it is a model of its own") as caught:
+        measure(work.store, str(classifier), work.data, weights="best")
+    assert str(classifier / "best") in str(caught.value.hint)
 
 
 def make(work: SimpleNamespace, name: str, text: str, lines: list[str] | None = None, **settings: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from guidance.errors import PlanError
+from guidance.errors import InputError, PlanError
 from guidance.installation import Handle, install
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translate, translation_losses
@@ -141,6 +141,42 @@ def test_one_beam_is_greedy() -> None:
         logits = model(**sources, decoder_input_ids=ids, use_cache=False).logits[:, -1]
         ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
     assert greedy == [_until(row, 2) for row in ids[:, 1:].tolist()]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_return_sequences": 2, "num_beams": 4},
+        {"return_dict_in_generate": True, "output_scores": True},
+        {"num_beam_groups": 2, "diversity_penalty": 1.0},
+        {"penalty_alpha": 0.5, "top_k": 3},
+        {"stop_strings": ["a"]},
+        {"token_healing": True},
+        {"max_time": 0.0},
+    ],
+    ids=str,
+)
+def test_the_generation_configuration_of_a_model_does_not_change_the_search(
+    settings: dict[str, Any], beams: int
+) -> None:
+    model, sources = tiny_model("bart"), pair_batch()
+    inputs = {name: sources[name] for name in ("input_ids", "attention_mask")}
+    expected = translate(model, None, inputs, beams=beams, max_length=5)
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    assert translate(model, None, inputs, beams=beams, max_length=5) == expected
+    assert all(getattr(model.generation_config, name) == value for name, value in settings.items()), "it is put back"
+
+
+@pytest.mark.parametrize("settings", [{"bad_words_ids": [[10_000]]}, {"decoder_start_token_id": 10_000}], ids=str)
+def test_a_generation_configuration_with_unknown_tokens_is_refused(settings: dict[str, Any]) -> None:
+    model, sources = tiny_model("bart"), pair_batch()
+    inputs = {name: sources[name] for name in ("input_ids", "attention_mask")}
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    with pytest.raises(InputError, match="the model cannot generate"):
+        translate(model, None, inputs, max_length=5)
 
 
 def _until(row: list[int], end: int) -> list[int]:

@@ -20,7 +20,7 @@ from pipelines.text.document_sequences import texts_of
 from pipelines.training.batches import Examples
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
-from pipelines.training.model_checks import check_lengths
+from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import features
@@ -132,6 +132,7 @@ def predict(run: Any, model: Any, handle: Handle, task: Task, head: Head) -> tup
     rows = Examples.read(
         data, config.split, len(tokenizer), features=needed, masks=run.inputs.get("masks"), own=task.columns
     )
+    check_model(model, Path(model.name_or_path), tokenizer)
     check_lengths(model.config, {config.split: rows}, data.reference)
     examples = Grouped(rows, together=head.together)
     inputs = ModelInputs(model, tokenizer.pad_token_id)

@@ -38,7 +38,8 @@ class Config(stage.Config):
     into: Literal["each-layer", "found", "least-important"] = Field(
         "each-layer",
         description="where patterns go: each-layer: one head of every layer for each pattern, as in paper E; found: the heads "
-        "that stand out, each with the first of its patterns; least-important: the least important heads of every layer; training then needs --scores",
+        "that stand out, each with the first of its patterns; least-important: the least important heads of every layer; "
+        "training then needs --scores",
     )
     mechanism: Literal["auto", "mask", "fix", "bias", "attention_loss"] = Field(
         "auto",

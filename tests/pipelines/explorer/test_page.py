@@ -245,7 +245,7 @@ def test_marked_heads_become_a_plan(tab: Any, page: Page) -> None:
     tab.get_by_role("button", name="Accept").click()
     tab.locator("#accepted").wait_for(timeout=40_000)
     reference = tab.locator("#accepted-reference").inner_text()
-    assert "guide finetune" in tab.locator("#accepted-command").inner_text()
+    assert "guide pretrain sequences/" in tab.locator("#accepted-command").inner_text(), "the data are a text"
     made = page.store.load(reference)
     (guide,) = Plan.load(made.path / "plan.toml").guides
     assert (guide.pattern, guide.mechanism, guide.layers, guide.heads) == ("matching_token", "bias", (0,), (5,))

@@ -25,7 +25,7 @@ from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
-from guidance.models.methods import drop_marker, replace_methods
+from guidance.models.methods import drop_marker, replace_forward, replace_methods
 from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, Vocabulary, is_feature
 from guidance.patterns.predicates import Pairs, Predicate
 from guidance.patterns.scope import AttentionScope
@@ -39,9 +39,12 @@ class Handle(GuidedModel):
 
     Attributes:
         shaping: the plan shapes outputs of this model, which computes something else without it.
+        forward: ``model.forward(...)`` follows the plan as ``model(...)`` does.
     """
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", **given: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", forward: bool = False, **given: Any
+    ) -> None:
         """Resolve the plan; `install` also puts it into the model.
 
         Args:
@@ -54,7 +57,7 @@ class Handle(GuidedModel):
             )
         super().__init__(model, plan, **given)
         self.backends = choose_backends(backend, self.site_plans.values())
-        self.shaping = bool(self.shaped_modules())
+        self.shaping, self.forward = bool(self.shaped_modules()), forward
         self._installation = Installation(self)
 
     def guide(
@@ -376,6 +379,8 @@ class Installation:
             module.guide_required = True  # type: ignore[assignment]
             self._undo.append(partial(_forget, module, "guide_required"))
         self._undo.append(replace_methods(model))
+        if handle.shaping and handle.forward:
+            self._undo.append(replace_forward(model))
         self._hook(model.register_load_state_dict_pre_hook(drop_marker))
         before = BeforeCall(handle)
         for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
@@ -487,6 +492,7 @@ def install(
     training: bool = True,
     backend: str = "auto",
     progress: tuple[int, int] | None = None,
+    forward: bool = False,
 ) -> Handle:
     """Make a Hugging Face model follow a plan.
 
@@ -504,6 +510,7 @@ def install(
         backend: what computes heads: ``auto``, or a name in `guidance.attention.backends.BACKENDS`.  A backend that cannot
             compute a head of the plan is refused.
         progress: how far training is, for guides that fade: see `GuidedModel.advance`.
+        forward: the model will be called as ``model.forward(...)``, which passes hooks by, as sentence-transformers calls it.
 
     Raises:
         UnsupportedModel: the attention of this model cannot be guided.
@@ -529,6 +536,7 @@ def install(
         part=part,
         tables=tables,
         backend=backend,
+        forward=forward,
     )
     if progress is not None:
         handle.advance(*progress)

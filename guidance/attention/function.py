@@ -53,8 +53,8 @@ def guided_attention(
     elif guidance is None and getattr(module, "guide_required", False):
         raise InputError(
             "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",
-            hint="call model(...) as a whole; where model.forward(...) or a part of it is called, as sentence-transformers"
-            " does, pass guidance=handle.guide(...)",
+            hint="call model(...); where model.forward(...) is called, as sentence-transformers does, install or load with"
+            " forward=True; where a part is called, pass guidance=handle.guide(...)",
         )
     site: Site | None = None
     site_plan: SitePlan | None = None

@@ -6,6 +6,7 @@ module with the model bound to it, so that the model can still be copied and pic
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,6 +39,52 @@ def replace_methods(model: nn.Module) -> Callable[[], None]:
         if isinstance(part, PreTrainedModel):
             replace(part, "set_attn_implementation", _refuse_implementation)
     return partial(_give_back, replaced)
+
+
+class WholeForward:
+    """What stands in the place of ``model.forward``: called by itself, it calls the model as a whole.
+
+    Guidance comes by hooks, which ``model(...)`` runs, and ``model.forward(...)`` does not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.in_use = model, True
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(partial(type(self.model).forward, self.model))
+
+    def __call__(self, *args: Any, guide_called: nn.Module | None = None, **kwargs: Any) -> Any:
+        if guide_called is None and self.in_use:
+            return self.model(*args, **kwargs)
+        return type(self.model).forward(guide_called or self.model, *args, **kwargs)
+
+
+def replace_forward(model: nn.Module) -> Callable[[], None]:
+    """Make ``model.forward(...)`` call the model as a whole.
+
+    Returns:
+        A function that undoes it.
+
+    Raises:
+        InputError: another library has replaced it already.
+    """
+    if "forward" in model.__dict__:
+        raise InputError("another library has replaced model.forward", hint="install the plan before that")
+    model.__dict__["forward"] = forward = WholeForward(model)
+    return partial(_forward_as_before, forward, model.register_forward_pre_hook(_name_called, with_kwargs=True))
+
+
+def _name_called(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Tell `WholeForward` that the hooks have run, and on which copy of the model: data parallelism makes several."""
+    return args, {**kwargs, "guide_called": module}
+
+
+def _forward_as_before(forward: WholeForward, hook: Any) -> None:
+    forward.in_use = False  # another library may have kept it
+    if forward.model.__dict__.get("forward") is forward:
+        del forward.model.__dict__["forward"]
+    hook.remove()
 
 
 def drop_marker(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -1,13 +1,13 @@
 """Stage ``build-tokenizer``: trains a tokenizer on the training text of a corpus, as a Hugging Face folder.
 
-WordPiece and Unigram training is not reproducible to the byte, because the library's hash maps have no fixed order.  Later
-stages therefore depend on the digest of the files, not on the recipe.  The other three kinds are reproducible.
+Unigram training is not reproducible to the byte, because the library's hash maps have no fixed order.  Later stages therefore
+depend on the digest of the files, not on the recipe.  The other four kinds are reproducible.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Unpack
 
 from pydantic import Field, model_validator
@@ -124,7 +124,7 @@ def build(run: Run) -> None:
         )
     if len(letters) < 2:
         raise InputError(f"{corpus.reference} has only one distinct character: too little to train a tokenizer on")
-    tokenizer = train(texts(), config)
+    tokenizer = train(texts, config)
     size = tokenizer.get_vocab_size()
     if size <= len(special_tokens(config.kind)):
         raise InputError(
@@ -138,8 +138,12 @@ def build(run: Run) -> None:
         run.out.write(file, data)
 
 
-def train(batches: Iterator[list[str]], config: Config) -> Any:
-    """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs."""
+def train(texts: Callable[[], Iterator[list[str]]], config: Config) -> Any:
+    """A trained ``tokenizers.Tokenizer`` with normaliser, pre-tokenizer, decoder and templates for texts and pairs.
+
+    Args:
+        texts: gives the texts in batches, each time that it is called.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     kind, special = config.kind, special_tokens(config.kind)
@@ -183,7 +187,10 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
         tokenizer.normalizer = normalizers.BertNormalizer(
             handle_chinese_chars=True, strip_accents=False, lowercase=False
         )
-    tokenizer.train_from_iterator(batches, trainer=trainer)
+    if kind == "wordpiece":
+        tokenizer = _train_wordpiece(tokenizer, trainer, texts)
+    else:
+        tokenizer.train_from_iterator(texts(), trainer=trainer)
     for index, token in enumerate(tokens):
         if tokenizer.token_to_id(token) != index:
             raise RuntimeError(f"special token {token} has id {tokenizer.token_to_id(token)}, not {index}")
@@ -206,6 +213,32 @@ def train(batches: Iterator[list[str]], config: Config) -> Any:
             post = processors.Sequence([processors.ByteLevel(trim_offsets=True), post])
     tokenizer.post_processor = post
     return tokenizer
+
+
+def _train_wordpiece(untrained: Any, trainer: Any, texts: Callable[[], Iterator[list[str]]]) -> Any:
+    """A WordPiece tokenizer, whose vocabulary is the same each time.
+
+    The library numbers the letters inside of words in the order of a hash map, and of pairs that are equally frequent it merges
+    those of the lowest numbers first.  So the texts are read twice: first for their letters, which are then numbered in their
+    order.
+    """
+    from tokenizers import Tokenizer, models
+
+    def alike(vocabulary: dict[str, int] | None = None) -> Any:
+        made = Tokenizer(models.WordPiece(vocabulary, unk_token=untrained.model.unk_token))
+        made.normalizer, made.pre_tokenizer = untrained.normalizer, untrained.pre_tokenizer
+        made.decoder = untrained.decoder
+        return made
+
+    special, size = trainer.special_tokens, trainer.vocab_size
+    trainer.vocab_size = len(special)
+    (first := alike()).train_from_iterator(texts(), trainer=trainer)
+    letters = sorted(first.get_vocab().keys() - {str(token) for token in special}, key=lambda x: (len(x), x))
+    trainer.vocab_size, trainer.special_tokens, trainer.limit_alphabet = size, [*special, *letters], 0
+    (second := alike()).train_from_iterator(texts(), trainer=trainer)
+    trained = alike(second.get_vocab())  # in which letters are no special tokens
+    trained.add_special_tokens(special)
+    return trained
 
 
 def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:

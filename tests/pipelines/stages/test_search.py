@@ -100,6 +100,23 @@ def test_each_fold_is_searched_and_tested_by_itself(store: Store, data: Artifact
     assert made.counts["runs"] == 6
 
 
+@pytest.mark.every
+def test_the_same_search_in_two_stores_writes_the_same_bytes(tmp_path: Path) -> None:
+    rows = [{**row, "text": f"{row['text']} {number}"} for number, row in enumerate(finetunings.reviews(36))]
+    found = []
+    for name in ("one", "two"):
+        own = Store(tmp_path / name)
+        (tmp_path / f"{name}-files").mkdir()
+        data = finetunings.build(own, tmp_path / f"{name}-files", {"train": rows})
+        config = search.Config(
+            **(finetunings.TINY | {"layers": 1, "epochs": 1, "folds": 2})
+        )  # with tokenizers of its own
+        made = search.run(data.reference, config, store=own)
+        assert made is not None
+        found.append((made.artifact.path / "search.json").read_bytes())
+    assert found[0] == found[1]
+
+
 def test_searches_over_the_same_folds_or_seeds_are_compared(store: Store, data: Artifact) -> None:
     one, rows = searched(store, data, seeds=3)
     other, others = searched(store, data, seeds=3, learning_rate=1e-4)

@@ -117,7 +117,7 @@ def test_a_vocabulary_smaller_than_requested_gives_a_warning(store: Store, caplo
     assert made.artifact.manifest["warnings"]
 
 
-@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "word"])
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "wordpiece", "word"])
 def test_training_again_gives_the_same_bytes(kind: str, store: Store) -> None:
     text = make_corpus(store, TEXT * 5)
     config = tokenizer.Config(kind=kind, vocab_size=320)

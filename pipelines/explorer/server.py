@@ -1,6 +1,6 @@
 """Serves the page to one person on this machine.
 
-A request must name this server as its host and carry a cookie, which the page gets for a token that stands only in the fragment
+A request must name this server, or the address at which it arrived, as its host and carry a cookie, which the page gets for a token that stands only in the fragment
 of the address that is printed.  Nothing is shared with other origins, file names come from a table, and errors say nothing about
 the machine.
 """
@@ -66,6 +66,7 @@ def free_socket(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((host, number))
+            found.listen()  # another server may have bound it too, but only one can listen
         except OSError as error:
             found.close()
             problem = error
@@ -74,13 +75,35 @@ def free_socket(host: str, port: int) -> socket.socket:
     raise MachineError(f"port {port} of {host} cannot be used ({problem.strerror})", hint="choose another --port")
 
 
+_EVERYWHERE = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}
+"""Addresses that stand for all of this machine, each with one that is reserved for documentation (RFC 5737, RFC 3849)."""
+
+
+def _own_address(host: str) -> str:
+    """The address at which others reach a server: of all those of this machine the one from which it would send."""
+    if host not in _EVERYWHERE:
+        return host
+    family, loopback = (socket.AF_INET6, "::1") if ":" in host else (socket.AF_INET, "127.0.0.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((_EVERYWHERE[host], 9))  # of a datagram socket, it sends nothing
+            return str(asked.getsockname()[0])
+    except OSError:
+        return loopback
+
+
+def _in_address(host: str) -> str:
+    """A host as it stands in the address of a page."""
+    host = host.removeprefix("::ffff:")
+    return f"[{host}]" if ":" in host else host
+
+
 class Guard:
     """What every request must pass before it is routed; see RFC 9110, section 7.2, for Host."""
 
     def __init__(self, app: Any, hosts: tuple[str, ...], token: str, cookie: str) -> None:
         self.app, self.token, self.cookie = app, token.encode(), cookie
         self.hosts = tuple(host.encode() for host in hosts)
-        self.origins = tuple(b"http://" + host for host in self.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -99,9 +122,10 @@ class Guard:
         for name, value in scope["headers"]:
             found.setdefault(name, []).append(value)
         hosts = found.get(b"host", [])
-        if len(hosts) != 1 or hosts[0] not in self.hosts:
+        known = (*self.hosts, "{}:{}".format(_in_address(scope["server"][0]), scope["server"][1]).encode())
+        if len(hosts) != 1 or hosts[0] not in known:
             return 403, "this page is for this machine only"
-        if any(origin not in self.origins for origin in found.get(b"origin", [])):
+        if any(origin not in [b"http://" + host for host in known] for origin in found.get(b"origin", [])):
             return 403, "another site asked"
         if any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
             return 403, "another site asked"
@@ -304,12 +328,17 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         MachineError: the port is taken, or Starlette or uvicorn is not installed.
     """
     uvicorn = require("uvicorn", "'attention-guide[ui]'")
+    from pipelines.explorer.connections import protocol
+
     listening = free_socket(host, port)
     number, token = listening.getsockname()[1], secrets.token_urlsafe(24)
-    shown = f"[{host}]" if ":" in host else host
-    names = (f"{shown}:{number}", *((f"localhost:{number}",) if host in ("127.0.0.1", "::1") else ()))
+    shown = _in_address(_own_address(host))
+    more = ["localhost"] if host in ("127.0.0.1", "::1", *_EVERYWHERE) else []
+    more += [socket.gethostname().lower()] if host in _EVERYWHERE else []
+    names = tuple(f"{name}:{number}" for name in (shown, *more))
     config = uvicorn.Config(
         application(workspace, names, token),
+        http=protocol(),
         log_level="error",
         access_log=False,
         server_header=False,
@@ -317,7 +346,7 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         lifespan="off",
         proxy_headers=False,
         timeout_keep_alive=5,
-        limit_concurrency=64,
+        limit_concurrency=256,
         h11_max_incomplete_event_size=32 << 10,
         timeout_graceful_shutdown=1,
     )

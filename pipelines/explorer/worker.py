@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from guidance.errors import GuideError, InputError
+from guidance.errors import GuideError
 from pipelines.progress import Progress, Task, log
 
 
@@ -26,6 +26,7 @@ class Worker:
     Attributes:
         state: the phase (``loading``, ``working``, ``ready`` or ``failed``), what is done, and how much of it.
         problem: why the last job failed; empty if none did.
+        failure: what the job failed with without which nothing else can be done.
         version: rises whenever there is something new to show.
         model: held by whoever runs a model; a job that holds it calls `let_others`.
     """
@@ -33,6 +34,7 @@ class Worker:
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"phase": "loading", "done": 0, "total": 0, "what": "opening the model"}
         self.problem = ""
+        self.failure: Exception | None = None
         self.version = 0
         self.model = threading.Lock()
         self._jobs: collections.deque[tuple[str, Callable[[], None]]] = collections.deque()
@@ -61,7 +63,7 @@ class Worker:
             progress: shows each of them.
 
         Raises:
-            InputError: the first one failed.
+            Exception: what the first one failed with.
         """
         with contextlib.ExitStack() as shown:
             title, done, total, bar = "", 0.0, 0.0, Task()
@@ -77,7 +79,8 @@ class Worker:
                 time.sleep(0.02)
             bar.advance(total - done)
         if self.state["phase"] == "failed":
-            raise InputError(self.problem)
+            assert self.failure is not None
+            raise self.failure
 
     def add(self, what: str, job: Callable[[], None]) -> None:
         """Do something when all that was asked for before is done."""
@@ -145,11 +148,13 @@ class Worker:
             except GuideError as error:
                 self.problem = error.message + (f" ({error.hint})" if error.hint else "")
                 if what == "opening":
+                    self.failure = error
                     self.tell("failed", self.problem)
                     log.error("%s", self.problem)
-            except Exception:
+            except Exception as error:
                 self.problem = f"{what} failed; the terminal says more"
                 if what == "opening":
+                    self.failure = error
                     self.tell("failed", self.problem)
                 log.exception("%s", what)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -11,12 +12,14 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from guidance.errors import MachineError
-from pipelines.explorer.server import MOST_BODY, PAGE, free_socket
+from pipelines.explorer import connections
+from pipelines.explorer.connections import MOST_WAITING
+from pipelines.explorer.server import MOST_BODY, PAGE, free_socket, serving
 from pipelines.explorer.workspace import as_json
 from tests.pipelines.explorer.serving import Page, model_folder, served
 
@@ -55,6 +58,9 @@ def ask(
     connection.close()
     return found
 
+
+NOTHING: Any = None
+"""Stands for the workspace of a page that is not asked for data."""
 
 JSON = {"Content-Type": "application/json"}
 
@@ -236,6 +242,42 @@ def test_too_many_headers_and_slow_clients_leave_the_page_up(page: Page) -> None
         connection.close()
 
 
+def half_open(page: Page, number: int) -> list[socket.socket]:
+    """Connections with half a header each."""
+    found = [socket.create_connection(("127.0.0.1", page.port), timeout=10) for _ in range(number)]
+    for connection in found:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
+    return found
+
+
+def test_half_open_connections_do_not_lock_anybody_out(page: Page) -> None:
+    held = half_open(page, MOST_WAITING + 30)
+    assert ask(page, "/api/overview")[0] == 200
+    held[0].settimeout(5)
+    assert held[0].recv(1) == b"", "the oldest is closed"
+    for connection in held:
+        connection.close()
+
+
+def test_a_header_must_arrive_in_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SLOWEST", 0.5)
+    silent = socket.create_connection(("127.0.0.1", page.port), timeout=5)
+    (dripping,) = half_open(page, 1)
+    again = http.client.HTTPConnection("127.0.0.1", page.port, timeout=5)
+    again.request("GET", "/")
+    assert again.getresponse().read()
+    begun = time.monotonic()
+    again.sock.sendall(b"GET / HTTP/1.1\r\n")
+    with contextlib.suppress(OSError):
+        while time.monotonic() < begun + 4:
+            dripping.sendall(b"a")
+            time.sleep(0.1)
+    assert time.monotonic() < begun + 4, "a byte now and then does not extend it"
+    assert silent.recv(1) == b"" and again.sock.recv(1) == b""
+    for connection in (silent, dripping, again):
+        connection.close()
+
+
 def test_fifty_at_once_are_answered(page: Page) -> None:
     found: list[int] = []
     path = "/api/map?example=1&layer=0&head=1"
@@ -309,6 +351,43 @@ def test_a_port_that_is_taken_is_refused_if_it_was_asked_for() -> None:
     assert other.getsockname()[1] != port and other.getsockname()[0] == "127.0.0.1"
     taken.close()
     other.close()
+
+
+def test_of_two_servers_each_listens_where_it_says() -> None:
+    with serving(NOTHING) as (one, _), serving(NOTHING) as (other, _):
+        assert one.partition("/#")[0] != other.partition("/#")[0]
+        for address in (one, other):
+            socket.create_connection(("127.0.0.1", urlsplit(address).port), timeout=5).close()
+
+
+def test_a_port_that_was_asked_for_is_taken_by_one_server_only() -> None:
+    with serving(NOTHING) as (address, _):
+        port = urlsplit(address).port
+        assert port
+        with pytest.raises(MachineError, match=f"port {port}"):
+            serving(NOTHING, port=port).__enter__()
+
+
+def test_a_server_for_the_network_answers_to_the_addresses_of_this_machine() -> None:
+    with serving(NOTHING, "0.0.0.0") as (address, serve):
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        shown, port = urlsplit(address).hostname, urlsplit(address).port
+        assert shown and port and shown != "0.0.0.0"
+
+        def asked(at: str, host: str, **headers: str) -> int:
+            connection = http.client.HTTPConnection(at, port, timeout=10)
+            connection.request("GET", "/", headers={"Host": f"{host}:{port}", **headers})
+            with contextlib.closing(connection):
+                return connection.getresponse().status
+
+        assert asked(shown, shown) == 200 and asked(shown, socket.gethostname().lower()) == 200
+        for at, host in (("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "localhost"), ("127.0.0.2", "127.0.0.2")):
+            assert asked(at, host, Origin=f"http://{host}:{port}") == 200
+        for host in ("evil.example", "0.0.0.0", "127.0.0.3"):
+            assert asked("127.0.0.1", host) == 403
+        assert asked("127.0.0.1", "127.0.0.1", Origin="http://evil.example") == 403
+    thread.join(timeout=10)
 
 
 def test_artifacts_that_vanish_do_not_matter_to_a_page_that_is_open(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_what_fails_first_ends_the_wait_and_what_fails_later_is_told() -> None:
 
     broken = Worker()
     broken.start(fail)
-    with pytest.raises(InputError, match=r"no such thing \(another one\)"):
+    with pytest.raises(InputError, match="no such thing"):
         broken.wait()
     broken.close()
     worker = Worker()

@@ -7,42 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from guidance.errors import InputError
+from guidance.tasks.scores import Agreement
 
 Entity = tuple[int, int, str]
 """First token, the token after the last one, type."""
 
 OUTSIDE = "O"
 _PREFIXES = "BIESLU"
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How many things were predicted, how many there are, and how many of both are the same.
-
-    A score whose denominator is 0 is 0.
-    """
-
-    correct: int
-    predicted: int
-    gold: int
-
-    @property
-    def precision(self) -> float:
-        """The share of the predicted ones that are right."""
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        """The share of the true ones that were predicted."""
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
-        return 2 * self.correct / (self.predicted + self.gold) if self.predicted + self.gold else 0.0
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:

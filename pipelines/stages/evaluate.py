@@ -167,4 +167,4 @@ def no_weights(folder: Path, weights: str) -> InputError:
     )
 
 
-STAGE = Stage("evaluate", "evaluation", 1, Config, build)
+STAGE = Stage("evaluate", "evaluation", 2, Config, build)

@@ -8,7 +8,7 @@ compared by approximate randomisation, by sacrebleu.  The p-values of all compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
-from guidance.tasks.entities import OUTSIDE, entities
+from guidance.tasks.entities import entity_agreement, token_agreement
+from guidance.tasks.scores import Agreement, accuracy, macro_f1
+from pipelines.correlations import pearson
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.views.significance import Difference, holm, mcnemar, paired_bootstrap, unpaired_bootstrap
+from pipelines.views.significance import Difference, Statistic, holm, mcnemar, paired_bootstrap, unpaired_bootstrap
 
 ROUNDS = 10_000
 """Draws of the bootstrap."""
@@ -119,9 +121,11 @@ def _drops(
     if not all(gold for gold, _ in sides):
         raise InputError(f"evaluations of {task} on other examples have no labels that could be compared")
     labels = [label for gold, predicted in sides for label in (*gold, *predicted)]
-    figures = [_accuracy(task, gold, predicted) | _figures(task, gold, predicted, labels) for gold, predicted in sides]
+    figures: list[dict[str, Statistic]] = [
+        {**_accuracy(task, gold, predicted), **_figures(task, gold, predicted, labels)} for gold, predicted in sides
+    ]
     found = []
-    for name in figures[0]:
+    for name in (name for name in figures[0] if name in figures[1]):
         (a, n), (b, m) = ((figure[name], len(gold)) for figure, (gold, _) in zip(figures, sides, strict=True))
         values = a(np.arange(n)), b(np.arange(m))
         found.append((name, *values, unpaired_bootstrap((a, n), (b, m), rounds=ROUNDS)))
@@ -133,7 +137,7 @@ def _accuracy(task: str, gold: Sequence[str], predicted: Sequence[str]) -> dict[
     if task not in ("classification", "choice"):
         return {}
     right = np.array([(1.0, g == p) for g, p in zip(gold, predicted, strict=True)])
-    return {"accuracy": Figure(right, lambda sums: float(sums[1] / sums[0]))}
+    return {"accuracy": Figure(right, _mean)}
 
 
 def _check_same(one: dict[str, list[Any]], other: dict[str, list[Any]], *labels: str) -> None:
@@ -164,7 +168,7 @@ def _differences(
     found = []
     if task in ("classification", "choice"):
         right = [[g == p for g, p in zip(gold, predicted, strict=True)] for predicted in (first, second)]
-        found.append(("accuracy", float(np.mean(right[0])), float(np.mean(right[1])), mcnemar(*right)))
+        found.append(("accuracy", accuracy(gold, first), accuracy(gold, second), mcnemar(*right)))
     figures = [
         _figures(task, gold, predicted, labels)
         for labels in [[*gold, *first, *second]]
@@ -177,8 +181,10 @@ def _differences(
     return found
 
 
-def _figures(task: str, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Figure]:
-    """The metrics of a task that are functions of sums.
+def _figures(
+    task: str, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]
+) -> Mapping[str, Statistic]:
+    """The metrics of a task on chosen examples.
 
     Args:
         labels: all that occur, in gold labels or in predictions of either model.
@@ -188,12 +194,14 @@ def _figures(task: str, gold: Sequence[str], predicted: Sequence[str], labels: S
     if task == "regression":
         return _of_numbers(gold, predicted)
     if task == "tagging":
-        return {
-            "f1": Figure(_entity_counts(gold, predicted), _f1),
-            "token_f1": Figure(_tag_counts(gold, predicted), _f1),
-        }
+        token_f1 = _f1(gold, predicted, lambda true, guess: token_agreement([true], [guess]))
+        try:
+            f1 = _f1(gold, predicted, lambda true, guess: entity_agreement([true], [guess])[""])
+        except InputError:  # the tags name no entities
+            return {"token_f1": token_f1}
+        return {"f1": f1, "token_f1": token_f1}
     if task == "segmentation":
-        return {"f1": Figure(_boundary_counts(gold, predicted), _f1)}
+        return {"f1": _f1(gold, predicted, lambda true, guess: Agreement.on("1", true, guess))}
     return {}
 
 
@@ -205,64 +213,32 @@ def _of_classes(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[
         named[row, numbers[true]] = guessed[row, numbers[guess]] = 1
         right[row, numbers[true]] = true == guess
 
-    def macro_f1(sums: np.ndarray) -> float:
-        correct, predicted_sums, true_sums = sums.reshape(3, size)
-        present = true_sums + predicted_sums > 0
-        return float((2 * correct[present] / (true_sums + predicted_sums)[present]).mean())
+    def combined(sums: np.ndarray) -> float:
+        return macro_f1(Agreement(*counts) for counts in sums.reshape(3, size).T)
 
-    return {"f1_macro": Figure(np.concatenate([right, guessed, named], axis=1), macro_f1)}
+    return {"f1_macro": Figure(np.concatenate([right, guessed, named], axis=1), combined)}
 
 
-def _of_numbers(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Figure]:
+def _of_numbers(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Statistic]:
     x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
-
-    def pearson(sums: np.ndarray) -> float:
-        n, sx, sy, sxx, syy, sxy = sums
-        spread = (n * sxx - sx * sx) * (n * syy - sy * sy)
-        return float((n * sxy - sx * sy) / np.sqrt(spread)) if spread > 0 else 0.0
-
-    ones = np.ones_like(x)
-    return {
-        "pearson": Figure(np.stack([ones, x, y, x * x, y * y, x * y], axis=1), pearson),
-        "mse": Figure(np.stack([ones, (x - y) ** 2], axis=1), lambda sums: float(sums[1] / sums[0])),
-    }
+    found: dict[str, Statistic] = {"mse": Figure(np.stack([np.ones_like(x), (x - y) ** 2], axis=1), _mean)}
+    if len(set(gold)) == 1:
+        return found
+    # a draw may hold one number only
+    return {"pearson": lambda chosen: pearson(x[chosen], y[chosen]) or 0.0, **found}
 
 
-def _f1(sums: np.ndarray) -> float:
-    """F1 from the sums of what is right, what is predicted and what is true."""
-    correct, guessed, named = sums
-    return float(2 * correct / (guessed + named)) if guessed + named else 0.0
+def _mean(sums: np.ndarray) -> float:
+    """The mean, from the number of examples and the sum of their values."""
+    return float(sums[1] / sums[0])
 
 
-def _entity_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
-    found = []
-    for true, guess in zip(gold, predicted, strict=True):
-        named, guessed = set(entities(true.split())), set(entities(guess.split()))
-        found.append((len(named & guessed), len(guessed), len(named)))
-    return np.array(found, float)
-
-
-def _tag_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
-    found = []
-    for true, guess in zip(gold, predicted, strict=True):
-        pairs = list(zip(true.split(), guess.split(), strict=True))
-        found.append(
-            (
-                sum(a == b != OUTSIDE for a, b in pairs),
-                sum(b != OUTSIDE for _, b in pairs),
-                sum(a != OUTSIDE for a, _ in pairs),
-            )
-        )
-    return np.array(found, float)
-
-
-def _boundary_counts(gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
-    """Of examples whose labels are 0 and 1, or rows of these with spaces between."""
-    found = []
-    for true, guess in zip(gold, predicted, strict=True):
-        a, b = (np.array(row.split()) == "1" for row in (true, guess))
-        found.append(((a & b).sum(), b.sum(), a.sum()))
-    return np.array(found, float)
+def _f1(
+    gold: Sequence[str], predicted: Sequence[str], agreement: Callable[[list[str], list[str]], Agreement]
+) -> Figure:
+    """F1 over all examples, whose labels are rows of words."""
+    found = [agreement(true.split(), guess.split()) for true, guess in zip(gold, predicted, strict=True)]
+    return Figure(np.array([(a.correct, a.predicted, a.gold) for a in found], float), lambda s: Agreement(*s).f1)
 
 
 def _translations(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> list[tuple[str, float, float, Difference]]:
@@ -295,10 +271,7 @@ def _summaries(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> list[t
     ]
     found = []
     for name in scores[0][0]:
-        a, b = (
-            Figure(np.array([(1.0, each[name]) for each in own]), lambda sums: float(sums[1] / sums[0]))
-            for own in scores
-        )
+        a, b = (Figure(np.array([(1.0, each[name]) for each in own]), _mean) for own in scores)
         everything = np.arange(n)
         found.append((name, a(everything), b(everything), paired_bootstrap(a, b, n, rounds=ROUNDS)))
     return found

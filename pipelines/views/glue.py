@@ -65,7 +65,8 @@ def score(evaluation: Artifact, label: str, store: Store, convention: str = "glu
     metrics = CONVENTIONS[convention].get(task, ("accuracy",))
     found: Mapping[str, float | None] = evaluation.counts["metrics"]
     if any(found.get(name) is None for name in metrics):
-        raise InputError(f"{label}: no example has a label, so it has no {' or '.join(metrics)}")
+        why = "all examples have the same label" if any(name in found for name in metrics) else "no example has a label"
+        raise InputError(f"{label}: {why}, so it has no {' or '.join(metrics)}")
     parts = evaluation.counts.get("slices", {}).get("source", {})
     tables = list(parts.values()) if task == "mnli" and parts else [found]
     value = statistics.fmean(statistics.fmean(float(table[name] or 0.0) for name in metrics) for table in tables)

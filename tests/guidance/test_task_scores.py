@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+import sklearn.metrics
 
 from guidance.errors import InputError
-from guidance.tasks.entities import Agreement, entities, entity_agreement, token_agreement
+from guidance.tasks.entities import entities, entity_agreement, token_agreement
+from guidance.tasks.scores import Agreement, accuracy, macro_f1
 from guidance.tasks.segments import pk, window_diff, window_size
 from guidance.tasks.summaries import greedy_oracle, select
+from pipelines.correlations import matthews, pearson, spearman
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,38 @@ def test_sentences_and_tags_must_be_as_many() -> None:
         entity_agreement([["O"], ["O"]], [["O"]])
     with pytest.raises(InputError, match="sentence 1 has 2 true tags and 1"):
         token_agreement([["O"], ["O", "O"]], [["O"], ["O"]])
+
+
+def test_scores_are_those_of_scikit_learn_and_scipy() -> None:
+    draw = random.Random(0)
+    gold, predicted = ([draw.choice("abcd") for _ in range(50)] for _ in range(2))
+    gold = [label.replace("d", "c") for label in gold]  # one class is only predicted
+    each = {label: Agreement.on(label, gold, predicted) for label in "abcde"}
+    precision, recall, f1, number = sklearn.metrics.precision_recall_fscore_support(
+        gold, predicted, labels=list("abcde"), zero_division=0.0
+    )
+    assert [a.precision for a in each.values()] == pytest.approx(precision)
+    assert [a.recall for a in each.values()] == pytest.approx(recall)
+    assert [a.f1 for a in each.values()] == pytest.approx(f1)
+    assert [a.gold for a in each.values()] == number.tolist()
+    assert macro_f1(each.values()) == pytest.approx(
+        sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0.0)
+    )
+    assert accuracy(gold, predicted) == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
+    assert matthews(gold, predicted) == pytest.approx(sklearn.metrics.matthews_corrcoef(gold, predicted))
+    times = [1.7e9 + value for value in (-10, -2, 3, 10)]
+    assert pearson(times, [times[i] for i in (1, 0, 3, 2)]) == pytest.approx(
+        np.corrcoef([-10, -2, 3, 10], [-2, -10, 10, 3])[0, 1]
+    )
+    assert spearman([1, 2, 3], [1, 9, 8]) == pytest.approx(0.5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_correlations_with_one_true_label_are_undefined_and_with_one_answer_0() -> None:
+    assert matthews(["a", "a"], ["a", "a"]) is None is matthews(["a", "a"], ["a", "b"])
+    assert matthews(["a", "b"], ["a", "a"]) == 0
+    for correlation in (pearson, spearman):
+        assert correlation([1, 1], [1, 2]) is None and correlation([1, 2], [1, 1]) == 0
 
 
 def ends(text: str) -> list[bool]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from guidance.errors import InputError
+from guidance.tasks.scores import Agreement
 from guidance.tasks.segments import pk, window_diff
 from pipelines.training.batches import Examples
 from pipelines.training.learner import Given
@@ -66,15 +67,6 @@ def _scores(outputs: Tensor) -> list[float]:
     return found
 
 
-def precision_recall_f1(gold: Sequence[bool], predicted: Sequence[bool]) -> dict[str, float]:
-    """Precision, recall and F1 of the answer yes, all examples together; 0 where nothing is found or nothing is there."""
-    both = sum(a and b for a, b in zip(gold, predicted, strict=True))
-    precision = both / sum(predicted) if any(predicted) else 0.0
-    recall = both / sum(gold) if any(gold) else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if both else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}
-
-
 class Sentences(_Binary):
     """Says of each sentence of a document whether it belongs to the summary, from the state of its ``[CLS]``.
 
@@ -119,7 +111,7 @@ class Sentences(_Binary):
             found.append(Prediction(number, label, answers, own))
         return found
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """How well as many of the best sentences as the oracle takes are those that the oracle takes."""
         gold: list[bool] = []
         chosen: list[bool] = []
@@ -128,7 +120,7 @@ class Sentences(_Binary):
             best = sorted(range(len(own)), key=lambda n, p=prediction: -p.scores[n])[: sum(own)]  # type: ignore[misc]
             gold += own
             chosen += [number in best for number in range(len(own))]
-        return {"oracle_f1": precision_recall_f1(gold, chosen)["f1"]} if gold else {}
+        return {"oracle_f1": Agreement.on(True, gold, chosen).f1} if gold else {}
 
 
 class Boundaries(_Binary):
@@ -168,14 +160,15 @@ class Boundaries(_Binary):
             for number, label, score in zip(batch.numbers, batch.labels, _scores(outputs), strict=True)
         ]
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Precision, recall and F1 of boundaries, all documents together, and the means of Pk and WindowDiff over documents.
 
         A document with no more sentences than its window has no Pk; `report` counts such documents.
         """
         if not predictions:
             return {}
-        found = precision_recall_f1([p.gold == "1" for p in predictions], [p.prediction == "1" for p in predictions])
+        agreed = Agreement.on("1", [p.gold for p in predictions], [p.prediction for p in predictions])
+        found: dict[str, float | None] = {"precision": agreed.precision, "recall": agreed.recall, "f1": agreed.f1}
         for name, measure in (("pk", pk), ("window_diff", window_diff)):
             values = [measure(*ends) for ends in documents_of(predictions)]
             known = [value for value in values if value is not None]

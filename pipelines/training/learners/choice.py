@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
+from guidance.tasks.scores import accuracy
 from pipelines.training.learner import Given
 from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, at_least_float32
 from pipelines.training.objective import Task
@@ -77,10 +78,10 @@ class Choices(Head):
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         return {"prediction": int(prediction.prediction), "scores": list(prediction.scores)}
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Accuracy."""
-        known = [p.gold == p.prediction for p in predictions if p.gold is not None]
-        return {"accuracy": sum(known) / len(known)} if known else {}
+        known = [p for p in predictions if p.gold is not None]
+        return {"accuracy": accuracy([p.gold for p in known], [p.prediction for p in known])} if known else {}
 
 
 def prepare(given: Given, task: Task) -> ExampleLearner:

@@ -14,6 +14,8 @@ from guidance.checkpoint import read_config
 from guidance.errors import InputError
 from guidance.mechanisms.attacks import Form
 from guidance.tasks.calibration import calibration
+from guidance.tasks.scores import Agreement, accuracy, macro_f1
+from pipelines.correlations import matthews, pearson, spearman
 from pipelines.training.learner import Given, folder_of
 from pipelines.training.learners.examples import (
     Batch,
@@ -103,22 +105,25 @@ class Classes(Head):
             found.append(Prediction(batch.numbers[row], batch.labels[row], self.labels[chosen], scores))
         return found
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation, by scikit-learn."""
-        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-        known = [p for p in predictions if p.gold is not None]
-        if not known:
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation."""
+        gold, predicted = _labels(predictions)
+        if not gold:
             return {}
-        gold, predicted = [p.gold for p in known], [p.prediction for p in known]
+        classes = self._classes(gold, predicted)
         found = {
-            "accuracy": accuracy_score(gold, predicted),
-            "f1_macro": f1_score(gold, predicted, average="macro", zero_division=0.0),
-            "matthews": matthews_corrcoef(gold, predicted),
+            "accuracy": accuracy(gold, predicted),
+            "f1_macro": macro_f1(classes.values()),
+            "matthews": matthews(gold, predicted),
         }
         if len(self.labels) == 2:
-            found["f1"] = f1_score(gold, predicted, labels=[self.labels[1]], average="macro", zero_division=0.0)
-        return {name: float(value) for name, value in found.items()}
+            found["f1"] = classes[self.labels[1]].f1
+        return found
+
+    def _classes(self, gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Agreement]:
+        """How well each class is found: those of the model, and then those that only the examples have."""
+        labels = [*self.labels, *sorted(set(gold) - set(self.labels))]
+        return {label: Agreement.on(label, gold, predicted) for label in labels}
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         scores = dict(zip(self.labels, prediction.scores, strict=True))
@@ -126,23 +131,31 @@ class Classes(Head):
 
     def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
         """Precision, recall and F1 of each class, the confusion matrix, and how well probabilities are calibrated."""
-        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+        from sklearn.metrics import confusion_matrix
 
-        known = [p for p in predictions if p.gold is not None]
-        if not known:
+        gold, predicted = _labels(predictions)
+        if not gold:
             return {}
-        gold, predicted = [str(p.gold) for p in known], [p.prediction for p in known]
-        labels = [*self.labels, *sorted(set(gold) - set(self.labels))]
-        scores = precision_recall_fscore_support(gold, predicted, labels=labels, zero_division=0.0)
-        error, bins = calibration([max(p.scores) for p in known], [p.gold == p.prediction for p in known])
+        classes = self._classes(gold, predicted)
+        confidence = [max(p.scores) for p in predictions if p.gold is not None]
+        error, bins = calibration(confidence, [true == guess for true, guess in zip(gold, predicted, strict=True)])
         return {
             "classes": {
-                label: {"precision": float(p), "recall": float(r), "f1": float(f), "examples": int(n)}
-                for label, p, r, f, n in zip(labels, *scores, strict=True)
+                label: {"precision": a.precision, "recall": a.recall, "f1": a.f1, "examples": int(a.gold)}
+                for label, a in classes.items()
             },
-            "confusion": {"labels": labels, "counts": confusion_matrix(gold, predicted, labels=labels).tolist()},
+            "confusion": {
+                "labels": list(classes),
+                "counts": confusion_matrix(gold, predicted, labels=list(classes)).tolist(),
+            },
             "calibration": {"expected_error": error, "bins": bins},
         }
+
+
+def _labels(predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    """The true labels of the examples that have one, and the predicted ones."""
+    known = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
+    return [gold for gold, _ in known], [predicted for _, predicted in known]
 
 
 def _same_order(labels: Sequence[str], given: Given) -> Sequence[str]:
@@ -214,19 +227,17 @@ class Value(Head):
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         return {"prediction": prediction.scores[0]}
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """Pearson's and Spearman's correlation, by scipy, and the mean squared error.  A correlation with a constant is 0."""
-        from scipy.stats import pearsonr, spearmanr
-
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Pearson's and Spearman's correlation, and the mean squared error."""
         pairs = [(value, p.scores[0]) for p in predictions if (value := _value(p.gold)) is not None]
         if not pairs:
             return {}
         gold, predicted = zip(*pairs, strict=True)
-        found = {"mse": sum((a - b) ** 2 for a, b in pairs) / len(pairs)}
-        constant = len(set(gold)) == 1 or len(set(predicted)) == 1
-        for name, correlation in (("pearson", pearsonr), ("spearman", spearmanr)):
-            found[name] = 0.0 if constant else float(correlation(gold, predicted).statistic)
-        return found
+        return {
+            "mse": sum((a - b) ** 2 for a, b in pairs) / len(pairs),
+            "pearson": pearson(gold, predicted),
+            "spearman": spearman(gold, predicted),
+        }
 
 
 def _value(label: str | None) -> float | None:

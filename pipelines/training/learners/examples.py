@@ -164,8 +164,10 @@ class Head(ABC):
         """What the model says of each example."""
 
     @abstractmethod
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The metrics over all examples that have a label; the names are those of the task's row."""
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """The metrics over all examples that have a label; the names are those of the task's row.
+
+        None stands for a metric that these examples do not define."""
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """What ``guide predict`` says of an example, in JSON's types."""
@@ -257,7 +259,7 @@ class ExampleLearner(GuidedLearner):
     def _score(self, model: nn.Module) -> dict[str, float]:
         if len(self._predicted) < self.num_valid:  # other processes have validated the rest
             self.evaluate(model, 0, 1)
-        return self.head.metrics(self._predicted)
+        return {name: value for name, value in self.head.metrics(self._predicted).items() if value is not None}
 
 
 class ModelInputs:

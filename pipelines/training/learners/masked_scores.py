@@ -24,6 +24,7 @@ from guidance.objectives.masked_lm import IGNORED
 from guidance.objectives.next_sentence import FOREIGN
 from guidance.objectives.selection import logits_at
 from guidance.statistics.roles import COLUMNS
+from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Run
 from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given
@@ -153,13 +154,12 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
             nll=np.bincount(judged, _nll(output.logits, inputs.labels_N), size),
         )
     tokens, replaced, found, right = (columns.sum(name) for name in ("tokens", "replaced", "found", "right"))
-    precision, recall = _ratio(right, found), _ratio(right, replaced)
-    f1 = None if precision is None or recall is None else _ratio(2 * precision * recall, precision + recall)
+    agreed = Agreement(right, found, replaced)
     metrics = {
         "loss": _ratio(columns.sum("nll"), tokens),
-        "precision": precision,
-        "recall": recall,
-        "f1": f1,
+        "precision": agreed.precision if found else None,
+        "recall": agreed.recall if replaced else None,
+        "f1": agreed.f1 if found and replaced else None,
         "accuracy": _ratio(tokens - found - replaced + 2 * right, tokens),
         "replaced": _ratio(replaced, tokens),
     }

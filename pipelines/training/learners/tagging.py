@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from guidance.errors import InputError
-from guidance.tasks.entities import OUTSIDE, Agreement, entity_agreement, token_agreement
+from guidance.tasks.entities import OUTSIDE, entity_agreement, token_agreement
+from guidance.tasks.scores import Agreement, accuracy
 from pipelines.training.learner import Given
 from pipelines.training.learners.examples import Batch, ExampleLearner, Head, Prediction, at_least_float32
 from pipelines.training.objective import Task
@@ -108,15 +109,14 @@ class Tags(Head):
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         return {"tags": prediction.prediction.split(), "scores": list(prediction.scores)}
 
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
         """Precision, recall and F1 of entities as conlleval counts them, F1 of the tags of single tokens without ``O``, and
         accuracy; of tags that name no entities, such as parts of speech, only the last two."""
         gold, predicted = _tags(predictions)
         if not gold:
             return {}
-        words = [pair for true, guess in zip(gold, predicted, strict=True) for pair in zip(true, guess, strict=True)]
-        found = {
-            "accuracy": sum(true == guess for true, guess in words) / max(1, len(words)),
+        found: dict[str, float | None] = {
+            "accuracy": accuracy([tag for tags in gold for tag in tags], [tag for tags in predicted for tag in tags]),
             "token_f1": token_agreement(gold, predicted).f1,
         }
         if (agreement := _entities(gold, predicted)) is None:

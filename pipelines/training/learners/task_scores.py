@@ -48,7 +48,11 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
         title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
         run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
-    write_metrics(run, task.name, of_model.metrics(predictions), {}, counts, **report)
+    metrics = of_model.metrics(predictions)
+    about = {name: "all true labels are the same" for name, value in metrics.items() if value is None}
+    if about:
+        run.warn(f"{' and '.join(about)} undefined: all true labels are the same")
+    write_metrics(run, task.name, metrics, about, counts, **report)
 
 
 def answers(run: Any, model: Any, handle: Handle, task: Task, head: type[Any]) -> Iterator[dict[str, Any]]:
@@ -94,13 +98,13 @@ def write_predictions(
 
 def slices(
     head: Head, predictions: Sequence[Prediction], groups: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> dict[str, dict[str, dict[str, float | None]]]:
     """The metrics of parts of the examples, and how many each part has; a grouping of one part is left out.
 
     Args:
         groups: for each way to divide the examples, the part that each example belongs to.
     """
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, parts in groups.items():
         distinct = list(dict.fromkeys(parts))
         if not 1 < len(distinct) <= MOST_PARTS:

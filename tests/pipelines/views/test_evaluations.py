@@ -88,6 +88,28 @@ def test_correlations_and_entities_are_those_of_the_whole(tmp_path: Path) -> Non
     assert found["token_f1"].first == pytest.approx(0.8)
 
 
+def test_correlations_far_from_zero_are_those_of_scipy(tmp_path: Path) -> None:
+    gold = [1.7e9 + value for value in (-10.0, -3.0, 2.0, 5.0, 9.0, 10.0)]
+    first, second = [gold[i] for i in (1, 0, 2, 4, 3, 5)], [gold[i] for i in (5, 4, 2, 3, 1, 0)]
+    found = compare(
+        tmp_path, "regression", *(labelled(list(map(repr, g)), list(map(repr, gold))) for g in (first, second))
+    )
+    assert (
+        found["pearson"].first == pytest.approx(stats.pearsonr(gold, first).statistic) == pytest.approx(0.86, abs=0.1)
+    )
+    assert found["pearson"].second == pytest.approx(stats.pearsonr(gold, second).statistic)
+    same = labelled(["1.0", "2.0"], ["3.0", "3.0"])
+    assert set(compare(tmp_path, "regression", same, same)) == {"mse"}, (
+        "a correlation with one true number is undefined"
+    )
+
+
+def test_parts_of_speech_are_compared_by_their_words(tmp_path: Path) -> None:
+    gold = ["DET NOUN", "NOUN VERB"]
+    found = compare(tmp_path, "tagging", labelled(["DET DET", "NOUN VERB"], gold), labelled(gold, gold))  # type: ignore[arg-type]
+    assert {metric: (tested.first, tested.second) for metric, tested in found.items()} == {"token_f1": (0.75, 1.0)}
+
+
 def test_translations_by_sacrebleu(tmp_path: Path) -> None:
     reference = [f"the cat number {n} sat on the mat" for n in range(30)]
     tables = [

@@ -19,6 +19,7 @@ from pipelines.training.plan_inputs import features
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
+    from pipelines.engine.stage import Files
 
 AnyConfig = TypeVar("AnyConfig", bound=Any)
 
@@ -171,6 +172,15 @@ def check_split(data: Artifact, split: str) -> None:
     if not int(data.files.get(f"{split}.parquet", {}).get("rows") or 0):
         splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
         raise InputError(f"{data.reference} has no sequences in {split!r}", hint=f"--split {' or '.join(splits)}")
+
+
+def training_data(model: Artifact | Files, store: Store) -> Artifact | None:
+    """The dataset that a model was trained on; None if nothing tells, or if it is gone."""
+    if not isinstance(model, Artifact) or "sequences" not in model.manifest["inputs"]:
+        return None
+    with suppress(ArtifactMissing), store.load_input(model, "sequences", verify=False) as data:
+        return store.load_input(data, "corpus", verify=False)
+    return None
 
 
 def trained_idf(model: str, store: Store) -> str:

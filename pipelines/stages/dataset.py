@@ -26,7 +26,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
-from pipelines.text.corpus_files import SPLITS
+from pipelines.text.corpus_files import SPLITS, text_digest
 from pipelines.text.corpus_writer import CorpusWriter, split_of
 from pipelines.text.document_formats import FORMATS, Format, find_format
 from pipelines.text.examples import Layout, Record, read_parallel
@@ -271,6 +271,7 @@ def build(run: Run) -> None:
     )
     notes = Notes()
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
     kind = format_for(layout, [name for files in given.values() for name in files.names])
     total = sum(path.stat().st_size for files in given.values() for path in files.paths)
@@ -290,6 +291,7 @@ def build(run: Run) -> None:
                         document = _document(record, name, split, "/".join(prefix), config, notes)
                         if document is not None and document.example is not None:
                             writer.add(document)
+                            texts[document.example.split].append(_digest(document))
                             if document.example.label is not None:
                                 own = document.example.label
                                 labels[document.example.split].update(own.split() if kind.shape == "tags" else [own])
@@ -303,6 +305,7 @@ def build(run: Run) -> None:
     if len(kinds) <= MOST_LABELS:
         run.out.counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
     run.warn(*notes.lines(), *_unknown_labels(labels))
+    _count_shared_texts(run, texts)
 
 
 def _columns(config: Config) -> Columns:
@@ -321,6 +324,7 @@ def _build_documents(run: Run, layout: Format) -> None:
             for document in layout.read(files.paths, files.names, _columns(config), notes):
                 yield split, document
 
+    texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     made = Documents(
         layout.shape,
         split_sentences,
@@ -342,8 +346,9 @@ def _build_documents(run: Run, layout: Format) -> None:
             prefix = [split] if len(given) > 1 else []
             prefix += [found.name] if len(given[split].paths) > 1 or found.id is None else []
             document = made.document(split, found, "/".join(prefix))
-            if document is not None:
+            if document is not None and document.example is not None:
                 writer.add(document)
+                texts[document.example.split].append(_digest(document))
             bar.advance(1)
         run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
     run.out.counts |= {"dropped": dict(sorted(notes.dropped.items())), "shape": layout.shape}
@@ -351,6 +356,7 @@ def _build_documents(run: Run, layout: Format) -> None:
         run.out.counts["summary_sentences"] = config.summary_sentences or layout.summary_sentences
         run.out.counts |= {} if layout.has_gold else {"unlabelled": True}
     run.warn(*notes.lines())
+    _count_shared_texts(run, texts)
     if made.tested:
         run.out.counts["sharing_test_documents"] = made.shared
         if made.shared and not config.drop_shared:
@@ -370,6 +376,19 @@ def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
         if unknown:
             count = sum(labels[split][label] for label in unknown)
             yield f"{split}: {count:,} examples have labels that no training example has: {short_list(unknown)}"
+
+
+def _digest(document: Document) -> bytes:
+    return text_digest(block.text for block in document.blocks)
+
+
+def _count_shared_texts(run: Run, texts: Mapping[str, Sequence[bytes]]) -> None:
+    """Count and tell how many examples of valid and test have the text of a training example."""
+    known = set(texts["train"])
+    for split in ("valid", "test"):
+        if shared := sum(own in known for own in texts[split]):
+            run.out.counts.setdefault("sharing_text", {})[split] = shared
+            run.warn(f"{split}: {shared:,} of {len(texts[split]):,} examples have the text of a training example")
 
 
 def _document(record: Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -25,6 +26,7 @@ from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig, evalua
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
 from pipelines.training.plan_inputs import check_needs, load_inputs, model_inputs, read_tables
+from pipelines.training.tasks import TASKS
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -94,6 +96,9 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
         inputs["sequences"] = sequences
         if evaluation.needs_corpus:
             inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
+        is_task = evaluation.task in TASKS
+        if is_task and (trained_on := task_inputs.training_data(inputs["model"], store)) is not None:
+            inputs["trained_on"] = stack.enter_context(trained_on)
         inputs |= load_inputs(config, [sequences], store)
         task_inputs.check_split(sequences, config.split)
         if evaluation.floors and config.floors:
@@ -101,7 +106,7 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
                 inputs["floors"] = _floors(evaluation, config, inputs, store, options)
             else:
                 log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
-        return run_stage(STAGE, config, inputs, store=store, **options)
+        return run_stage(_OF_TASKS if is_task else STAGE, config, inputs, store=store, **options)
 
 
 def _check_settings(evaluation: Evaluation, config: Any) -> None:
@@ -167,4 +172,6 @@ def no_weights(folder: Path, weights: str) -> InputError:
     )
 
 
-STAGE = Stage("evaluate", "evaluation", 2, Config, build)
+STAGE = Stage("evaluate", "evaluation", 1, Config, build)
+_OF_TASKS = replace(STAGE, version=2)
+"""Since version 2 evaluations of tasks count examples that were trained on, and correlations may be undefined."""

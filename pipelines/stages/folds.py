@@ -8,9 +8,8 @@ hash of what the questions are about.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from pydantic import Field, model_validator
 
@@ -22,7 +21,7 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
-from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, read_blocks
+from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, read_blocks, text_digests
 from pipelines.text.corpus_writer import fraction_of
 
 if TYPE_CHECKING:
@@ -65,10 +64,20 @@ def build(run: Run) -> None:
     import numpy as np
 
     given: Artifact = run.inputs["dataset"]
-    codes = _splits(_groups(given), run.config, given.reference)
+    groups = text_digests(given, first_only=given.counts.get("shape") == "choices")
+    codes = _splits(list(groups.values()), run.config, given.reference)
     counts = _write_blocks(run, given, codes)
     labels = _write_documents(run, given, codes)
-    changed = {"splits", "examples", "sharing_test_documents", "words", "sentences", "blocks", "characters"}
+    changed = {
+        "splits",
+        "examples",
+        "sharing_test_documents",
+        "sharing_text",
+        "words",
+        "sentences",
+        "blocks",
+        "characters",
+    }
     run.out.counts |= {name: value for name, value in given.counts.items() if name not in changed}
     names = [SPLITS[code] for code in np.unique(codes)]
     for code, count in enumerate(np.bincount(codes, minlength=len(SPLITS)).tolist()):
@@ -85,19 +94,6 @@ def build(run: Run) -> None:
                 f"{shared:,} of {counts['test']['documents']:,} test documents share a sentence with a training document: "
                 "scores are contaminated"
             )
-
-
-def _groups(dataset: Artifact) -> list[bytes]:
-    """For each document a digest of the text that decides its fold, without differences of case and white space."""
-    first_only = dataset.counts.get("shape") == "choices"
-    found: list[Any] = []
-    for batch in read_blocks(dataset, ["document", "block", "text"]):
-        for document, block, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if document == len(found):
-                found.append(hashlib.sha256())
-            if block == 0 or not first_only:
-                found[document].update(" ".join(text.casefold().split()).encode() + b"\n")
-    return [each.digest() for each in found]
 
 
 def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -82,6 +83,31 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
                 yield record_batch
         except pa.ArrowException as error:
             raise ArtifactMismatch(f"{corpus.path / BLOCKS}: unreadable ({str(error)[:160]!r})") from error
+
+
+def text_digest(texts: Iterable[str]) -> bytes:
+    """A digest of the blocks of a document, without differences of case and white space."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(" ".join(text.casefold().split()).encode() + b"\n")
+    return found.digest()
+
+
+def text_digests(corpus: Artifact, *, first_only: bool = False, split: str | None = None) -> dict[int, bytes]:
+    """The `text_digest` of each document, by its row in ``documents.parquet``.
+
+    Args:
+        first_only: whether only the first block of a document counts.
+        split: only the documents of this split.
+    """
+    texts: dict[int, list[str]] = {}
+    for batch in read_blocks(corpus, ["document", "block", "split", "text"]):
+        splits = batch.column("split").cast("string").to_pylist()
+        columns = (batch.column(name).to_pylist() for name in ("document", "block", "text"))
+        for own, document, block, text in zip(splits, *columns, strict=True):
+            if split in (None, own) and (block == 0 or not first_only):
+                texts.setdefault(document, []).append(text)
+    return {document: text_digest(found) for document, found in texts.items()}
 
 
 def whole_documents(corpus: Artifact) -> Iterator[Any]:

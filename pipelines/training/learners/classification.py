@@ -82,6 +82,9 @@ class Classes(Head):
         """The class of a label, or `UNKNOWN`."""
         return UNKNOWN if label is None else self._numbers.get(label, UNKNOWN)
 
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        return {gold: gold in self._numbers}
+
     def targets(self, batch: Batch) -> Tensor:
         return torch.tensor([self.number(batch.labels[row]) for row in batch.firsts])
 
@@ -204,6 +207,9 @@ class Value(Head):
 
     def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits
+
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        return {gold: _value(gold) is not None}
 
     def targets(self, batch: Batch) -> Tensor:
         values = (_value(batch.labels[row]) for row in batch.firsts)

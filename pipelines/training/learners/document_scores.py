@@ -18,7 +18,14 @@ from pipelines.engine.stage import Run, require
 from pipelines.storage.files import open_parquet
 from pipelines.text.document_sequences import oracle, references, texts_of
 from pipelines.training.learners.binary import Boundaries, Sentences, documents_of
-from pipelines.training.learners.task_scores import documents, predict, slices, sparsity, write_predictions
+from pipelines.training.learners.task_scores import (
+    documents,
+    predict,
+    seen_in_training,
+    slices,
+    sparsity,
+    write_predictions,
+)
 from pipelines.training.metrics_files import write_metrics
 from pipelines.training.objective import Task
 
@@ -85,7 +92,12 @@ def evaluate_summarization(run: Run, model: Any, handle: Handle, task: Task) -> 
             "rouge1_oracle_seen": "greedy oracle on the sentences that the model sees",
             "oracle_f1": "of the chosen sentences against those of the oracle",
         },
-        {"examples": len(predictions), "empty_oracles": empty, "summary_sentences": size},
+        {
+            "examples": len(predictions),
+            "empty_oracles": empty,
+            "summary_sentences": size,
+            **seen_in_training(run, predictions),
+        },
         gain_over_lead=gains,
         **sparsity(run, model, handle, task, head),
         slices=slices(head, predictions, {"source": sources}),
@@ -175,7 +187,7 @@ def evaluate_segmentation(run: Run, model: Any, handle: Handle, task: Task) -> N
     predictions, tokens = predict(run, model, handle, task, head)
     sentence = [number for (number,) in _sentences(run)[: len(predictions)]]
     sources = write_predictions(run, predictions, tokens, list(zip(boundary_fields(), [sentence], strict=True)))
-    counts = {"examples": len(predictions), **head.report(predictions)}
+    counts = {"examples": len(predictions), **head.report(predictions), **seen_in_training(run, predictions)}
     windows = [window_size(ends) for ends, _ in documents_of(predictions)]
     about: Mapping[str, str] = {
         "f1": "boundaries of all documents together, at a score over 0.5",

@@ -169,6 +169,10 @@ class Head(ABC):
 
         None stands for a metric that these examples do not define."""
 
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        """The labels in a true answer, and whether the model can give each; empty if answers are of another kind."""
+        return {}
+
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """What ``guide predict`` says of an example, in JSON's types."""
         return {"prediction": prediction.prediction, "scores": list(prediction.scores)}

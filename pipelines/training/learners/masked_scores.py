@@ -159,7 +159,7 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
         "loss": _ratio(columns.sum("nll"), tokens),
         "precision": agreed.precision if found else None,
         "recall": agreed.recall if replaced else None,
-        "f1": agreed.f1 if found and replaced else None,
+        "f1": agreed.f1 if right else None,
         "accuracy": _ratio(tokens - found - replaced + 2 * right, tokens),
         "replaced": _ratio(replaced, tokens),
     }

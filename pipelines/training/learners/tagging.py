@@ -70,6 +70,9 @@ class Tags(Head):
         rows, places = (torch.from_numpy(found).to(logits.device) for found in (read.rows, read.places))
         return logits[rows, places]
 
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        return {tag: tag in self._numbers for tag in gold.split() if tag != OUTSIDE}
+
     def targets(self, batch: Batch) -> Tensor:
         labels = [batch.labels[row] for row in batch.firsts]
         tags = [label.split() if label is not None else [] for label in labels]

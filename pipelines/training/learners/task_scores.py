@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.tasks.entities import OUTSIDE
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
+from pipelines.text.corpus_files import text_digests
 from pipelines.text.document_sequences import texts_of
+from pipelines.text.records import short_list
 from pipelines.training.batches import Examples
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
@@ -37,9 +40,11 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
         head: the class of the task's `Head`; its ``of_model`` makes one from the configuration of a model.
     """
     of_model: Head = head.of_model(model.config)
+    unknown = unknown_labels(run, of_model)
     predictions, tokens = predict(run, model, handle, task, of_model)
     sources = write_predictions(run, predictions, tokens)
     counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
+    counts |= unknown | seen_in_training(run, predictions)
     if counts["unlabelled"]:
         run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
     report = of_model.report(predictions)
@@ -53,6 +58,44 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     if about:
         run.warn(f"{' and '.join(about)} undefined: all true labels are the same")
     write_metrics(run, task.name, metrics, about, counts, **report)
+
+
+def unknown_labels(run: Run, head: Head) -> dict[str, int]:
+    """``unknown_labels``: how many examples have labels that the model cannot give; empty if there are none.
+
+    Raises:
+        InputError: the model can give none of the labels.
+    """
+    data = run.inputs["sequences"]
+    with data.open(f"{run.config.split}.parquet") as raw:
+        rows = open_parquet(raw).read(columns=["example", "label"]).to_pylist()
+    gold = list({row["example"]: row["label"] for row in rows}.values())[: run.config.limit or None]
+    found = [head.labels_of(label) for label in gold if label is not None]
+    labels = {label: known for own in found for label, known in own.items()}
+    unknown = sorted(label for label, known in labels.items() if not known)
+    if not unknown:
+        return {}
+    if len(unknown) == len(labels):
+        raise InputError(
+            f"{data.reference}: the model knows none of its labels, {short_list(unknown)}; it knows "
+            + short_list(head.fields()["id2label"].values()),
+            hint="--label-column of `guide build-dataset` chooses the column of the labels",
+        )
+    number = sum(not all(own.values()) for own in found)
+    run.warn(f"{number:,} of {len(gold):,} examples have labels that the model does not know: {short_list(unknown)}")
+    return {"unknown_labels": number}
+
+
+def seen_in_training(run: Run, predictions: Sequence[Prediction]) -> dict[str, int]:
+    """``seen_in_training``: how many examples have the text of one that the model was trained on; empty if nothing tells."""
+    if (trained_on := run.inputs.get("trained_on")) is None:
+        return {}
+    known = set(text_digests(trained_on, split="train").values())
+    tested = text_digests(run.inputs["corpus"])
+    numbers = {prediction.number for prediction in predictions}
+    if seen := sum(tested[number] in known for number in numbers):
+        run.warn(f"{seen:,} of {len(numbers):,} examples have the text of an example that the model was trained on")
+    return {"seen_in_training": seen}
 
 
 def answers(run: Any, model: Any, handle: Handle, task: Task, head: type[Any]) -> Iterator[dict[str, Any]]:

@@ -199,6 +199,18 @@ def test_a_very_long_text_is_cut_with_a_warning(store: Store, tmp_path: Path) ->
     assert any("a text over 100,000 characters was cut off" in w for w in made.manifest["warnings"])
 
 
+def test_examples_that_share_their_text_with_training_are_counted(store: Store, tmp_path: Path) -> None:
+    train = write(tmp_path / "a.csv", "text,label\nSame text,1\nother,0\n")
+    test = write(tmp_path / "b.csv", "text,label\nsame  TEXT,1\nnew,0\nother one,0\n")
+    made = make(store, train, test=test)
+    assert made.counts["sharing_text"] == {"test": 1}
+    assert "test: 1 of 3 examples have the text of a training example" in made.manifest["warnings"]
+    words = [write(tmp_path / f"{n}.conll", text) for n, text in enumerate(("a O\nb O\n", "a O\nb O\n\nb O\n"))]
+    assert make(store, words[0], test=words[1], format="conll").counts["sharing_text"] == {"test": 1}
+    texts = [write(tmp_path / f"{n}.jsonl", '{"text": "A b.", "summary": "a"}\n') for n in range(2)]
+    assert make(store, texts[0], test=texts[1], summary_column="summary").counts["sharing_text"] == {"test": 1}
+
+
 def test_labels_unknown_in_training_are_warned_about_unless_they_are_numbers(store: Store, tmp_path: Path) -> None:
     train = write(tmp_path / "train.tsv", "label\ttext\na\tone\nb\ttwo\n")
     valid = write(tmp_path / "valid.tsv", "label\ttext\na\tone more\nc\tthree\nc\tfour\n")

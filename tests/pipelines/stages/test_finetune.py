@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,48 @@ def test_labels_that_training_did_not_have_count_as_wrong_and_missing_ones_are_l
     metrics, predictions = measure(store, model.reference, build(store, tmp_path, {"test": rows}))
     assert metrics["accuracy"] == pytest.approx(6 / 7)
     assert predictions[1]["gold"] is None
+
+
+def evaluated(store: Store, model: Artifact, data: Artifact) -> Artifact:
+    return evaluate.run(model.reference, data.reference, evaluate.Config(), store=store).artifact
+
+
+def test_labels_that_the_model_does_not_know_are_told_and_refused_where_it_knows_none(
+    store: Store, model: Artifact, tmp_path: Path
+) -> None:
+    rows = [*reviews(4), {"text": "a new film", "label": "mixed"}]
+    made = evaluated(store, model, build(store, tmp_path, {"test": rows}))
+    assert made.counts["unknown_labels"] == 1
+    assert "1 of 5 examples have labels that the model does not know: 'mixed'" in made.manifest["warnings"]
+    others = [{**row, "label": row["label"].upper()} for row in reviews(4)]
+    with pytest.raises(InputError, match="the model knows none of its labels, 'BAD', 'GOOD'; it knows 'bad', 'good'"):
+        evaluated(store, model, build(store, tmp_path, {"test": others}))
+
+
+def test_tested_examples_that_the_model_was_trained_on_are_counted(
+    store: Store, data: Artifact, model: Artifact, tmp_path: Path
+) -> None:
+    known = reviews()[0]
+    rows = [{**known, "text": known["text"].upper().replace(" ", "  ")}, {"text": "nothing like it", "label": "good"}]
+    made = evaluated(store, model, build(store, tmp_path, {"test": rows}))
+    assert made.counts["seen_in_training"] == 1
+    assert "1 of 2 examples have the text of an example that the model was trained on" in made.manifest["warnings"]
+    own = evaluated(store, model, data).counts["seen_in_training"]
+    training = {row["text"] for row in reviews()}
+    assert own == sum(row["text"] in training for row in reviews(12, 200)) == data.counts["sharing_text"]["test"]
+    folder = tmp_path / "copy"
+    shutil.copytree(model.path, folder)
+    (folder / "artifact.json").unlink()
+    copied = evaluate.run(str(folder), data.reference, evaluate.Config(), store=store).artifact
+    assert "seen_in_training" not in copied.counts, "nothing says what a folder was trained on"
+
+
+@pytest.mark.filterwarnings("error:A single label")
+def test_a_correlation_with_one_true_label_is_undefined_in_words(store: Store, model: Artifact, tmp_path: Path) -> None:
+    rows = [row for row in reviews(6) if row["label"] == "good"]
+    made = evaluated(store, model, build(store, tmp_path, {"test": rows}))
+    assert made.counts["metrics"]["matthews"] is None and made.counts["metrics"]["accuracy"] == 1
+    assert "matthews undefined: all true labels are the same" in made.manifest["warnings"]
 
 
 def test_classes_confusions_slices_and_calibration_are_reported(store: Store, data: Artifact) -> None:

@@ -309,7 +309,7 @@ def test_the_commands_print_tables(guide: Callable[..., Any], tmp_path: Path) ->
     assert any(line.split() == ["questions", "3"] for line in done.err.splitlines())
     shown = guide("show", done.out.strip()).out
     assert all(line in shown for line in done.err.splitlines() if line.startswith(("head", "split", "nearest")))
-    assert "best_by_kind" not in shown
+    assert "best_by" not in shown
     done = guide("probe", "deps", folder, written(tmp_path, "trees.conllu", CONLLU), "--json")
     assert json.loads(done.out)["counts"]["probe"] == "deps"
     assert "nsubj" in done.err

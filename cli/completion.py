@@ -101,7 +101,7 @@ OFFERS: dict[str, Complete] = {
     "compare baseline": _COMPARED,
     "compare runs": _COMPARED,
     "data": _READ,
-    **{f"{word} data": artifacts("corpus") for word in ("build-fold", "search")},
+    "search data": artifacts("corpus"),
     "probe blimp floors": artifacts("sequences"),
     "evaluations": artifacts("evaluation"),
     "discovery": artifacts("discovery"),

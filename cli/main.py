@@ -44,6 +44,7 @@ Classes are given by name to avoid imports, above all of ``torch``.
 _OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed")
 
 COMMANDS = (
+    "stages",
     "build",
     "statistics",
     "masks",

@@ -1,4 +1,4 @@
-"""Commands for role masks: build the role columns of sequences, draw masks and export them."""
+"""Commands for role masks: draw them and export them."""
 
 from __future__ import annotations
 
@@ -8,56 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.options import Session, command, stage_command
+from cli.options import Session, command
 from cli.output import check_output_path, escape, say, say_json, speaks_unicode
 from guidance.errors import InputError
-from pipelines.engine.stage import Result
 from pipelines.probing.patterns import spec_of
-from pipelines.stages import masks
-from pipelines.storage.artifacts import Artifact
-from pipelines.storage.store import Store
 
 LONG = 64
 """Of a sequence with more tokens only one sentence is shown, unless --whole is given."""
 
 
-def after_masks(made: Artifact, store: Store) -> tuple[str, ...]:
-    """The commands to suggest after `build-masks`: a training with the roles that its columns can tell."""
-    columns = made.counts["columns"]
-    preset = "roles" if {"idf", "head"} <= {*columns} else "roles-unparsed" if "idf" in columns else ""
-    train = f"guide pretrain {{sequences}} --masks {{}} --plan preset:{preset}"
-    return (*((train,) if preset else ()), "guide masks show {}")
-
-
 _ROLE = typer.Option(
     metavar="PATTERN", help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles."
 )
-
-
-@stage_command(
-    "build-masks",
-    masks.Config,
-    examples=[
-        "guide build-masks wiki-128 --idf wiki-idf --deps wiki-deps",
-        "guide build-masks wiki-128 --idf wiki-idf   # a language without a parser",
-        "guide build-masks wiki-128 --idf wiki-idf --deps wiki-deps --jobs 8",
-        "guide build-masks wiki-128 --deps wiki-deps --shard 3/64   # one of 64 jobs; without --shard it merges",
-    ],
-    next_command=after_masks,
-)
-def build_masks(
-    session: Session,
-    config: masks.Config,
-    sequences: Annotated[str, typer.Argument(help="Sequences: a name, name@n, an id, or a path.", show_default=False)],
-) -> Result | None:
-    """Record for every token of some sequences what is known about its word: its number, idf, head and relation.
-
-    Words and tokens are aligned by their characters.  Without --deps the syntactic roles are missing.
-    """
-    result = masks.run(sequences, config, **session.options())
-    if result is not None:
-        session.tell(f"columns: {', '.join(result.artifact.counts['columns'])}")
-    return result
 
 
 @command(

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from guidance.errors import InputError
+from pipelines.engine.command import Templates
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.run_inputs import is_guided
-
-Templates = str | Sequence[str] | Callable[[Artifact, Store], str | Sequence[str]]
-"""Command lines, of which the first whose gaps can be filled is suggested, or a function that gives them.
-
-``{}`` stands for the artifact itself and ``{kind}`` for its input of that kind, or else for the newest artifact of that
-kind that was made from the same corpus; a model from the same sequences, without a plan.
-"""
-
-SEQUENCES_FIRST = ("guide build-sequences {corpus} {tokenizer}", "guide build-tokenizer {corpus}")
-"""What to do before a command that needs sequences, if there are none of this corpus."""
 
 LOOKED_AT = 50
 """At most so many of the newest artifacts of a kind are looked at."""

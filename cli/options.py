@@ -31,11 +31,12 @@ from cli import completion
 from cli.app import Page, parent_app
 from cli.config import DEFAULT_FILE, misspelt, settings_for
 from cli.flags import field_parameters, make_config, renamed, typer_parameter
-from cli.next_commands import Templates, suggestion
+from cli.next_commands import suggestion
 from cli.origins import SETTINGS, origin_of, origins_added, source_of, store_path
 from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from guidance.errors import InputError
+from pipelines.engine.command import Templates
 from pipelines.engine.stage import Result
 from pipelines.progress import Progress, log
 from pipelines.storage.store import Store
@@ -108,6 +109,7 @@ def stage_command(
     group: str = "Data",
     next_command: Templates | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
+    own: Sequence[inspect.Parameter] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that runs a stage.  It returns the `Result`, or None if another process reports it.
 
@@ -115,9 +117,12 @@ def stage_command(
         config: its fields become flags; the function gets an instance of it as ``config``.
         next_command: the command to suggest afterwards; see `cli.next_commands.Templates`.
         topics: headings for groups of options on the help page; all others are listed under "Options".
+        own: the parameters of the function besides these two; by default those of its signature.
     """
     finish = _announce(next_command)
-    return command(name, examples=examples, group=group, config=config, finish=finish, shared=_STAGE, topics=topics)
+    return command(
+        name, examples=examples, group=group, config=config, finish=finish, shared=_STAGE, topics=topics, own=own
+    )
 
 
 def command(
@@ -129,6 +134,7 @@ def command(
     finish: Callable[[Session, Any], None] | None = None,
     shared: dict[str, Any] | None = None,
     topics: Mapping[str, tuple[str, ...]] | None = None,
+    own: Sequence[inspect.Parameter] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as a command and return it unchanged, so that Python code can call it.
 
@@ -141,15 +147,9 @@ def command(
         raise ValueError(f"{name} has no examples")
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        given = {"session", "config"} if config else {"session"}
-        hints = typing.get_type_hints(function, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.name not in given
-        ]
+        declared = _parameters(function) if own is None else list(own)
         fields = field_parameters(config) if config else []
-        own, fields = ([_with_completion(name, parameter) for parameter in parameters] for parameters in (own, fields))
+        declared, fields = ([_with_completion(name, found) for found in group] for group in (declared, fields))
         common = [typer_parameter(key, *option) for key, option in {**(shared or {}), **_SHARED}.items()]
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
@@ -157,7 +157,7 @@ def command(
             with origins_added(context, values):
                 _check_sizes(context, values)
                 session = open_session(context, values)
-                arguments = {parameter.name: values[parameter.name] for parameter in own}
+                arguments = {parameter.name: values[parameter.name] for parameter in declared}
                 if config:
                     chosen = {p.name: values[p.name] for p in fields if source_of(context, p.name) != "DEFAULT"}
                     arguments["config"] = make_config(config, chosen)
@@ -165,14 +165,14 @@ def command(
             if finish:
                 finish(session, result)
 
-        parameters = [context, *own, *fields, *common]
+        parameters = [context, *declared, *fields, *common]
         if len({parameter.name for parameter in parameters}) != len(parameters):
             raise ValueError(f"{name}: two parameters have the same name")
         if unknown := {key for names in (topics or {}).values() for key in names} - {p.name for p in parameters}:
             raise ValueError(f"{name} has no option {min(unknown)}")
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
-        settings = {p.name for p in (*own, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
+        settings = {p.name for p in (*declared, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
         parent, word, heading = parent_app(name)
         attributes = {
             "group": heading or group,
@@ -192,11 +192,21 @@ def command(
 # parameters
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a command's function, besides the session and the configuration."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in ("session", "config")
+    ]
+
+
 def _with_completion(command: str, parameter: inspect.Parameter) -> inspect.Parameter:
     """A parameter that the shell completes, if there is something to offer."""
     complete = completion.offer(command, parameter.name)
     annotation, *extras = typing.get_args(parameter.annotation)
-    if complete is None:
+    if complete is None or extras[0].autocompletion is not None:
         return parameter
     info = copy.copy(extras[0])
     info.autocompletion = complete

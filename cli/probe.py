@@ -10,16 +10,10 @@ from cli.options import Session, stage_command
 from cli.tables import folded
 from pipelines.engine.stage import Result
 from pipelines.stages import (
-    probe_attack,
     probe_coreference,
     probe_dependencies,
-    probe_distance,
-    probe_importance,
-    probe_loss,
     probe_pairs,
     probe_reflexives,
-    probe_relevance,
-    probe_sinks,
 )
 from pipelines.views.probes import table_of
 
@@ -122,34 +116,6 @@ def probe_reflexive(
 
 
 @stage_command(
-    "probe relevance",
-    probe_relevance.Config,
-    examples=[
-        "guide probe relevance guided wiki-128",
-        "guide probe relevance segmenter topics --split test --limit 0",
-        "guide probe relevance guided wiki-128 --masks wiki-masks --patterns dependency --patterns rare",
-        "guide probe relevance ./bert-base text.txt --no-special --patterns 'matching_token and not self'",
-    ],
-    next_command="guide show {}",
-)
-def probe_relevance_command(
-    session: Session,
-    config: probe_relevance.Config,
-    model: Model,
-    data: Annotated[
-        str,
-        typer.Argument(help=DATA, show_default=False),
-    ],
-) -> Result:
-    """Measure how much of its attention each head spends on each pattern (global relevance).
-
-    All patterns are measured that the data have the features for.  A head stands out if it is three standard deviations above
-    the mean of all heads; with ten heads or fewer none can.
-    """
-    return _told(session, probe_relevance.run(model, data, config, **session.options()))
-
-
-@stage_command(
     "probe blimp",
     probe_pairs.Config,
     examples=[
@@ -176,121 +142,6 @@ def probe_blimp(
     The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.
     """
     return _told(session, probe_pairs.run(model, files, config, **session.options()))
-
-
-@stage_command(
-    "probe loss",
-    probe_loss.Config,
-    examples=["guide probe loss guided wiki-128", "guide probe loss guided wiki-128 --masks wiki-masks --limit 0"],
-    next_command="guide show {}",
-)
-def probe_loss_command(
-    session: Session,
-    config: probe_loss.Config,
-    model: Model,
-    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
-) -> Result:
-    """Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
-
-    Each line also has the n-gram floors of the same tokens, counted in the training text of the sequences.
-    """
-    return _told(session, probe_loss.run(model, data, config, **session.options()))
-
-
-@stage_command(
-    "probe attack",
-    probe_attack.Config,
-    examples=[
-        "guide probe attack reviews-asa reviews",
-        "guide probe attack reviews-model reviews --by freelb --limit 100",
-    ],
-    next_command="guide show {}",
-)
-def probe_attack_command(
-    session: Session,
-    config: probe_attack.Config,
-    model: Model,
-    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
-) -> Result:
-    """Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
-
-    The table has, by layer, the share of query-key pairs that an adversary hides, and how spread attention is without and under the
-    attack.
-    """
-    return _told(session, probe_attack.run(model, data, config, **session.options()))
-
-
-@stage_command(
-    "probe sinks",
-    probe_sinks.Config,
-    examples=["guide probe sinks guided wiki-128", "guide probe sinks ./bert-base text.txt --limit 200"],
-    next_command="guide show {}",
-)
-def probe_sinks_command(
-    session: Session,
-    config: probe_sinks.Config,
-    model: Model,
-    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
-) -> Result:
-    """Measure how much attention each head leaves on special tokens, on the first token and on itself.
-
-    `guide probe relevance --no-special` measures patterns on what is left.
-    """
-    return _told(session, probe_sinks.run(model, data, config, **session.options()))
-
-
-@stage_command(
-    "probe distance",
-    probe_distance.Config,
-    examples=[
-        "guide probe distance guided wiki-128 --limit 100",
-        "guide probe distance guided wiki-128 --from plain --limit 100",
-    ],
-    next_command="guide show {}",
-)
-def probe_distance_command(
-    session: Session,
-    config: probe_distance.Config,
-    model: Model,
-    data: Annotated[str, typer.Argument(help=DATA, show_default=False)],
-    other: Annotated[
-        str | None, typer.Option("--from", help="A second model: how far is each head from the same head there?")
-    ] = None,
-) -> Result:
-    """Measure how differently heads look (Jensen-Shannon divergence of their rows): within a model, or between two."""
-    return _told(session, probe_distance.run(model, other, data, config, **session.options()))
-
-
-@stage_command(
-    "probe importance",
-    probe_importance.Config,
-    examples=[
-        "guide probe importance reviews-model reviews",
-        "guide probe importance summariser papers --split test --by-layer",
-        "guide probe importance guided wiki-128 --by off --limit 200   # the loss without each head",
-        "guide finetune reviews --init my-model --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
-    ],
-    next_command="guide show {}",
-)
-def probe_importance_command(
-    session: Session,
-    config: probe_importance.Config,
-    model: Model,
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset of its task, or its sequences; for a masked language model also any text file.",
-            show_default=False,
-        ),
-    ],
-) -> Result:
-    """Measure how much the loss of a model depends on each head (first-order Taylor importance).
-
-    The loss is that of its task, or of masked words.  Gradients of the mean loss are added up over the batches of a split.  The importance of a head is the sum of the squares of
-    gradient times weight, over its rows of the query, key and value matrices and its columns of the output matrix.  With --by off it is how much the mean loss
-    rises when the head is switched off.
-    """
-    return _told(session, probe_importance.run(model, data, config, **session.options()))
 
 
 def _told(session: Session, result: Result, **shown: Any) -> Result:

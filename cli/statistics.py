@@ -1,4 +1,4 @@
-"""Commands for statistics: idf, dependency trees and co-occurrence."""
+"""Commands that show and export co-occurrence."""
 
 from __future__ import annotations
 
@@ -9,94 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.arguments import Corpus, Tokenizer
-from cli.next_commands import SEQUENCES_FIRST
-from cli.options import Session, command, stage_command
+from cli.options import Session, command
 from cli.output import check_output_path, escape, human_size, say, say_json, speaks_unicode
 from cli.tables import say_table
-from pipelines.engine.stage import Result
-from pipelines.stages import cooccurrence, dependencies, idf
-from pipelines.storage.artifacts import Artifact
-from pipelines.storage.store import Store
 
 WIDEST_BAR = 20
-
-
-def after_idf(made: Artifact, store: Store) -> tuple[str, ...]:
-    """The commands to suggest after `build-idf`: masks need the idf of words."""
-    if "tokenizer" in made.manifest["inputs"]:
-        return ("guide show {}",)
-    masks = "guide build-masks {sequences} --idf {}"
-    return (f"{masks} --deps {{deps}}", masks, *SEQUENCES_FIRST)
-
-
-@stage_command(
-    "build-idf",
-    idf.Config,
-    examples=[
-        "guide build-idf wiki --name wiki-idf",
-        "guide build-idf wiki bpe --unit sentence",
-        "guide build-idf wiki --jobs 8",
-        "guide build-idf wiki --executor dask --scheduler tcp://10.0.0.1:8786",
-        "guide build-idf wiki --shard 3/64   # one of 64 jobs; afterwards, without --shard, it merges",
-    ],
-    next_command=after_idf,
-)
-def build_idf(
-    session: Session,
-    config: idf.Config,
-    corpus: Corpus,
-    tokenizer: Annotated[
-        str | None, typer.Argument(help="Count this tokenizer's tokens instead of words.", show_default=False)
-    ] = None,
-) -> Result | None:
-    """Compute the idf of each word or token in the training text of a corpus."""
-    return idf.run(corpus, tokenizer, config, **session.options())
-
-
-@stage_command(
-    "build-deps",
-    dependencies.Config,
-    examples=[
-        "guide build-deps wiki --parser spacy:en_core_web_sm --name wiki-deps",
-        "guide build-deps wiki --parser stanza:tl --device cuda",
-        "guide build-deps ewt --parser 'conllu:ewt/*.conllu.gz'",
-        "guide build-deps wiki --parser spacy:en_core_web_sm --jobs 8",
-    ],
-    next_command=(
-        "guide build-masks {sequences} --idf {idf} --deps {}",
-        "guide build-masks {sequences} --deps {}",
-        *SEQUENCES_FIRST,
-    ),
-)
-def build_deps(
-    session: Session,
-    config: dependencies.Config,
-    corpus: Corpus,
-) -> Result | None:
-    """Parse the sentences of a corpus into words, heads and relations."""
-    return dependencies.run(corpus, config, **session.options())
-
-
-@stage_command(
-    "build-cooccur",
-    cooccurrence.Config,
-    examples=[
-        "guide build-cooccur wiki bpe --name wiki-pairs",
-        "guide build-cooccur wiki bpe --top 10000 --window 15",
-        "guide build-cooccur wiki ./my-model --jobs 8   # a folder with tokenizer.json",
-        "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs; run all twice (encode, count), then without --shard",
-    ],
-    next_command='guide cooccur show WORD --text "WORDS" --cooccur {}',
-)
-def build_cooccur(
-    session: Session,
-    config: cooccurrence.Config,
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-) -> Result | None:
-    """Count how often frequent tokens occur together in the training text of a corpus."""
-    return cooccurrence.run(corpus, tokenizer, config, **session.options())
 
 
 Totals = Annotated[

@@ -151,11 +151,13 @@ def show(session: Session, reference: Reference) -> None:
 
 def _found(artifact: Artifact) -> Table | None:
     """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
+    from pipelines.stages import find
     from pipelines.views.probes import table_of
 
     if artifact.kind == "probe":
         with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
-            return table_of(artifact)
+            stage = find(artifact.manifest["stage"])
+            return stage.command.show(artifact, stage.config()) if stage else table_of(artifact)
     return None
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pipelines import task_inputs
 from pipelines.engine import stage
-from pipelines.engine.stage import check_working_folder, knob, run_stage
+from pipelines.engine.stage import knob
+from pipelines.engine.takes import Opening, Take
+from pipelines.inputs import Model, is_dataset, measured_patterns
 from pipelines.progress import Progress
 from pipelines.stages import corpus, sequences
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import load_inputs, model_inputs
-
-if TYPE_CHECKING:
-    from pipelines.engine.stage import Options, Result, Stage
 
 
 class SequencesConfig(stage.Config):
@@ -54,13 +53,15 @@ def open_inputs(
     Raises:
         InputError: there is no such model or data, or the split is empty.
     """
-    from guidance.patterns import PATTERNS
-    from pipelines.probing.patterns import spec_of
+    inputs = model_inputs(model, store, measured_patterns(config))
+    read, config = read_data(model, folder_of(inputs["model"]), data, config, store, opened, progress)
+    return inputs | read, config
 
-    asked = getattr(config, "patterns", None)
-    measured = () if asked is None else map(spec_of, asked or PATTERNS)
-    inputs = model_inputs(model, store, measured)
-    folder = folder_of(inputs["model"])
+
+def read_data(
+    model: str, folder: Path, data: str, config: Any, store: Store, opened: ExitStack, progress: Progress | None
+) -> tuple[dict[str, Any], Any]:
+    """See `open_inputs`; without the model, whose folder is given."""
     try:
         given = opened.enter_context(store.load(data))
     except ArtifactMissing:
@@ -70,7 +71,7 @@ def open_inputs(
         assert made is not None, "only shards give None"
         given = opened.enter_context(store.load(made.reference))
         config = config.model_copy(update={"split": "train"})
-    if given.kind == "corpus" and task_inputs.is_dataset(given):
+    if given.kind == "corpus" and is_dataset(given):
         found, config = task_inputs.read_by(model, folder, given, config, store, progress)
     elif given.kind == "corpus":
         length = task_inputs.longest(model, config.sequence_length, store)
@@ -81,19 +82,23 @@ def open_inputs(
         found = store.load(packed.reference, kind="sequences")
     else:
         found = store.load(data, kind="sequences")
-    inputs["sequences"] = opened.enter_context(found)
-    inputs |= load_inputs(config, [found], store)
+    opened.enter_context(found)
     task_inputs.check_split(found, config.split)
-    return inputs, config
+    return {"sequences": found, **load_inputs(config, [found], store)}, config
 
 
-def run_on(probe: Stage, model: str, data: str, config: SequencesConfig, store: Store, options: Options) -> Result:
-    """Run a probe of sequences; see `open_inputs`.
+class Reading(Take):
+    """Data for a model: sequences of its tokenizer; or a dataset, a corpus or a text file, of which sequences are made."""
 
-    Args:
-        options: the further options of every stage.
-    """
-    check_working_folder()
-    with ExitStack() as opened:
-        inputs, read = open_inputs(model, data, config, store, opened, options.get("progress"))
-        return run_stage(probe, read, inputs, store=store, **options)
+    def __init__(self, help: str = "Sequences of its tokenizer, a dataset or a corpus, or a text file.") -> None:
+        super().__init__(help, kinds=("sequences", "corpus"))
+
+    def open(self, reference: str, opening: Opening[Any]) -> None:
+        model, folder = opening.references["model"], folder_of(opening.inputs["model"])
+        found = read_data(model, folder, reference, opening.config, opening.store, opening.stack, opening.progress)
+        opening.inputs |= found[0]
+        opening.config = found[1]
+
+
+ON_SEQUENCES = {"model": Model(), "data": Reading()}
+"""What probes of sequences take."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from guidance.errors import InputError, PlanError
+from pipelines.inputs import is_dataset
 from pipelines.progress import Progress, log
 from pipelines.stages import dependencies, idf, masks, sequences
 from pipelines.storage.artifacts import Artifact
@@ -48,11 +49,6 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
     if not is_dataset(found):
         raise InputError(f"{found.reference} is running text, not examples of a task", hint="guide build-dataset FILE")
     return found, None
-
-
-def is_dataset(corpus: Artifact) -> bool:
-    """Whether a corpus holds the examples of a task."""
-    return corpus.manifest["stage"] in ("build-dataset", "build-fold")
 
 
 def build_sequences(
@@ -110,23 +106,19 @@ def build_masks(
     if not needed:
         return []
     check_parser(plan, source, parser, training=training)
-    settings: dict[str, Any] = {}
+    tables: dict[str, str] = {}
     if "idf" in needed and known_idf:
-        settings["idf"] = known_idf
+        tables["idf"] = known_idf
     elif "idf" in needed:
-        made = idf.run(dataset.reference, None, idf.Config(), store=store, progress=progress)
-        assert made is not None, "only shards give None"
+        made = idf.run(dataset.reference, store=store, progress=progress)
         _tell("idf", made)
-        settings["idf"] = made.reference
+        tables["idf"] = made.reference
     if any(need in SYNTAX for need in needed):
         made = dependencies.run(dataset.reference, dependencies.Config(parser=parser), store=store, progress=progress)
-        assert made is not None, "only shards give None"
         _tell("trees", made)
-        settings["deps"] = made.reference
-    joined = masks.run(
-        data.reference, masks.Config(**settings), store=store, other_idf=bool(known_idf), progress=progress
-    )
-    assert joined is not None, "only shards give None"
+        tables["deps"] = made.reference
+    stage = masks.FOR_A_MODEL if known_idf else masks.STAGE
+    joined = stage.run(data.reference, masks.Config(**tables), store=store, progress=progress)
     _tell("masks", joined)
     return [joined.reference]
 

@@ -22,8 +22,8 @@ from cli.main import exit_code
 from guidance.errors import UnknownName
 from pipelines.engine import executor
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
-from pipelines.engine.stage import Result, Run, Stage, knob
-from pipelines.progress import Progress, log
+from pipelines.engine.stage import Result, Run, Stage, Work, knob
+from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
@@ -93,32 +93,27 @@ def join(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None
             file.write_table(pq.read_table(part))
 
 
-def _map(corpus: Artifact, config: Config, folder: Path, progress: Progress) -> list[Path]:
-    work = globals()[config.work]
-    shards = shards_of(corpus, config.shard_size)
-    return map_shards(work, shards, {"traces": config.traces}, folder, config, progress)
+def _map(work: Work[Config]) -> list[Path]:
+    config, function = work.config, globals()[work.config.work]
+    shards = shards_of(work.inputs["corpus"], config.shard_size)
+    return map_shards(function, shards, {"traces": config.traces}, work.partial, config, work.progress)
 
 
 def build(run: Run) -> None:
     """Map the function over the shards and concatenate the results."""
-    merged = merge_tree(join, _map(run.inputs["corpus"], run.config, run.partial, run.progress), {}, run.config)
+    merged = merge_tree(join, _map(run), {}, run.config)
     with run.out.parquet("text.parquet", SCHEMA) as file:
         for table in evenly([pq.read_table(merged)], 3):
             file.write_table(table)
 
 
-STAGE = Stage("build-copy", "copy", 1, Config, build)
+STAGE = Stage("build-copy", "copy", 1, Config, build, share=_map)
 
 
 def run_stage(corpus: Artifact, store: Store, **settings: Any) -> Result | None:
     """Run the stage; arguments that are not settings go to `run_sharded`."""
     options = {key: settings.pop(key) for key in list(settings) if key not in Config.model_fields}
-    config = Config(**settings)
-
-    def share(folder: Path, progress: Progress) -> None:
-        _map(corpus, config, folder, progress)
-
-    return run_sharded(STAGE, config, {"corpus": corpus}, share, store=store, **options)
+    return run_sharded(STAGE, Config(**settings), {"corpus": corpus}, store=store, **options)
 
 
 def main(corpus: str, store: str, *settings: str) -> int:

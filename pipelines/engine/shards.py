@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
-from pipelines.engine.stage import Options, Result, Run, Stage, file_digest, recipe_of, reused, run_stage
+from pipelines.engine.stage import Options, Result, Run, Stage, Work, file_digest, recipe_of, reused, run_stage
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
@@ -372,32 +372,23 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def run_sharded(
-    stage: Stage,
-    config: Config,
-    inputs: Mapping[str, Any],
-    process: Callable[[Path, Progress], object],
-    *,
-    store: Store,
-    **options: Unpack[Options],
+    stage: Stage[Any], config: Config, inputs: Mapping[str, Any], *, store: Store, **options: Unpack[Options]
 ) -> Result | None:
     """Run a stage that maps over shards.  With ``--shard i/n`` process only some of them and return None.
 
     Runs with ``--shard`` work side by side.  The run that merges waits until they have ended and processes what is then
     missing.  Inputs are verified by the run that merges; a run with ``--shard`` reads only part of them, and relies on
     page checksums.
-
-    Args:
-        process: processes the selected shards, writing partial files to the given folder, and raises `ShareDone`.
     """
     recipe = recipe_of(stage, config, inputs)
     partial, force = store.partial(stage.kind, recipe), options.get("force", False)
     if config.shard:
         if options.get("name") or force:
             raise InputError("--shard publishes no artifact", hint="give --name and --force to the run that merges")
-        progress = options.get("progress") or Progress()
-        return _run_share(stage, config, recipe, lambda: process(partial, progress), store, options.get("wait", True))
+        work = Work(config, inputs, partial, options.get("progress") or Progress())
+        return _run_share(stage, work, recipe, store, options.get("wait", True))
 
-    def build(run: Run) -> None:
+    def build(run: Run[Any]) -> None:
         if force:
             remove_tree(run.partial)
         stage.build(run)
@@ -407,9 +398,7 @@ def run_sharded(
     return result
 
 
-def _run_share(
-    stage: Stage, config: Config, recipe: str, process: Callable[[], object], store: Store, wait: bool
-) -> Result | None:
+def _run_share(stage: Stage[Any], work: Work[Any], recipe: str, store: Store, wait: bool) -> Result | None:
     store.check_writable()
     lock = store.lock(stage.kind, recipe, shared=True)
     try:
@@ -419,13 +408,16 @@ def _run_share(
             log.info("waiting for the run that is merging these shards")
             lock.acquire(wait=True)
         with contextlib.suppress(OSError):  # shown to processes that wait
-            os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename} (--shard {config.shard})".encode(), 0)
+            os.pwrite(
+                lock.fd, f"process {os.getpid()} on {os.uname().nodename} (--shard {work.config.shard})".encode(), 0
+            )
         with contextlib.suppress(InputError):
             artifact = store.open(store.folder(stage.kind, recipe))
             artifact.verify()
             return reused(artifact)
+        assert stage.share is not None, "only stages with shards take --shard"
         with contextlib.suppress(ShareDone):
-            process()
+            stage.share(work)
         return None
     finally:
         lock.release()

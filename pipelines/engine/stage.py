@@ -10,10 +10,10 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +24,10 @@ from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMisplaced, ArtifactMissing, digest
 from pipelines.storage.store import Store
+
+if TYPE_CHECKING:
+    from pipelines.engine.command import Command
+    from pipelines.engine.takes import Opening, Take
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
 
@@ -42,6 +46,18 @@ class Config(BaseModel):
 def knob(default: Any, description: str, **rules: Any) -> Any:
     """A field that changes how the work is done but not the result, such as the number of processes."""
     return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
+
+
+def names(take: Take, default: Any = "", **rules: Any) -> Any:
+    """A field that names an input, such as an artifact: it is opened under the name of the field, unless it is empty."""
+    more: Any = {"knob": True, "take": take}
+    return Field(default, description=take.help, json_schema_extra=more, **rules)
+
+
+def take_of(info: Any) -> Take | None:
+    """What a field made by `names` names."""
+    found: Take | None = (info.json_schema_extra or {}).get("take")
+    return found
 
 
 def internal(description: str) -> Any:
@@ -118,32 +134,108 @@ def file_digest(path: Path) -> str:
         raise InputError(f"{str(path)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A stage: its command name, the kind of artifact it writes, and a version to raise whenever the result changes."""
+C = TypeVar("C", bound=Config)
 
-    name: str
-    kind: str
-    version: int
-    config: type[Config]
-    build: Callable[[Run], None]
+Reference = str | Path | Sequence[str] | None
+"""How a caller names an input: a name, an id or a path; several where a stage takes several; None for none."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One execution of a stage, as its ``build`` function sees it."""
+class Work(Generic[C]):
+    """What a stage works on: its configuration, its opened inputs, and a folder for unfinished work."""
 
-    config: Any
+    config: C
     inputs: Mapping[str, Any]
-    out: Builder
     partial: Path
     progress: Progress
+
+
+@dataclass(frozen=True)
+class Run(Work[C]):
+    """One execution of a stage, as its ``build`` function sees it."""
+
+    out: Builder
 
     def warn(self, *warnings: str) -> None:
         """Log warnings, and store them in the artifact, so that a run that reuses it shows them again."""
         self.out.warnings += warnings
         for warning in warnings:
             log.warning("%s", warning)
+
+
+def _nothing(opening: Any) -> None:
+    """For a stage whose inputs need no more than to be opened."""
+
+
+@dataclass(frozen=True)
+class Stage(Generic[C]):
+    """A stage: what it takes, what it writes, and how people call it.
+
+    Attributes:
+        name: in manifests and recipes.
+        kind: of the artifact that it writes.
+        version: raised whenever the same settings and inputs give another result.
+        config: its settings.
+        build: writes the artifact.
+        takes: its inputs by role, in the order of the arguments of `run`.
+        check: raises an error about settings that cannot work, before any input is opened.
+        prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
+            others, and replaces settings that follow from them.
+        share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
+        command: how people call it; None for a stage that other stages run.
+    """
+
+    name: str
+    kind: str
+    version: int
+    config: type[C]
+    build: Callable[[Run[C]], None]
+    takes: Mapping[str, Take] = field(default_factory=dict)
+    check: Callable[[C], None] = _nothing
+    prepare: Callable[[Opening[C]], None] = _nothing
+    share: Callable[[Work[C]], object] | None = None
+    command: Command | None = None
+
+    def run(
+        self,
+        *references: Any,
+        store: Store,
+        stdin: BinaryIO | None = None,
+        roles: Mapping[str, Reference] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Run the stage, unless the artifact that it would write exists and verifies.
+
+        Args:
+            references: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are
+                meant.
+            stdin: what ``-`` reads.
+            roles: inputs by role, instead of by their place.
+
+        Returns:
+            The `Result`; None if ``--shard`` selected a share of the work.
+
+        Raises:
+            InputError: an input does not exist, is of another kind, or does not fit the others.
+        """
+        from pipelines.engine.takes import opened
+
+        given = list(references)
+        config = given.pop() if given and isinstance(given[-1], self.config) else self.config()
+        if len(given) > len(self.takes):
+            raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
+        named = dict(zip(self.takes, given, strict=False)) | dict(roles or {})
+        check_working_folder()
+        self.check(config)
+        with opened(self, config, named, store, stdin, options) as opening:
+            return opening.stage.execute(opening, **options)
+
+    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Any:
+        """Run the stage on opened inputs."""
+        from pipelines.engine.shards import run_sharded
+
+        run: Callable[..., Any] = run_sharded if self.share else run_stage
+        return run(self, opening.config, opening.inputs, store=opening.store, **options)
 
 
 @dataclass(frozen=True)
@@ -182,7 +274,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
-def recipe_of(stage: Stage, config: Config, inputs: Mapping[str, Input]) -> str:
+def recipe_of(stage: Stage[Any], config: Config, inputs: Mapping[str, Input]) -> str:
     """The digest of everything that determines the result."""
     return digest(
         {
@@ -195,7 +287,7 @@ def recipe_of(stage: Stage, config: Config, inputs: Mapping[str, Input]) -> str:
 
 
 def run_stage(
-    stage: Stage,
+    stage: Stage[Any],
     config: Config,
     inputs: Mapping[str, Input],
     *,
@@ -249,7 +341,7 @@ def run_stage(
         lock.release()
 
 
-def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool = True) -> Artifact | None:
+def _existing(store: Store, stage: Stage[Any], recipe: str, *, verify: bool = True) -> Artifact | None:
     """The artifact of this recipe, if it exists and is valid.
 
     Raises:
@@ -279,7 +371,7 @@ def _existing(store: Store, stage: Stage, recipe: str, *, verify: bool = True) -
 
 
 def _build(
-    stage: Stage, config: Config, inputs: Mapping[str, Input], store: Store, recipe: str, progress: Progress
+    stage: Stage[Any], config: Config, inputs: Mapping[str, Input], store: Store, recipe: str, progress: Progress
 ) -> Artifact:
     started = time.monotonic()
     manifest: dict[str, Any] = {
@@ -296,7 +388,7 @@ def _build(
     with store.build(stage.kind, recipe, manifest) as out:
         for given in inputs.values():
             out.provenance += [entry for entry in given.provenance if entry not in out.provenance]
-        stage.build(Run(config, inputs, out, store.partial(stage.kind, recipe), progress))
+        stage.build(Run(config, inputs, store.partial(stage.kind, recipe), progress, out))
         for given in inputs.values():
             if isinstance(given, Files):
                 given.check_unchanged()

@@ -13,26 +13,27 @@ Source: Xing et al. 2020, section 3.3; deviation: the default window is one sent
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, run_sharded, shards_of
-from pipelines.engine.stage import Options, Result, Run, Stage, knob
-from pipelines.progress import Progress, log
+from pipelines.engine.command import Command
+from pipelines.engine.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, shards_of
+from pipelines.engine.stage import Run, Stage, Work, knob
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Corpus, Tokenizer
+from pipelines.progress import log
 from pipelines.statistics import pair_files
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
 from pipelines.storage.tables import COUNTS, VOCABULARY
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs
-from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 from pipelines.text.tokens import tokenizer_folder
 
 __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]
@@ -98,37 +99,22 @@ def vocabulary_schema() -> Any:
     )
 
 
-def run(corpus: str, tokenizer: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
+def _prepare(opening: Opening[Config]) -> None:
+    if opening.config.column != "both":
+        check_pairs(opening.inputs["corpus"])
+
+
+def build(run: Run[Config]) -> None:
     """Count pairs of tokens.
 
-    With ``--shard i/n`` does only a share and returns None: a share of encoding or, once all shards are encoded, of
-    counting.
-
-    Args:
-        tokenizer: a reference, or a Hugging Face folder with a ``tokenizer.json``.
-
     Raises:
-        InputError: an artifact does not exist, the tokenizer is damaged, or there is no training text.
+        InputError: the tokenizer is damaged, or there is no training text.
     """
-    with contextlib.ExitStack() as stack:
-        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
-        if config.column != "both":
-            check_pairs(text)
-        inputs: dict[str, Any] = {"corpus": text, "tokenizer": open_tokenizer(tokenizer, store, stack)}
-
-        def share(folder: Path, progress: Progress) -> None:
-            _Counting(inputs, config, folder, progress).run()
-
-        return run_sharded(STAGE, config, inputs, share, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
-    config: Config = run.config
+    config = run.config
     corpus: Artifact = run.inputs["corpus"]
     if not corpus.counts.get("splits", {}).get("train"):
         raise InputError(f"{corpus.reference} has no training text to count", hint="build it with a smaller --valid")
-    counting = _Counting(run.inputs, config, run.partial, run.progress)
+    counting = _Counting(run)
     paths = counting.run()
     with run.progress.task("Merge"):
         merged = merge_tree(pair_files.merge_pairs, paths, {"rows": len(counting.ids)}, config)
@@ -156,7 +142,7 @@ def build(run: Run) -> None:
         run.warn("no two of the counted tokens occur together")
 
 
-def _write_vocabulary(counting: _Counting, run: Run) -> None:
+def _write_vocabulary(counting: _Counting, run: Run[Config]) -> None:
     import pyarrow as pa
 
     tokens = [counting.tokenizer.id_to_token(int(id_)) for id_ in counting.ids]
@@ -175,11 +161,11 @@ class _Counting:
         ids: ids of the counted tokens, most frequent first; None before `run`.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> None:
-        self._config, self._folder, self._progress = config, folder, progress
-        self._corpus: Artifact = inputs["corpus"]
-        self._tokenizer_folder = tokenizer_folder(inputs["tokenizer"])
-        self.files = tokenizer_files(inputs["tokenizer"])
+    def __init__(self, work: Work[Config]) -> None:
+        self._config, self._folder, self._progress = work.config, work.partial, work.progress
+        self._corpus: Artifact = work.inputs["corpus"]
+        self._tokenizer_folder = tokenizer_folder(work.inputs["tokenizer"])
+        self.files = tokenizer_files(work.inputs["tokenizer"])
         self.tokenizer = load_tokenizer(self.files)
         self._special = special_ids(self.files, self.tokenizer)
         self.vocabulary_size = 1 + max(self.tokenizer.get_vocab().values(), default=-1)
@@ -240,4 +226,26 @@ class _Counting:
         return [pair_files.Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]
 
 
-STAGE = Stage("build-cooccur", "cooccur", 2, Config, build)
+STAGE = Stage(
+    "build-cooccur",
+    "cooccur",
+    2,
+    Config,
+    build,
+    takes={"corpus": Corpus(), "tokenizer": Tokenizer()},
+    prepare=_prepare,
+    share=lambda work: _Counting(work).run(),
+    command=Command(
+        "build-cooccur",
+        "Count how often frequent tokens occur together in the training text of a corpus.",
+        examples=(
+            "guide build-cooccur wiki bpe --name wiki-pairs",
+            "guide build-cooccur wiki bpe --top 10000 --window 15",
+            "guide build-cooccur wiki ./my-model --jobs 8   # a folder with tokenizer.json",
+            "guide build-cooccur wiki bpe --shard 3/64   # one of 64 jobs; run all twice (encode, count), then without --shard",
+        ),
+        next='guide cooccur show WORD --text "WORDS" --cooccur {}',
+    ),
+)
+
+run = STAGE.run

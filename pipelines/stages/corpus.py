@@ -9,23 +9,23 @@ numbers, duplicates and splits, is decided when the drafts are joined (`pipeline
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
-from pipelines.engine import executor, stage
-from pipelines.engine.shards import map_shards, run_sharded
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
-from pipelines.progress import Progress, log
+from pipelines.engine import executor
+from pipelines.engine.command import Command
+from pipelines.engine.shards import map_shards
+from pipelines.engine.stage import Files, Run, Stage, Work, knob
+from pipelines.engine.takes import Opening, Take
+from pipelines.progress import log
 from pipelines.storage.files import remove_tree
-from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
@@ -95,47 +95,47 @@ class Config(executor.Config):
         return self
 
 
-def run(
-    sources: Sequence[str], config: Config, *, store: Store, stdin: BinaryIO | None = None, **options: Unpack[Options]
-) -> Result | None:
-    """Build a corpus from files, globs, folders, ``-`` (``stdin``) or ``builtin:python-docs``.
+class Sources(Take):
+    """Text: files, globs, folders, ``-`` or ``builtin:python-docs``."""
+
+    def open(self, reference: Sequence[str], opening: Opening[Config]) -> None:
+        config = opening.config
+        # workers on other machines see the store, but not this machine's temporary folder
+        is_remote = STDIN in reference and config.executor == "dask"
+        spool = opening.stack.enter_context(opening.store.private("corpus", "stdin")) if is_remote else None
+        found = opening.stack.enter_context(
+            expand(reference, any_kind=config.format is not None, stdin=opening.stdin, spool=spool)
+        )
+        if found.paths:
+            opening.inputs["text"] = found.files(config.source, config.license)
+        if found.builtin:
+            from pipelines.text.builtin_docs import python_docs_files
+
+            opening.inputs["builtin"] = python_docs_files()
+        if found.skipped:
+            log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
+
+
+def _check(config: Config) -> None:
+    check_encoding(config.encoding)
+    check_spec(_spec(config))
+
+
+def _prepare(opening: Opening[Config]) -> None:
+    if (model := model_files(_spec(opening.config))) is not None:
+        opening.inputs["parser"] = model
+
+
+def build(run: Run[Config]) -> None:
+    """Build a corpus.
 
     A document's id is its path in the given folder or its file name for files, and the record's own id, or else a digest,
-    for records.  The same sources and settings give the same bytes, whatever the shards and wherever they are read.  With
-    ``--shard`` reads only a share and returns None.
+    for records.  The same sources and settings give the same bytes, whatever the shards and wherever they are read.
 
     Raises:
         InputError: a source is not in its format, or holds no text; the message names file, line and byte.
         MachineError: the model for sentences is not installed, or the disk is full.
     """
-    check_encoding(config.encoding)
-    check_spec(_spec(config))
-    with contextlib.ExitStack() as stack:
-        # workers on other machines see the store, but not this machine's temporary folder
-        is_remote = STDIN in sources and config.executor == "dask"
-        spool = stack.enter_context(store.private("corpus", "stdin")) if is_remote else None
-        found = stack.enter_context(expand(sources, any_kind=config.format is not None, stdin=stdin, spool=spool))
-        inputs: dict[str, stage.Input] = {}
-        if found.paths:
-            inputs["text"] = found.files(config.source, config.license)
-        if found.builtin:
-            from pipelines.text.builtin_docs import python_docs_files
-
-            inputs["builtin"] = python_docs_files()
-        model = model_files(_spec(config))
-        if model is not None:
-            inputs["parser"] = model
-        if found.skipped:
-            log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
-
-        def share(folder: Path, progress: Progress) -> Sequence[Path]:
-            return _read(inputs, config, folder, progress, Notes())
-
-        return run_sharded(STAGE, config, inputs, share, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
     try:
         _build(run)
     except InputError:  # other text or settings are another recipe, which could not use these drafts
@@ -143,10 +143,9 @@ def build(run: Run) -> None:
         raise
 
 
-def _build(run: Run) -> None:
-    config: Config = run.config
-    notes = Notes()
-    paths = _read(run.inputs, config, run.partial, run.progress, notes)
+def _build(run: Run[Config]) -> None:
+    config, notes = run.config, Notes()
+    paths = _read(run, notes)
     _tell_of_lines(paths)
     run.out.counts |= write_corpus(
         paths,
@@ -178,12 +177,13 @@ def _tell_of_lines(paths: Sequence[Path]) -> None:
 # shards
 
 
-def _read(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress, notes: Notes) -> Sequence[Path]:
+def _read(work: Work[Config], notes: Notes) -> Sequence[Path]:
     """The drafts of all shards, in order."""
-    shards = list(bundles(_pieces(inputs, config, notes), config.shard_size))
-    settings = {"config": config.recipe(), "builtin": inputs.get("builtin")}
+    config = work.config
+    shards = list(bundles(_pieces(work.inputs, config, notes), config.shard_size))
+    settings = {"config": config.recipe(), "builtin": work.inputs.get("builtin")}
     sizes = [shard.size for shard in shards]
-    return map_shards(draft, shards, settings, folder, config, progress, sizes=sizes, unit="B")
+    return map_shards(draft, shards, settings, work.partial, config, work.progress, sizes=sizes, unit="B")
 
 
 def _pieces(inputs: Mapping[str, Any], config: Config, notes: Notes) -> Iterator[tuple[int, Piece]]:
@@ -306,4 +306,28 @@ def _record_documents(piece: Piece, config: Config, notes: Notes) -> Iterator[Do
         yield from table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
 
 
-STAGE = Stage("build-corpus", "corpus", 2, Config, build)
+STAGE = Stage(
+    "build-corpus",
+    "corpus",
+    2,
+    Config,
+    build,
+    takes={"sources": Sources("Files, folders, patterns, - for stdin, or builtin:python-docs.", many=True)},
+    check=_check,
+    prepare=_prepare,
+    share=lambda work: _read(work, Notes()),
+    command=Command(
+        "build-corpus",
+        "Read text into a corpus of documents, sentences and splits.",
+        examples=(
+            "guide build-corpus text/*.txt --name wiki",
+            "zcat news.jsonl.gz | guide build-corpus - --format jsonl",
+            "guide build-corpus builtin:python-docs --name docs",
+            "guide build-corpus wiki.jsonl --text-field page.text --jobs 8",
+            "guide build-corpus text/ --shard 3/64   # one of 64 jobs; afterwards, without --shard, it joins them",
+        ),
+        next="guide build-tokenizer {}",
+    ),
+)
+
+run = STAGE.run

@@ -22,11 +22,10 @@ from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
 from pipelines.progress import log
-from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
-from pipelines.text.corpus_files import SPLITS, text_digest
+from pipelines.text.corpus_files import PAIR, SPLITS, text_digest
 from pipelines.text.corpus_writer import CorpusWriter, split_of
 from pipelines.text.document_formats import FORMATS, Format, find_format
 from pipelines.text.examples import Layout, Record, read_parallel
@@ -51,10 +50,6 @@ _LATER = {
     *("summary_column", "sections_column", "separator", "summary_sentences", "min_summary_words", "drop_shared"),
 }
 """Settings that stand in a recipe only where they are not the default, because recipes were made before them."""
-
-_PAIR = "_pair"
-"""Suffix of a split's name: the role of the input with the other side of parallel text."""
-
 
 _GENERAL = ("json", "lines")
 """Layouts that are not those of a data set."""
@@ -193,7 +188,7 @@ def run(
         any_kind = bool(pairs) or config.format is not None
         documents = FORMATS.get(config.format or "")
         in_folders = documents.takes if documents else known_extension
-        for role, sources in (*files.items(), *((f"{split}{_PAIR}", found) for split, found in pairs.items())):
+        for role, sources in (*files.items(), *((f"{split}{PAIR}", found) for split, found in pairs.items())):
             if not sources:
                 continue
             found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin, in_folders=in_folders))
@@ -201,7 +196,7 @@ def run(
                 raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
             inputs[role] = found.files(config.source, config.license)
         for split in pairs:
-            own, other = (len(inputs[role].names) for role in (split, f"{split}{_PAIR}"))  # type: ignore[attr-defined]
+            own, other = (len(inputs[role].names) for role in (split, f"{split}{PAIR}"))  # type: ignore[attr-defined]
             if own != other:
                 raise InputError(
                     f"--{split} has {own} files and --{split}-pair has {other}",
@@ -210,11 +205,6 @@ def run(
         if (model := model_files(_sentences(config))) is not None:
             inputs["parser"] = model
         return run_stage(STAGE, config, inputs, store=store, **options)
-
-
-def is_parallel(made: Artifact) -> bool:
-    """Whether a dataset was built from parallel files."""
-    return any(role.endswith(_PAIR) for role in made.manifest["inputs"])
 
 
 def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequence[str]], config: Config) -> None:
@@ -278,7 +268,7 @@ def build(run: Run) -> None:
     with contextlib.closing(CorpusWriter(run.out, splitter(_sentences(config)), notes)) as writer:
         with run.progress.task("dataset", total=total or None, unit="B") as bar:
             for split, files in given.items():
-                others = run.inputs.get(f"{split}{_PAIR}")
+                others = run.inputs.get(f"{split}{PAIR}")
                 for number, (path, name) in enumerate(zip(files.paths, files.names, strict=True)):
                     prefix = [split] if len(given) > 1 else []
                     prefix += [name] if len(files.paths) > 1 else []

@@ -6,7 +6,6 @@ row per sentence of every split, in the order of the text.  A sentence without a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -15,13 +14,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
+from pipelines.engine.command import SEQUENCES_FIRST, Command
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -29,14 +29,13 @@ from pipelines.engine.shards import (
     open_checked,
     parquet_file,
     row_groups,
-    run_sharded,
     shards_of,
 )
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, knob
-from pipelines.progress import Progress
+from pipelines.engine.stage import Files, Run, Stage, Work, knob
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Corpus
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
-from pipelines.storage.store import Store
 from pipelines.storage.tables import DOCUMENTS, TREES
 from pipelines.text.parsers import READERS
 from pipelines.text.sources import expand
@@ -99,29 +98,23 @@ def dependency_schema() -> Any:
     )
 
 
-def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result | None:
-    """Parse every sentence of a corpus.  With ``--shard`` parses only a share and returns None.
+def _prepare(opening: Opening[Config]) -> None:
+    kind, _, rest = opening.config.parser.partition(":")
+    if kind == "conllu":
+        found = opening.stack.enter_context(expand([rest], any_kind=True, stdin=None))
+        opening.inputs["parser"] = Files.of(found.paths, found.names)
+    else:
+        opening.inputs["parser"] = READERS[kind].files(rest)
+
+
+def build(run: Run[Config]) -> None:
+    """Parse every sentence of a corpus.
 
     Raises:
-        InputError: the corpus does not exist, the parser cannot be opened or does not parse, or no sentence has a tree.
+        InputError: the parser cannot be opened or does not parse, or no sentence has a tree.
         MachineError: the parser, its model or a GPU is missing; the message says how to install it.
     """
-    kind, _, rest = config.parser.partition(":")
-    with contextlib.ExitStack() as stack:
-        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
-        if kind == "conllu":
-            found = stack.enter_context(expand([rest], any_kind=True, stdin=None))
-            parser = Files.of(found.paths, found.names)
-        else:
-            parser = READERS[kind].files(rest)
-        inputs = {"corpus": text, "parser": parser}
-        share = functools.partial(_map, inputs, config)
-        return run_sharded(STAGE, config, inputs, share, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
-    paths = _map(run.inputs, run.config, run.partial, run.progress)
+    paths = _map(run)
     summary = _Summary()
     facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
     warnings = facts.pop("warnings", "").splitlines()
@@ -135,18 +128,18 @@ def build(run: Run) -> None:
     run.warn(*warnings, *summary.warnings(facts["scheme"]))
 
 
-STAGE = Stage("build-deps", "deps", 2, Config, build)
-
-
-def _map(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> list[Path]:
+def _map(work: Work[Config]) -> list[Path]:
+    """The partial files of the shards."""
+    config = work.config
     kind, _, rest = config.parser.partition(":")
-    parser: Files = inputs["parser"]
+    parser: Files = work.inputs["parser"]
     settings = {"parser": config.parser, "max_words": config.max_words, "device": config.device}
     if kind == "conllu":
         settings |= {"paths": [os.path.abspath(path) for path in parser.paths], "names": list(parser.names)}
     elif os.path.isdir(rest.split(":")[0]):
         settings["parser"] = f"{kind}:{os.path.abspath(rest.split(':')[0])}{rest[len(rest.split(':')[0]) :]}"
-    return map_shards(parse_shard, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
+    shards = shards_of(work.inputs["corpus"], config.shard_size)
+    return map_shards(parse_shard, shards, settings, work.partial, config, work.progress)
 
 
 # parsing a shard
@@ -336,3 +329,32 @@ class _Summary:
         if scheme == "other":
             lines.append("the parser's labels are not those of Universal Dependencies or of spaCy's English models")
         return lines
+
+
+STAGE = Stage(
+    "build-deps",
+    "deps",
+    2,
+    Config,
+    build,
+    takes={"corpus": Corpus()},
+    prepare=_prepare,
+    share=_map,
+    command=Command(
+        "build-deps",
+        "Parse the sentences of a corpus into words, heads and relations.",
+        examples=(
+            "guide build-deps wiki --parser spacy:en_core_web_sm --name wiki-deps",
+            "guide build-deps wiki --parser stanza:tl --device cuda",
+            "guide build-deps ewt --parser 'conllu:ewt/*.conllu.gz'",
+            "guide build-deps wiki --parser spacy:en_core_web_sm --jobs 8",
+        ),
+        next=(
+            "guide build-masks {sequences} --idf {idf} --deps {}",
+            "guide build-masks {sequences} --deps {}",
+            *SEQUENCES_FIRST,
+        ),
+    ),
+)
+
+run = STAGE.run

@@ -9,14 +9,13 @@ Source: Li et al. 2022, section 3.1; `guidance.probes.discovery`.
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
-from pipelines.storage.store import Store
+from pipelines.engine.stage import Run, Stage
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
 
 PLAN = "plan.toml"
 SUMMARY = "discovery.json"
@@ -47,24 +46,20 @@ class Config(SequencesConfig):
     )
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Score the heads of a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
-
-    Raises:
-        InputError: there is no such pattern; or it needs a feature that is not there; or the split is empty.
-    """
+def _check(config: Config) -> None:
+    """Raises InputError if there is no such pattern."""
     from pipelines.probing.patterns import read_written
 
     for name in config.patterns:
         read_written(name)
-    return run_on(STAGE, model, data, config.model_copy(update={"folder": model}), store, options)
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def build(run: Run[Config]) -> None:
+    """Score the heads of a model.
+
+    Raises:
+        InputError: a pattern needs a feature that is not there.
+    """
     from guidance.probes.discovery import candidates, chosen, plan_for
     from guidance.probes.importance import normalised
     from pipelines.probing.heads import heads_picture, write_heads
@@ -124,4 +119,15 @@ def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
         return None, None
 
 
-STAGE = Stage("discover-score", "discovery", 1, Config, build)
+STAGE = Stage(
+    "discover-score",
+    "discovery",
+    1,
+    Config,
+    build,
+    takes=ON_SEQUENCES,
+    check=_check,
+    prepare=lambda opening: opening.change(folder=opening.references["model"]),
+)
+
+run = STAGE.run

@@ -19,6 +19,7 @@ from guidance.errors import InputError
 from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.inputs import is_dataset
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -85,7 +86,7 @@ def run(model: str, data: str, config: Config, *, store: Store, **options: Unpac
     with contextlib.ExitStack() as stack:
         inputs = model_inputs(model, store)
         given = stack.enter_context(store.load(data))
-        if given.kind == "corpus" and task_inputs.is_dataset(given):
+        if given.kind == "corpus" and is_dataset(given):
             folder, progress = folder_of(inputs["model"]), options.get("progress")
             sequences, config = task_inputs.read_by(model, folder, given, config, store, progress)
         else:

@@ -6,14 +6,14 @@ that are measured on the same tokens.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
-from pipelines.storage.store import Store
+from pipelines.engine.stage import Run, Stage
+from pipelines.inputs import Sequences
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -30,18 +30,12 @@ class Config(stage.Config):
     limit: int = Field(0, ge=0, description="Maximum number of sequences; 0 for all.")
 
 
-def run(sequences: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Compute the floors of some sequences, unless they are in the store.
+def build(run: Run[Config]) -> None:
+    """Compute the floors of some sequences.
 
     Raises:
-        InputError: there is no such artifact, no training text to count, or no masked token to predict.
+        InputError: there is no training text to count, or no masked token to predict.
     """
-    with store.load(sequences, kind="sequences") as data:
-        return run_stage(STAGE, config, {"sequences": data}, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
     from pipelines.statistics.floors import floors_of, masked_rows
     from pipelines.training.batches import Examples
     from pipelines.training.models import masker_of, read_tokenizer
@@ -61,4 +55,6 @@ def build(run: Run) -> None:
     run.out.counts |= vars(found)
 
 
-STAGE = Stage("floors", "floors", 1, Config, build)
+STAGE = Stage("floors", "floors", 1, Config, build, takes={"sequences": Sequences()})
+
+run = STAGE.run

@@ -9,17 +9,17 @@ hash of what the questions are about.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
-from pipelines import task_inputs
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.engine.command import Command
+from pipelines.engine.stage import Run, Stage
+from pipelines.inputs import Dataset
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
-from pipelines.storage.store import Store
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
 from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, read_blocks, text_digests
 from pipelines.text.corpus_writer import fraction_of
@@ -45,22 +45,12 @@ class Config(stage.Config):
         return self
 
 
-def run(dataset: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Build one fold of a dataset.
+def build(run: Run[Config]) -> None:
+    """Write one fold of a dataset.
 
     Raises:
-        InputError: it is no dataset; or there are fewer different texts than folds, or none in this fold.
+        InputError: there are fewer different texts than folds, or none in this fold.
     """
-    with store.load(dataset, kind="corpus") as given:
-        if not task_inputs.is_dataset(given):
-            raise InputError(
-                f"{given.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
-            )
-        return run_stage(STAGE, config, {"dataset": given}, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
     import numpy as np
 
     given: Artifact = run.inputs["dataset"]
@@ -119,7 +109,7 @@ def _splits(groups: list[bytes], config: Config, reference: str) -> np.ndarray:
     return codes
 
 
-def _write_blocks(run: Run, dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
+def _write_blocks(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
     """Copy the blocks with their new splits; returns the counts of each split."""
     import pyarrow as pa
 
@@ -139,7 +129,7 @@ def _write_blocks(run: Run, dataset: Artifact, codes: np.ndarray) -> dict[str, C
     return counts
 
 
-def _write_documents(run: Run, dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
+def _write_documents(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dict[str, Counter[str]]:
     """Copy the documents with their new splits; returns the labels of each split."""
     import pyarrow as pa
 
@@ -169,4 +159,26 @@ def _sharing(dataset: Artifact, codes: np.ndarray) -> int:
     return sum(not known.isdisjoint(own[number]) for number in np.flatnonzero(codes == TEST))
 
 
-STAGE = Stage("build-fold", "corpus", 1, Config, build)
+STAGE = Stage(
+    "build-fold",
+    "corpus",
+    1,
+    Config,
+    build,
+    takes={"dataset": Dataset()},
+    command=Command(
+        "build-fold",
+        """Take one fold of a cross-validation as test split, a tenth of the other folds for validation, and the rest to train.
+
+        The fold of an example depends on its text alone: examples with the same text share a fold, and no example moves when
+        others are added.  `guide search --folds` trains and tests on all folds.
+        """,
+        examples=(
+            "guide build-fold reviews --folds 10 --fold 3",
+            "for f in $(seq 0 9); do guide finetune $(guide build-fold reviews --fold $f); done",
+        ),
+        next="guide finetune {}",
+    ),
+)
+
+run = STAGE.run

@@ -5,17 +5,16 @@ Writes ``idf.parquet``, one row per word, sorted by word.  ``counts["documents"]
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import executor
+from pipelines.engine.command import SEQUENCES_FIRST, Command
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -23,11 +22,12 @@ from pipelines.engine.shards import (
     merge_tree,
     parquet_file,
     row_groups,
-    run_sharded,
     shards_of,
 )
-from pipelines.engine.stage import Options, Result, Run, Stage, knob
-from pipelines.progress import Progress
+from pipelines.engine.stage import Run, Stage, Work, knob
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Corpus, Tokenizer
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
@@ -72,51 +72,32 @@ def idf_schema() -> Any:
     )
 
 
-def run(
-    corpus: str, tokenizer: str | None, config: Config, *, store: Store, **options: Unpack[Options]
-) -> Result | None:
-    """Count the words of a corpus, or the tokens of a tokenizer.  With ``--shard`` counts only a share and returns None.
-
-    Raises:
-        InputError: an artifact does not exist, or there is no training text.
-    """
-    with contextlib.ExitStack() as stack:
-        text = stack.enter_context(store.load(corpus, kind="corpus", verify=not config.shard))
-        if config.column != "both":
-            check_pairs(text)
-        inputs: dict[str, Any] = {"corpus": text}
-        if tokenizer is not None:
-            from pipelines.text.tokenizer_files import open_tokenizer
-
-            inputs["tokenizer"] = open_tokenizer(tokenizer, store, stack)
-        share = functools.partial(_count, inputs, config)
-        return run_sharded(STAGE, config, inputs, share, store=store, **options)
-
-
-def _count(inputs: Mapping[str, Any], config: Config, folder: Path, progress: Progress) -> Sequence[Path]:
+def _count(work: Work[Config]) -> Sequence[Path]:
+    """The partial files of the shards."""
+    config = work.config
     settings: dict[str, Any] = {"unit": config.unit, "block": BLOCK_OF_COLUMN.get(config.column)}
-    if "tokenizer" in inputs:
+    if "tokenizer" in work.inputs:
         from pipelines.text.tokens import tokenizer_folder
 
-        settings["tokenizer"] = tokenizer_folder(inputs["tokenizer"])
-    return map_shards(count, shards_of(inputs["corpus"], config.shard_size), settings, folder, config, progress)
+        settings["tokenizer"] = tokenizer_folder(work.inputs["tokenizer"])
+    return map_shards(
+        count, shards_of(work.inputs["corpus"], config.shard_size), settings, work.partial, config, work.progress
+    )
 
 
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
-    config: Config = run.config
-    paths = _count(run.inputs, config, run.partial, run.progress)
-    with run.progress.task("Merge"):
-        merged = merge_tree(merge, paths, {}, config)
-    _publish(merged, run)
+def build(run: Run[Config]) -> None:
+    """Count the units in which each word or token of the training text occurs.
 
-
-def _publish(merged: Path, run: Run) -> None:
+    Raises:
+        InputError: there is no training text.
+    """
     import pyarrow as pa
 
     from guidance.statistics.idf import inverse_document_frequency
 
-    config: Config = run.config
+    config, paths = run.config, _count(run)
+    with run.progress.task("Merge"):
+        merged = merge_tree(merge, paths, {}, config)
     units = _units(merged)
     most = max((int(table["df"].to_numpy().max(initial=1)) for table in row_groups(merged)), default=1)
     if not units:
@@ -277,4 +258,42 @@ def _partial_schema(units: int) -> Any:
     return pa.schema(fields, metadata={"units": str(units)})
 
 
-STAGE = Stage("build-idf", "idf", 1, Config, build)
+def _prepare(opening: Opening[Config]) -> None:
+    if opening.config.column != "both":
+        check_pairs(opening.inputs["corpus"])
+
+
+def _next(made: Artifact, store: Store) -> tuple[str, ...]:
+    if "tokenizer" in made.manifest["inputs"]:
+        return ("guide show {}",)
+    masks = "guide build-masks {sequences} --idf {}"
+    return (f"{masks} --deps {{deps}}", masks, *SEQUENCES_FIRST)
+
+
+STAGE = Stage(
+    "build-idf",
+    "idf",
+    1,
+    Config,
+    build,
+    takes={
+        "corpus": Corpus(),
+        "tokenizer": Tokenizer("Count this tokenizer's tokens instead of words.", optional=True),
+    },
+    prepare=_prepare,
+    share=_count,
+    command=Command(
+        "build-idf",
+        "Compute the idf of each word or token in the training text of a corpus.",
+        examples=(
+            "guide build-idf wiki --name wiki-idf",
+            "guide build-idf wiki bpe --unit sentence",
+            "guide build-idf wiki --jobs 8",
+            "guide build-idf wiki --executor dask --scheduler tcp://10.0.0.1:8786",
+            "guide build-idf wiki --shard 3/64   # one of 64 jobs; afterwards, without --shard, it merges",
+        ),
+        next=_next,
+    ),
+)
+
+run = STAGE.run

@@ -6,7 +6,6 @@ rows of the sequences in the same order and list columns as long as their ``id``
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,13 +13,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file, run_sharded
-from pipelines.engine.stage import Options, Result, Run, Stage, internal, knob, require
-from pipelines.progress import Progress
+from pipelines.engine.command import Command, Table
+from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
+from pipelines.engine.stage import Run, Stage, Work, internal, names, require
+from pipelines.engine.takes import Opening, Stored
+from pipelines.inputs import Sequences
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
@@ -53,41 +54,36 @@ _SOURCES = {
 class Config(executor.Config):
     """The tables to join with the sequences."""
 
-    idf: str = knob("", "How rare words are: an artifact of `guide build-idf` for the same corpus; rare words need it.")
-    deps: str = knob("", "Trees: an artifact of `guide build-deps` for the same corpus; syntactic roles need it.")
+    idf: str = names(
+        Stored("idf", "How rare words are: an artifact of `guide build-idf` for the same corpus; rare words need it.")
+    )
+    deps: str = names(
+        Stored("deps", "Trees: an artifact of `guide build-deps` for the same corpus; syntactic roles need it.")
+    )
     stop_words: str = internal("Digest of the language's stop words.")
 
 
-def run(
-    sequences: str, config: Config, *, store: Store, other_idf: bool = False, **options: Unpack[Options]
-) -> Result | None:
-    """Join sequences with what is known about their words.  With ``--shard`` does only a share and returns None.
+def _prepare(opening: Opening[Config], *, is_own_idf: bool = True) -> None:
+    """Add the corpus of the sequences, and check that the tables are of it.
 
     Args:
-        other_idf: ``idf`` may be of another corpus, which is right for a model that learned from that corpus.
+        is_own_idf: whether the idf must be of this corpus; a model reads that of the corpus from which it learned.
 
     Raises:
         ArtifactMismatch: ``idf`` or ``deps`` belong to another corpus, or ``idf`` counts tokens.
         ArtifactMissing: the corpus of the sequences is not in the store.
     """
-    with contextlib.ExitStack() as stack:
-        verify = not config.shard
-        data = stack.enter_context(store.load(sequences, kind="sequences", verify=verify))
-        text = stack.enter_context(store.load_input(data, "corpus", verify=verify))
-        inputs: dict[str, Any] = {"sequences": data, "corpus": text}
-        for role in ("idf", "deps"):
-            if reference := getattr(config, role):
-                inputs[role] = stack.enter_context(store.load(reference, kind=role, verify=verify))
-                if role == "deps" or not other_idf:
-                    _check_corpus(inputs[role], inputs["corpus"], data)
-        if "idf" in inputs:
-            _check_words(inputs["idf"])
-        words = stop_words(inputs["deps"]) if "deps" in inputs else None
-        if words is not None:
-            config = config.model_copy(update={"stop_words": digest(words)})
-        share = functools.partial(_partials, inputs, config, words)
-        stage = dataclasses.replace(STAGE, build=functools.partial(build, stop_words=words))
-        return run_sharded(stage, config, inputs, share, store=store, **options)
+    inputs, data = opening.inputs, opening.inputs["sequences"]
+    tables: dict[str, Any] = {role: inputs.pop(role) for role in ("idf", "deps") if role in inputs}
+    inputs["corpus"] = opening.load_input(data, "corpus")
+    inputs |= tables
+    for role, table in tables.items():
+        if role == "deps" or is_own_idf:
+            _check_corpus(table, inputs["corpus"], data)
+    if "idf" in inputs:
+        _check_words(inputs["idf"])
+    if (words := _stop_words(inputs)) is not None:
+        opening.change(stop_words=digest(words))
 
 
 def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
@@ -109,13 +105,19 @@ def _check_words(table: Artifact) -> None:
         )
 
 
-def stop_words(deps: Artifact) -> list[str] | None:
-    """spaCy's stop words for the parser's language; None if it has none or the language is unknown."""
+def _stop_words(inputs: Mapping[str, Artifact]) -> list[str] | None:
+    """spaCy's stop words for the parser's language; None if there are no trees, or no words for their language."""
+    return stop_words(str(inputs["deps"].counts.get("language") or "xx")) if "deps" in inputs else None
+
+
+@functools.cache
+def stop_words(language: str) -> list[str] | None:
+    """spaCy's stop words for a language code; None if it has none."""
     try:
-        language = require("spacy", "spacy").util.get_lang_class(str(deps.counts.get("language") or "xx"))
+        found = require("spacy", "spacy").util.get_lang_class(language)
     except ImportError:  # spaCy does not have this language
         return None
-    return sorted(language.Defaults.stop_words) or None
+    return sorted(found.Defaults.stop_words) or None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:
@@ -140,26 +142,22 @@ def mask_schema(columns: Sequence[str]) -> Any:
 # building
 
 
-def _settings(inputs: Mapping[str, Artifact], words: list[str] | None) -> dict[str, Any]:
-    folders = {role: str(inputs[role].path.absolute()) for role in ("corpus", "idf", "deps") if role in inputs}
-    return {**folders, "stop_words": words}
-
-
-def _partials(
-    inputs: Mapping[str, Artifact], config: Config, words: list[str] | None, folder: Path, progress: Progress
-) -> dict[str, list[Path]]:
+def _partials(work: Work[Config]) -> dict[str, list[Path]]:
     """The partial files of every split.
 
     Raises:
         ShareDone: ``--shard`` asked for a share, which is done.
     """
-    data, found, is_share = inputs["sequences"], {}, False
+    inputs, config, found, is_share = work.inputs, work.config, {}, False
+    data = inputs["sequences"]
+    settings: dict[str, Any] = {"stop_words": _stop_words(inputs)}
+    settings |= {role: str(inputs[role].path.absolute()) for role in ("corpus", "idf", "deps") if role in inputs}
     for split in SPLITS:
         name = f"{split}.parquet"
         if data.files.get(name, {}).get("rows"):
             shards = _shards(data, name, config.shard_size)
             try:
-                found[split] = map_shards(_work, shards, _settings(inputs, words), folder / split, config, progress)
+                found[split] = map_shards(_work, shards, settings, work.partial / split, config, work.progress)
             except ShareDone:
                 is_share = True
     if is_share:
@@ -207,9 +205,9 @@ def _table(columns: Mapping[str, Any], bounds: Any, schema: Any) -> Any:
     return pa.table(arrays, schema=schema)
 
 
-def build(run: Run, stop_words: list[str] | None = None) -> None:
-    """Build the artifact; see `run`."""
-    partials = _partials(run.inputs, run.config, stop_words, run.partial, run.progress)
+def build(run: Run[Config]) -> None:
+    """Join sequences with what is known about their words."""
+    partials = _partials(run)
     if not partials:
         raise InputError(f"{run.inputs['sequences'].reference} has no sequences")
     totals: dict[str, dict[str, int]] = {}
@@ -223,7 +221,7 @@ def build(run: Run, stop_words: list[str] | None = None) -> None:
     _warn(run, totals)
 
 
-def _merge(paths: Sequence[Path], run: Run, name: str, counts: Counter[str]) -> list[str]:
+def _merge(paths: Sequence[Path], run: Run[Config], name: str, counts: Counter[str]) -> list[str]:
     """Merge partial files into one and add up their counts; returns the names of the columns."""
     with open(paths[0], "rb") as raw:
         schema = mask_schema(open_parquet(raw).schema_arrow.names)
@@ -255,7 +253,7 @@ def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:
         yield pa.concat_tables(pending).combine_chunks()
 
 
-def _warn(run: Run, totals: Mapping[str, Mapping[str, int]]) -> None:
+def _warn(run: Run[Config], totals: Mapping[str, Mapping[str, int]]) -> None:
     """Warn of data that were given but say nothing; it is no mistake to leave a table out."""
     for split, counts in totals.items():
         if counts.get("cut_arcs"):
@@ -275,4 +273,41 @@ def _listed(names: Sequence[str]) -> str:
     return f"{article} {listed} value"
 
 
-STAGE = Stage("build-masks", "masks", 3, Config, build)
+def _next(made: Artifact, store: Store) -> tuple[str, ...]:
+    """A training with the roles that the columns can tell."""
+    columns = made.counts["columns"]
+    preset = "roles" if {"idf", "head"} <= {*columns} else "roles-unparsed" if "idf" in columns else ""
+    train = f"guide pretrain {{sequences}} --masks {{}} --plan preset:{preset}"
+    return (*((train,) if preset else ()), "guide masks show {}")
+
+
+STAGE = Stage(
+    "build-masks",
+    "masks",
+    3,
+    Config,
+    build,
+    takes={"sequences": Sequences()},
+    prepare=_prepare,
+    share=_partials,
+    command=Command(
+        "build-masks",
+        """Record for every token of some sequences what is known about its word: its number, idf, head and relation.
+
+        Words and tokens are aligned by their characters.  Without --deps the syntactic roles are missing.
+        """,
+        examples=(
+            "guide build-masks wiki-128 --idf wiki-idf --deps wiki-deps",
+            "guide build-masks wiki-128 --idf wiki-idf   # a language without a parser",
+            "guide build-masks wiki-128 --idf wiki-idf --deps wiki-deps --jobs 8",
+            "guide build-masks wiki-128 --deps wiki-deps --shard 3/64   # one of 64 jobs; without --shard it merges",
+        ),
+        next=_next,
+        show=lambda made, _: Table(notes=[f"columns: {', '.join(made.counts['columns'])}"]),
+    ),
+)
+
+FOR_A_MODEL = dataclasses.replace(STAGE, prepare=functools.partial(_prepare, is_own_idf=False))
+"""The same stage for a trained model, with the idf of the corpus from which it learned."""
+
+run = STAGE.run

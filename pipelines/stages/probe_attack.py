@@ -10,14 +10,16 @@ Source: Wu et al. 2023, figures 1, 5 and 6; FreeLB and SMART as in `guidance.per
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
-from pipelines.storage.store import Store
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
+from pipelines.probing.probe import Findings, probe
+from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,20 +50,12 @@ class Config(SequencesConfig):
     layer: int = Field(0, ge=0, description="the layer that maps.png shows, from 0")
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
+def measure(run: Run[Config]) -> Findings:
+    """The attention of every head without the attack and under it.
 
     Raises:
         InputError: the plan of the model attacks nothing; or for FreeLB and SMART the model has no head for a task.
     """
-    return run_on(STAGE, model, data, config, store, options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
     import torch
 
     from guidance.probes.summary import Summary, summarise
@@ -120,12 +114,9 @@ def build(run: Run) -> None:
     table = write_heads(run, figures, units)
     by_layer = _by_layer(table, {site.layer: float(total) / examples for site, total in masked.items()})
     counts = {"examples": examples, "heads": len(table)}
-    run.out.write_json(
-        "probe.json", {"schema": 1, "probe": "attack", "by": config.by, "counts": counts, "by_layer": by_layer}
-    )
     if "clean" in shown:
         run.out.write("maps.png", _picture(shown, config))
-    run.out.counts |= {"probe": "attack", "by": config.by, **counts, "by_layer": by_layer}
+    return Findings(counts, {"by_layer": by_layer}, {"by": config.by})
 
 
 Passes = Iterator[tuple[Any, Any, Callable[..., None], Callable[..., Mapping[Any, Any]]]]
@@ -268,4 +259,30 @@ def _picture(shown: Mapping[str, Any], config: Config) -> bytes:
     return attention_grid(rows, shown["labels"], title=f"Layer {config.layer}, first example")
 
 
-STAGE = Stage("probe-attack", "probe", 1, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import shares
+
+    names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
+    rows = [(str(row["layer"]), *shares(row, names)) for row in artifact.counts["by_layer"]]
+    return Table(("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked"), rows)
+
+
+STAGE = probe(
+    "attack",
+    1,
+    Config,
+    measure,
+    takes=ON_SEQUENCES,
+    table=_table,
+    help="""Show what an attack does to attention: that of the model's plan, FreeLB or SMART.
+
+    The table has, by layer, the share of query-key pairs that an adversary hides, and how spread attention is without and under the
+    attack.
+    """,
+    examples=(
+        "guide probe attack reviews-asa reviews",
+        "guide probe attack reviews-model reviews --by freelb --limit 100",
+    ),
+)
+
+run = STAGE.run

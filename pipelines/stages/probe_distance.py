@@ -9,15 +9,18 @@ Source: Clark et al. 2019, section 6; Li et al. 2022, section 5 (the distance be
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
-from pipelines.probe_inputs import SequencesConfig, open_inputs
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Model
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig, read_data
+from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import torch
@@ -37,32 +40,6 @@ class Config(SequencesConfig):
     """Which sequences are read."""
 
 
-def run(
-    model: str, other: str | None, data: str, config: Config, *, store: Store, **options: Unpack[Options]
-) -> Result:
-    """Probe one model, or compare two.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
-        other: a second model, which must read the data as the same tokens.
-
-    Raises:
-        InputError: the two models read other tokens.
-    """
-    check_working_folder()
-    with contextlib.ExitStack() as opened:
-        inputs, read = open_inputs(model, data, config, store, opened, options.get("progress"))
-        if other is not None:
-            theirs, _ = open_inputs(other, data, config, store, opened, options.get("progress"))
-            if theirs["sequences"].content != inputs["sequences"].content:
-                raise InputError(
-                    f"{model} and {other} split the text into other tokens, so that their heads cannot be compared",
-                    hint="models with one tokenizer",
-                )
-            inputs["other"] = theirs["model"]
-        return run_stage(STAGE, read, inputs, store=store, **options)
-
-
 def distance_schema() -> Any:
     """Columns of ``distances.parquet``."""
     import pyarrow as pa
@@ -78,8 +55,28 @@ def distance_schema() -> Any:
     )
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def prepare(opening: Opening[Config]) -> None:
+    """Check that two models read the data as the same tokens.
+
+    Raises:
+        InputError: they do not.
+    """
+    from pipelines.training.learner import folder_of
+
+    if "other" not in opening.inputs:
+        return
+    model, other, data = (opening.references[role] for role in ("model", "other", "data"))
+    folder = folder_of(opening.inputs["other"])
+    theirs, _ = read_data(other, folder, data, opening.config, opening.store, opening.stack, opening.progress)
+    if theirs["sequences"].content != opening.inputs["sequences"].content:
+        raise InputError(
+            f"{model} and {other} split the text into other tokens, so that their heads cannot be compared",
+            hint="models with one tokenizer",
+        )
+
+
+def measure(run: Run[Config]) -> Findings:
+    """How far every head is from the others, or from its counterpart."""
     import pyarrow as pa
 
     from guidance.probes.distance import head_distances
@@ -92,12 +89,10 @@ def build(run: Run) -> None:
     total: Any = 0.0
     sites: list[Site] = []
     other_sites: list[Site] = []
-    with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
-        for batch in watched.batches(1):  # the maps of one sequence fit into memory, those of a batch may not
-            sites, maps = _maps(watched, batch)
-            other_sites, others = (sites, maps) if other is None else _maps(other, batch)
-            total = total + head_distances(maps, others).cpu()
-            bar.advance(1)
+    for batch in batches_of(run, watched, 1):  # the maps of one sequence fit into memory, those of a batch may not
+        sites, maps = _maps(watched, batch)
+        other_sites, others = (sites, maps) if other is None else _maps(other, batch)
+        total = total + head_distances(maps, others).cpu()
     distances: torch.Tensor = total / watched.number
     names, theirs = ([(s.layer, h) for s in each for h in range(s.num_heads)] for each in (sites, other_sites))
     rows = [
@@ -110,13 +105,11 @@ def build(run: Run) -> None:
     figures = _figures(distances, sites, names, theirs, is_one=other is None)
     table = write_heads(run, figures, UNITS)
     shown = "nearest" if other is None or table[0]["counterpart"] is None else "counterpart"
-    counts = {"sequences": watched.number, "heads": len(names)}
-    summary = {"mean": float(distances.mean()), "shown": shown}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "distance", "counts": counts, **summary})
     what = "the nearest other head" if shown == "nearest" else "the same head of the other model"
     title = f"Distance from {what} (nats x 100)\n{watched.number:,} sequences"
     run.out.write("heads.png", heads_picture(table, shown, title=title, label="Jensen-Shannon divergence"))
-    run.out.counts |= {"probe": "distance", **counts, **summary}
+    counts = {"sequences": watched.number, "heads": len(names)}
+    return Findings(counts, {"mean": float(distances.mean()), "shown": shown})
 
 
 def _maps(watched: Any, batch: Any) -> tuple[list[Site], torch.Tensor]:
@@ -165,4 +158,33 @@ def _figures(
     return found
 
 
-STAGE = Stage("probe-distance", "probe", 1, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import SHOWN_HEADS, head, heads_of, number
+
+    ranked = sorted(heads_of(artifact), key=lambda row: row[artifact.counts["shown"]])
+    chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
+    rows = [(head(row), *(number(row[name]) for name in UNITS)) for row in chosen]
+    return Table(("head", "nearest", "mean", "counterpart"), rows)
+
+
+STAGE = probe(
+    "distance",
+    1,
+    Config,
+    measure,
+    takes={
+        **ON_SEQUENCES,
+        "other": Model(
+            "A second model: how far is each head from the same head there?", optional=True, option=True, flag="from"
+        ),
+    },
+    prepare=prepare,
+    table=_table,
+    help="Measure how differently heads look (Jensen-Shannon divergence of their rows): within a model, or between two.",
+    examples=(
+        "guide probe distance guided wiki-128 --limit 100",
+        "guide probe distance guided wiki-128 --from plain --limit 100",
+    ),
+)
+
+run = STAGE.run

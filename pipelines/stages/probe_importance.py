@@ -11,13 +11,16 @@ Source: Li et al. 2022, section 3.1, by the code of T3-Vis; Michel et al. 2019, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
-from pipelines.storage.store import Store
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.inputs import Model
+from pipelines.probe_inputs import Reading, SequencesConfig
+from pipelines.probing.probe import Findings, probe
+from pipelines.storage.artifacts import Artifact
 
 UNITS: Mapping[str, Mapping[str, str]] = {
     "taylor": {
@@ -51,21 +54,13 @@ class Config(SequencesConfig):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
+def measure(run: Run[Config]) -> Findings:
+    """The importance of every head.
 
     Raises:
         InputError: the model has no head for a task and predicts no masked words; or the data are of another task, or have no
             labels.
     """
-    return run_on(STAGE, model, data, config, store, options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
     from guidance.probes.importance import normalised
     from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.importance import importance_of, rises_of
@@ -81,13 +76,47 @@ def build(run: Run) -> None:
     figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}
     table = write_heads(run, figures, UNITS[config.by])
     ranked = sorted(table, key=lambda row: -float(row["importance"]))
-    counts = {"examples": held_out.number, "heads": len(table)}
-    summary = {"best": best(table, "importance"), "ranking": [[row["layer"], row["head"]] for row in ranked], **about}
-    described = {"schema": 1, "probe": "importance", "task": held_out.task, "by": config.by, "counts": counts}
-    run.out.write_json("probe.json", {**described, **summary})
     title = f"Importance of heads (%)\n{held_out.task}, {held_out.number:,} examples"
     run.out.write("heads.png", heads_picture(table, "score", title=title, label="importance"))
-    run.out.counts |= {"probe": "importance", "task": held_out.task, **counts, "best": summary["best"], **about}
+    return Findings(
+        {"examples": held_out.number, "heads": len(table)},
+        {"best": best(table, "importance"), **about},
+        about={"task": held_out.task},
+        details={"by": config.by, "ranking": [[row["layer"], row["head"]] for row in ranked]},
+    )
 
 
-STAGE = Stage("probe-importance", "probe", 2, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import SHOWN_HEADS, head, heads_of, number
+
+    ranked = sorted(heads_of(artifact), key=lambda row: -row["importance"])
+    chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
+    rows = [(head(row), number(row["score"]), f"{row['importance']:.3g}") for row in chosen]
+    return Table(("head", "score", "importance"), rows)
+
+
+STAGE = probe(
+    "importance",
+    2,
+    Config,
+    measure,
+    takes={
+        "model": Model(),
+        "data": Reading("A dataset of its task, or its sequences; for a masked language model also any text file."),
+    },
+    table=_table,
+    help="""Measure how much the loss of a model depends on each head (first-order Taylor importance).
+
+    The loss is that of its task, or of masked words.  Gradients of the mean loss are added up over the batches of a split.  The
+    importance of a head is the sum of the squares of gradient times weight, over its rows of the query, key and value matrices and
+    its columns of the output matrix.  With --by off it is how much the mean loss rises when the head is switched off.
+    """,
+    examples=(
+        "guide probe importance reviews-model reviews",
+        "guide probe importance summariser papers --split test --by-layer",
+        "guide probe importance guided wiki-128 --by off --limit 200   # the loss without each head",
+        "guide finetune reviews --init my-model --plan my-plan.toml --scores $(guide show probe/58a1 --json | jq -r .path)/heads.parquet",
+    ),
+)
+
+run = STAGE.run

@@ -10,15 +10,17 @@ it begins a word, and its part of speech, if the masks have it.  Source of the f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
+from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,18 +41,6 @@ class Config(SequencesConfig):
     mask_probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are masked and predicted")
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
-
-    Raises:
-        InputError: the model predicts no masked words, or there is no training text to count.
-    """
-    return run_on(STAGE, model, data, config, store, options)
-
-
 def slice_schema() -> Any:
     """Columns of ``slices.parquet``."""
     import pyarrow as pa
@@ -68,8 +58,12 @@ def slice_schema() -> Any:
     )
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def measure(run: Run[Config]) -> Findings:
+    """The loss of every slice.
+
+    Raises:
+        InputError: the model predicts no masked words, or none was masked.
+    """
     import numpy as np
     import pyarrow as pa
     import torch
@@ -90,10 +84,9 @@ def build(run: Run) -> None:
     masker = masker_of(tokenizer, config.mask_probability)
     masked = [masker(watched.rows[n], seed=config.seed, epoch=VALID_EPOCH, example=n) for n in range(watched.number)]
     nll, right = [np.zeros(0)], [np.zeros(0, bool)]
-    with run.progress.task("probe", total=watched.number, unit="sequences") as bar, torch.no_grad():
-        for batch in watched.batches(config.batch_size):
+    with torch.no_grad():
+        for batch in batches_of(run, watched, config.batch_size):
             some = [masked[n] for n in batch.numbers]
-            bar.advance(len(some))
             inputs = MaskedBatch([seen for seen, _ in some], [labels for _, labels in some]).tensors(
                 tokenizer.pad_token_id, watched.device
             )
@@ -126,9 +119,8 @@ def build(run: Run) -> None:
     with run.out.parquet(TABLE, slice_schema()) as writer:
         writer.write_table(pa.Table.from_pylist(rows, slice_schema()))
     counts = {"sequences": watched.number, "tokens": len(losses)}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "loss", "counts": counts, "slices": rows})
     run.out.write("loss.png", _picture(rows))
-    run.out.counts |= {"probe": "loss", **counts, "slices": rows}
+    return Findings(counts, {"slices": rows})
 
 
 def _slices(watched: Any, masked: Any, frequency: np.ndarray) -> dict[str, list[str]]:
@@ -224,4 +216,29 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return png(figure)
 
 
-STAGE = Stage("probe-loss", "probe", 1, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import number, share
+
+    names = ("loss", *FLOORS)
+    rows = []
+    for row in artifact.counts["slices"]:
+        nats = (number(row[name]) for name in names)
+        rows.append((row["slice"], row["value"], f"{row['tokens']:,}", *nats, share(row["accuracy"])))
+    return Table(("", "", "tokens", *names, "right"), rows)
+
+
+STAGE = probe(
+    "loss",
+    1,
+    Config,
+    measure,
+    takes=ON_SEQUENCES,
+    table=_table,
+    help="""Say where a masked language model is good: its loss by frequency, place, neighbours and part of speech.
+
+    Each line also has the n-gram floors of the same tokens, counted in the training text of the sequences.
+    """,
+    examples=("guide probe loss guided wiki-128", "guide probe loss guided wiki-128 --masks wiki-masks --limit 0"),
+)
+
+run = STAGE.run

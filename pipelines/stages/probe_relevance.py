@@ -10,14 +10,16 @@ Source: Li et al. 2022, equation 1 and section 3.1; `guidance.probes.relevance`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
+from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     import torch
@@ -47,22 +49,6 @@ class Config(SequencesConfig):
     diagonal: bool = Field(True, description="count the attention of a token to itself")
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
-
-    Raises:
-        InputError: there is no such pattern; or it needs a feature that is not there; or the split is empty.
-    """
-    from pipelines.probing.patterns import read_written
-
-    for name in config.patterns:
-        read_written(name)
-    return run_on(STAGE, model, data, config, store, options)
-
-
 def pattern_schema() -> Any:
     """Columns of ``patterns.parquet``."""
     import pyarrow as pa
@@ -80,8 +66,20 @@ def pattern_schema() -> Any:
     )
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def check(config: Config) -> None:
+    """Raises InputError if there is no such pattern."""
+    from pipelines.probing.patterns import read_written
+
+    for name in config.patterns:
+        read_written(name)
+
+
+def measure(run: Run[Config]) -> Findings:
+    """What every head spends on each pattern.
+
+    Raises:
+        InputError: a pattern needs a feature that is not there.
+    """
     import math
 
     import pyarrow as pa
@@ -96,35 +94,33 @@ def build(run: Run) -> None:
     watched = WatchedSequences(run.inputs, config)
     patterns, left_out = measurable(config.patterns, watched.known)
     relevance = Relevance(list(patterns))
-    with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
-        for batch in watched.batches(config.batch_size):
-            tokens, kept_BT = watched.tokens(batch), batch.valid_BT
-            if not config.special:
-                kept_BT = kept_BT & ~torch.isin(
-                    tokens.ids_BT, torch.tensor(watched.tokenizer.all_special_ids, device=tokens.ids_BT.device)
-                )
-            wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
-            plain = config.special and config.diagonal
-            even_B1TT = (batch.valid_BT[:, :, None] & batch.valid_BT[:, None, :]).float()[:, None]
-            by_chance = (
-                uniform(wanted, kept_BT)
-                if plain
-                else masses(among(even_B1TT, kept_BT, diagonal=config.diagonal), wanted, kept_BT)[:, 0]
+    for batch in batches_of(run, watched, config.batch_size):
+        tokens, kept_BT = watched.tokens(batch), batch.valid_BT
+        if not config.special:
+            kept_BT = kept_BT & ~torch.isin(
+                tokens.ids_BT, torch.tensor(watched.tokenizer.all_special_ids, device=tokens.ids_BT.device)
             )
-            relevance.begin(batch.numbers, by_chance)
+        wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
+        plain = config.special and config.diagonal
+        even_B1TT = (batch.valid_BT[:, :, None] & batch.valid_BT[:, None, :]).float()[:, None]
+        by_chance = (
+            uniform(wanted, kept_BT)
+            if plain
+            else masses(among(even_B1TT, kept_BT, diagonal=config.diagonal), wanted, kept_BT)[:, 0]
+        )
+        relevance.begin(batch.numbers, by_chance)
 
-            def watch(
-                site: Site,
-                attention_BHTT: torch.Tensor,
-                wanted: torch.Tensor = wanted,
-                kept_BT: torch.Tensor = kept_BT,
-                plain: bool = plain,
-            ) -> None:
-                seen = attention_BHTT if plain else among(attention_BHTT, kept_BT, diagonal=config.diagonal)
-                relevance.add(site, masses(seen, wanted, kept_BT))
+        def watch(
+            site: Site,
+            attention_BHTT: torch.Tensor,
+            wanted: torch.Tensor = wanted,
+            kept_BT: torch.Tensor = kept_BT,
+            plain: bool = plain,
+        ) -> None:
+            seen = attention_BHTT if plain else among(attention_BHTT, kept_BT, diagonal=config.diagonal)
+            relevance.add(site, masses(seen, wanted, kept_BT))
 
-            watched.watch(batch, watch)
-            bar.advance(len(batch.numbers))
+        watched.watch(batch, watch)
     table = write_heads(run, {name: relevance.of(name) for name in patterns}, dict.fromkeys(patterns, UNIT))
     rows: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
@@ -146,15 +142,47 @@ def build(run: Run) -> None:
             rows.append({"pattern": name, **place, **own, "lift": row[name] / even if even else None})
     with run.out.parquet(TABLE, pattern_schema()) as writer:
         writer.write_table(pa.Table.from_pylist(rows, pattern_schema()))
-    summary = {"patterns": found, "left_out": left_out}
-    counts = {"sequences": watched.number, "heads": len(table)}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "relevance", "counts": counts, **summary})
     drawn = sorted(patterns, key=lambda name: (-len(found[name]["outstanding"]), -float(found[name]["best"][name])))
     for name in drawn[:MOST_PICTURES]:
         title = f"Attention on {name} (%)\n{watched.number:,} sequences"
         file = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60].strip("-")
         run.out.write(f"heads-{file}.png", heads_picture(table, name, title=title, label="share of attention"))
-    run.out.counts |= {"probe": "relevance", **counts, **summary}
+    counts = {"sequences": watched.number, "heads": len(table)}
+    return Findings(counts, {"patterns": found, "left_out": left_out})
 
 
-STAGE = Stage("probe-relevance", "probe", 2, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import SHOWN_HEADS, head, share
+
+    rows = []
+    for name, found in sorted(artifact.counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
+        heads = found["outstanding"]
+        named = ", ".join(heads[:SHOWN_HEADS]) + (" …" if len(heads) > SHOWN_HEADS else "")
+        rows.append((name, head(found["best"]), share(found["best"][name]), share(found["mean"]), named or "–"))
+    left_out = "; ".join(f"{name}: {why}" for name, why in artifact.counts["left_out"].items())
+    notes = [f"not measured: {left_out}"] if left_out else []
+    return Table(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, notes)
+
+
+STAGE = probe(
+    "relevance",
+    2,
+    Config,
+    measure,
+    takes=ON_SEQUENCES,
+    check=check,
+    table=_table,
+    help="""Measure how much of its attention each head spends on each pattern (global relevance).
+
+    All patterns are measured that the data have the features for.  A head stands out if it is three standard deviations above
+    the mean of all heads; with ten heads or fewer none can.
+    """,
+    examples=(
+        "guide probe relevance guided wiki-128",
+        "guide probe relevance segmenter topics --split test --limit 0",
+        "guide probe relevance guided wiki-128 --masks wiki-masks --patterns dependency --patterns rare",
+        "guide probe relevance ./bert-base text.txt --no-special --patterns 'matching_token and not self'",
+    ),
+)
+
+run = STAGE.run

@@ -8,11 +8,13 @@ Source: Clark et al. 2019, section 3.2 (separators and first tokens as a place t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from pipelines.engine.stage import Options, Result, Run, Stage
-from pipelines.probe_inputs import SequencesConfig, run_on
-from pipelines.storage.store import Store
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run
+from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
+from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
     import torch
@@ -34,17 +36,8 @@ class Config(SequencesConfig):
     """Which sequences are read."""
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model, data: see `pipelines.probe_inputs.open_inputs`.
-    """
-    return run_on(STAGE, model, data, config, store, options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def measure(run: Run[Config]) -> Findings:
+    """What every head does."""
     import math
 
     import torch
@@ -59,32 +52,30 @@ def build(run: Run) -> None:
     special = torch.tensor(watched.tokenizer.all_special_ids, device=watched.device)
     totals: dict[Site, torch.Tensor] = {}
     even = torch.zeros(2, dtype=torch.float64)
-    with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
-        for batch in watched.batches(config.batch_size):
-            tokens, valid_BT = watched.tokens(batch), batch.valid_BT
-            is_special_BT = torch.isin(tokens.ids_BT, special) & valid_BT
-            first_BTT = read_pattern("first").on(tokens).dense()
-            itself_BTT = read_pattern("self").on(tokens).dense() & ~is_special_BT[:, None]
-            on_special_BTT = is_special_BT[:, None] & valid_BT[:, :, None]
-            ordinary_BTT = ~(is_special_BT[:, None] | itself_BTT) & valid_BT[:, None] & valid_BT[:, :, None]
-            wanted = torch.stack([on_special_BTT, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
-            lengths_B = valid_BT.sum(-1).float()
-            most_B = torch.tensor([math.log(max(2, n)) for n in lengths_B.tolist()], device=watched.device)
-            even += torch.stack([is_special_BT.sum(-1) / lengths_B, 1 / lengths_B]).double().sum(-1).cpu()
+    for batch in batches_of(run, watched, config.batch_size):
+        tokens, valid_BT = watched.tokens(batch), batch.valid_BT
+        is_special_BT = torch.isin(tokens.ids_BT, special) & valid_BT
+        first_BTT = read_pattern("first").on(tokens).dense()
+        itself_BTT = read_pattern("self").on(tokens).dense() & ~is_special_BT[:, None]
+        on_special_BTT = is_special_BT[:, None] & valid_BT[:, :, None]
+        ordinary_BTT = ~(is_special_BT[:, None] | itself_BTT) & valid_BT[:, None] & valid_BT[:, :, None]
+        wanted = torch.stack([on_special_BTT, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
+        lengths_B = valid_BT.sum(-1).float()
+        most_B = torch.tensor([math.log(max(2, n)) for n in lengths_B.tolist()], device=watched.device)
+        even += torch.stack([is_special_BT.sum(-1) / lengths_B, 1 / lengths_B]).double().sum(-1).cpu()
 
-            def receive(
-                site: Site,
-                summary: Summary,
-                lengths_B: torch.Tensor = lengths_B,
-                most_B: torch.Tensor = most_B,
-            ) -> None:
-                spread_BH = summary.entropy_BHQ.sum(-1) / (lengths_B * most_B)[:, None]
-                peaks_BH = summary.highest_BHQ.sum(-1) / lengths_B[:, None]
-                found = torch.cat([summary.masses_BHP, spread_BH[..., None], peaks_BH[..., None]], dim=-1)
-                totals[site] = totals.get(site, 0) + found.double().sum(0).cpu()
+        def receive(
+            site: Site,
+            summary: Summary,
+            lengths_B: torch.Tensor = lengths_B,
+            most_B: torch.Tensor = most_B,
+        ) -> None:
+            spread_BH = summary.entropy_BHQ.sum(-1) / (lengths_B * most_B)[:, None]
+            peaks_BH = summary.highest_BHQ.sum(-1) / lengths_B[:, None]
+            found = torch.cat([summary.masses_BHP, spread_BH[..., None], peaks_BH[..., None]], dim=-1)
+            totals[site] = totals.get(site, 0) + found.double().sum(0).cpu()
 
-            watch_summaries(watched.handle, receive, wanted, watched.guide_inputs(batch))
-            bar.advance(len(batch.numbers))
+        watch_summaries(watched.handle, receive, wanted, watched.guide_inputs(batch))
     means = {site: total / watched.number for site, total in totals.items()}
     figures = {name: {site: mean[:, place] for site, mean in means.items()} for place, name in enumerate(UNITS)}
     table = write_heads(run, figures, UNITS)
@@ -95,15 +86,38 @@ def build(run: Run) -> None:
         for layer in layers
     ]
     summary = {"best": best(table, "special"), "by_layer": by_layer, "by_chance": by_chance}
-    counts = {"sequences": watched.number, "heads": len(table)}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "sinks", "counts": counts, **summary})
     title = f"Attention on special tokens (%)\n{watched.number:,} sequences"
     run.out.write("heads.png", heads_picture(table, "special", title=title, label="share of attention"))
-    run.out.counts |= {"probe": "sinks", **counts, **summary}
+    return Findings({"sequences": watched.number, "heads": len(table)}, summary)
 
 
 def _mean(values: list[Any]) -> float:
     return sum(values) / len(values)
 
 
-STAGE = Stage("probe-sinks", "probe", 1, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import head, share, shares
+
+    counts = artifact.counts
+    names = ("special", "first", "itself", "ordinary", "entropy")
+    rows = [(f"layer {row['layer']}", *shares(row, names)) for row in counts["by_layer"]]
+    rows.append(("by chance", *(share(counts["by_chance"].get(name)) for name in names)))
+    note = f"most on special tokens: head {head(counts['best'])}, {share(counts['best']['special'])}"
+    return Table(("", *names), rows, [note])
+
+
+STAGE = probe(
+    "sinks",
+    1,
+    Config,
+    measure,
+    takes=ON_SEQUENCES,
+    table=_table,
+    help="""Measure how much attention each head leaves on special tokens, on the first token and on itself.
+
+    `guide probe relevance --no-special` measures patterns on what is left.
+    """,
+    examples=("guide probe sinks guided wiki-128", "guide probe sinks ./bert-base text.txt --limit 200"),
+)
+
+run = STAGE.run

@@ -14,20 +14,22 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.engine.command import Command
+from pipelines.engine.stage import Run, Stage
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.store import Store
 from pipelines.text.corpus_files import SPLITS, read_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, batches_of
 from pipelines.text.packing import Packed, Packer, Tokens
 from pipelines.text.sequence_files import SequenceFile, sequence_schema, warn
-from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -58,37 +60,21 @@ class Config(stage.Config):
     )
 
 
-def run(
-    corpus: str,
-    tokenizer: str,
-    config: Config,
-    *,
-    target_tokenizer: str | None = None,
-    store: Store,
-    **options: Unpack[Options],
-) -> Result:
+def _prepare(opening: Opening[Config]) -> None:
+    if "target_tokenizer" in opening.inputs and opening.config.packing != "pairs":
+        raise InputError("--target-tokenizer needs --packing pairs", hint="add --packing pairs")
+    if opening.inputs["corpus"].counts.get("shape") == "tags":
+        opening.stage = replace(
+            STAGE, version=3
+        )  # long examples of tagged words are divided; all others are as in version 2
+
+
+def build(run: Run[Config]) -> None:
     """Pack a corpus into sequences.
 
-    Args:
-        tokenizer: a reference, or a Hugging Face folder, of which only ``tokenizer.json`` and the special tokens are read.
-        target_tokenizer: likewise, for the second text of each pair; by default ``tokenizer``.
-
     Raises:
-        InputError: an artifact does not exist; or the tokenizer is damaged or has no tokens to begin and end a sequence.
+        InputError: the tokenizer is damaged, or has no tokens to begin and end a sequence.
     """
-    if target_tokenizer and config.packing != "pairs":
-        raise InputError("--target-tokenizer needs --packing pairs", hint="add --packing pairs")
-    with contextlib.ExitStack() as stack:
-        inputs: dict[str, stage.Input] = {"corpus": stack.enter_context(store.load(corpus, kind="corpus"))}
-        for role, reference in (("tokenizer", tokenizer), ("target_tokenizer", target_tokenizer)):
-            if reference:
-                inputs[role] = open_tokenizer(reference, store, stack)
-        tagged = inputs["corpus"].counts.get("shape") == "tags"  # type: ignore[attr-defined]
-        return run_stage(_OF_TAGS if tagged else STAGE, config, inputs, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
     if run.config.packing == "pairs":
         from pipelines.text import pair_sequences
 
@@ -97,7 +83,7 @@ def build(run: Run) -> None:
         from pipelines.text import example_sequences
 
         return example_sequences.build(run)
-    config: Config = run.config
+    config = run.config
     corpus: Artifact = run.inputs["corpus"]
     files = tokenizer_files(run.inputs["tokenizer"])
     tokenizer = load_tokenizer(files)
@@ -155,7 +141,9 @@ def _encoded_ahead(tokenizer: Any, batches: Iterator[dict[str, Any]]) -> Iterato
 class _SplitWriter:
     """Packs and writes one split."""
 
-    def __init__(self, split: str, config: Config, special: Mapping[str, int | None], run: Run, stack: Any) -> None:
+    def __init__(
+        self, split: str, config: Config, special: Mapping[str, int | None], run: Run[Config], stack: Any
+    ) -> None:
         begin, separator = special["cls"], special["sep"]
         assert begin is not None and separator is not None
         self._packer = Packer(config.max_length, begin, separator, config.packing == "full-sentences")
@@ -176,6 +164,34 @@ class _SplitWriter:
         return {**self._file.counts, "cut_sentences": self._packer.cut}
 
 
-STAGE = Stage("build-sequences", "sequences", 2, Config, build)
-_OF_TAGS = replace(STAGE, version=3)
-"""Since version 3 long examples of tagged words are divided; all others are as in version 2."""
+STAGE = Stage(
+    "build-sequences",
+    "sequences",
+    2,
+    Config,
+    build,
+    takes={
+        "corpus": Corpus(),
+        "tokenizer": Tokenizer(),
+        "target_tokenizer": Tokenizer(
+            "Tokenizer for the second text of each pair; by default the same.", optional=True, option=True
+        ),
+    },
+    prepare=_prepare,
+    command=Command(
+        "build-sequences",
+        "Pack the sentences of a corpus into sequences of token ids, or write pairs of texts as source and target.",
+        examples=(
+            "guide build-sequences wiki bpe",
+            "guide build-sequences wiki@2 bpe --max-length 128 --name wiki-128",
+            "guide build-sequences wiki ./bert-base --max-length 128 --name wiki-128-of-bert   # the tokenizer of a model",
+            "guide build-sequences multi30k german --target-tokenizer english --packing pairs --name multi30k-pairs",
+            "guide build-sequences reviews ./bert-base --packing examples",
+        ),
+        next=lambda made, _: (
+            "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")
+        ),
+    ),
+)
+
+run = STAGE.run

@@ -6,18 +6,21 @@ depend on the digest of the files, not on the recipe.  The other four kinds are 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.engine.command import Command
+from pipelines.engine.stage import Run, Stage
+from pipelines.inputs import Corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, read_blocks
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, is_parallel, read_blocks
 
 __all__ = ["STAGE", "Config", "run", "training_texts"]
 
@@ -58,21 +61,6 @@ class Config(stage.Config):
         return self
 
 
-def run(corpus: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Train a tokenizer on the training split of a corpus.
-
-    Args:
-        corpus: reference of the corpus.
-
-    Raises:
-        InputError: the vocabulary is too small for the special tokens (and the 256 bytes of ``byte-bpe``), the text has
-            fewer than two distinct characters, or nothing in it occurs often enough to get an entry.
-    """
-    check_size(config)
-    with store.load(corpus, kind="corpus") as artifact:
-        return run_stage(STAGE, config, {"corpus": artifact}, store=store, **options)
-
-
 def special_tokens(kind: str) -> dict[str, str]:
     """The special tokens by role, in the order of their ids from 0."""
     return BERT_TOKENS if kind in ("wordpiece", "word") else ROBERTA_TOKENS
@@ -97,9 +85,13 @@ def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]
         yield [text for block, split, text in rows if split == "train" and number in (None, block)]
 
 
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
-    config: Config = run.config
+def build(run: Run[Config]) -> None:
+    """Train a tokenizer on the training split of a corpus.
+
+    Raises:
+        InputError: the text has fewer than two distinct characters, or nothing in it occurs often enough to get an entry.
+    """
+    config = run.config
     corpus: Artifact = run.inputs["corpus"]
     blocks = int(corpus.counts.get("blocks", 0)) or None
     if config.column != "both":
@@ -267,4 +259,31 @@ def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:
     }
 
 
-STAGE = Stage("build-tokenizer", "tokenizer", 1, Config, build)
+def _next(made: Artifact, store: Store) -> str:
+    command = "guide build-sequences {corpus} {}"
+    with contextlib.suppress(InputError), store.load_input(made, "corpus", verify=False) as text:
+        command += " --packing pairs" if is_parallel(text) else ""
+    return command
+
+
+STAGE = Stage(
+    "build-tokenizer",
+    "tokenizer",
+    1,
+    Config,
+    build,
+    takes={"corpus": Corpus()},
+    check=check_size,
+    command=Command(
+        "build-tokenizer",
+        "Train a tokenizer on a corpus.",
+        examples=(
+            "guide build-tokenizer wiki --name bpe",
+            "T=$(guide build-tokenizer $(guide build-corpus *.txt))",
+            "guide build-tokenizer multi30k --column pair --name english",
+        ),
+        next=_next,
+    ),
+)
+
+run = STAGE.run

@@ -13,6 +13,9 @@ from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
 
 SPLITS = ("train", "valid", "test")
+PAIR = "_pair"
+"""Ends the role of an input of a dataset that is the other side of parallel text."""
+
 DOCUMENT_BATCH = 1024
 """Blocks that `whole_documents` reads at once."""
 
@@ -138,6 +141,11 @@ def training_blocks(blocks: Any, number: int | None = None) -> Any:
 
     chosen = pc.equal(blocks["split"].cast("string"), "train")
     return blocks.filter(chosen if number is None else pc.and_(chosen, pc.equal(blocks["block"], number)))
+
+
+def is_parallel(corpus: Artifact) -> bool:
+    """Whether a dataset was built from parallel files."""
+    return any(role.endswith(PAIR) for role in corpus.manifest["inputs"])
 
 
 def check_pairs(corpus: Artifact) -> None:

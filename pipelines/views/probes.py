@@ -125,18 +125,6 @@ def _reflexive(artifact: Artifact) -> Table:
     return Table(("", "right"), [best, ("mean of all heads", _share(counts["mean"]))], tuple(notes))
 
 
-def _relevance(artifact: Artifact) -> Table:
-    counts = artifact.counts
-    rows = []
-    for name, found in sorted(counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
-        heads = found["outstanding"]
-        named = ", ".join(heads[:SHOWN_HEADS]) + (" …" if len(heads) > SHOWN_HEADS else "")
-        rows.append((name, _head(found["best"]), _share(found["best"][name]), _share(found["mean"]), named or "–"))
-    left_out = "; ".join(f"{name}: {why}" for name, why in counts["left_out"].items())
-    notes = (f"not measured: {left_out}",) if left_out else ()
-    return Table(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, notes)
-
-
 def _blimp(artifact: Artifact) -> Table:
     counts = artifact.counts
     names = ("accuracy", *counts["floors"])
@@ -149,59 +137,11 @@ def _blimp(artifact: Artifact) -> Table:
     return Table(("paradigm", "pairs", "right", *names[1:]), rows, notes)
 
 
-def _loss(artifact: Artifact) -> Table:
-    from pipelines.stages.probe_loss import FLOORS
-
-    names = ("loss", *FLOORS)
-    rows = []
-    for row in artifact.counts["slices"]:
-        nats = (_number(row[name]) for name in names)
-        rows.append((row["slice"], row["value"], f"{row['tokens']:,}", *nats, _share(row["accuracy"])))
-    return Table(("", "", "tokens", *names, "right"), rows)
-
-
-def _attack(artifact: Artifact) -> Table:
-    names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
-    rows = [(str(row["layer"]), *_shares(row, names)) for row in artifact.counts["by_layer"]]
-    return Table(("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked"), rows)
-
-
-def _sinks(artifact: Artifact) -> Table:
-    counts = artifact.counts
-    names = ("special", "first", "itself", "ordinary", "entropy")
-    rows = [(f"layer {row['layer']}", *_shares(row, names)) for row in counts["by_layer"]]
-    rows.append(("by chance", *(_share(counts["by_chance"].get(name)) for name in names)))
-    note = f"most on special tokens: head {_head(counts['best'])}, {_share(counts['best']['special'])}"
-    return Table(("", *names), rows, (note,))
-
-
-def _distance(artifact: Artifact) -> Table:
-    from pipelines.stages.probe_distance import UNITS
-
-    ranked = sorted(_heads_of(artifact), key=lambda row: row[artifact.counts["shown"]])
-    chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
-    rows = [(_head(row), *(_number(row[name]) for name in UNITS)) for row in chosen]
-    return Table(("head", "nearest", "mean", "counterpart"), rows)
-
-
-def _importance(artifact: Artifact) -> Table:
-    ranked = sorted(_heads_of(artifact), key=lambda row: -row["importance"])
-    chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
-    rows = [(_head(row), _number(row["score"]), f"{row['importance']:.3g}") for row in chosen]
-    return Table(("head", "score", "importance"), rows)
-
-
 _TABLES: Mapping[str, Callable[..., Table]] = {
     "coref": _coref,
     "deps": _deps,
     "reflexive": _reflexive,
-    "relevance": _relevance,
     "blimp": _blimp,
-    "loss": _loss,
-    "attack": _attack,
-    "sinks": _sinks,
-    "distance": _distance,
-    "importance": _importance,
 }
 
 

@@ -668,24 +668,25 @@ def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> N
 def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None:
     one, other = (saved(tmp_path / name, matching(2, 3)) for name in ("one", "other"))
     text = written(tmp_path, "text.txt", "anna saw anna . she fed the man .\n" * 3)
-    alone = probe_distance.run(one, None, text, probe_distance.Config(), store=store).artifact
+    alone = probe_distance.run(one, text, store=store).artifact
     rows = {(row["layer"], row["head"]): row for row in pq.read_table(alone.path / "heads.parquet").to_pylist()}
     assert rows[0, 2]["nearest"] > 0.01 and rows[0, 0]["nearest"] == pytest.approx(0, abs=1e-9)
     assert all(row["counterpart"] is None for row in rows.values())
     pairs = pq.read_table(alone.path / "distances.parquet").to_pylist()
     assert len(pairs) == 36
-    both = probe_distance.run(one, other, text, probe_distance.Config(), store=store).artifact
+    both = probe_distance.run(one, text, other, store=store).artifact
     found = pq.read_table(both.path / "heads.parquet").to_pylist()
     assert all(row["counterpart"] == pytest.approx(0, abs=1e-9) for row in found)
     assert both.counts["shown"] == "counterpart"
-    titles, rows_shown = table_of(both).titles, table_of(both).rows
+    shown = probe_distance.STAGE.command.show(both, probe_distance.Config())
+    titles, rows_shown = shown.titles, shown.rows
     assert len(rows_shown) == 6 and {len(row) for row in rows_shown} == {len(titles)}
     strange = saved(tmp_path / "strange", matching(1, 3))
     names = [*trainings.SPECIAL, *WORDS[::-1]]
     for name, data in trainings.tokenizer_files(names).items():
         (tmp_path / "strange" / name).write_bytes(data)
     with pytest.raises(InputError, match="other tokens"):
-        probe_distance.run(one, strange, text, probe_distance.Config(), store=store)
+        probe_distance.run(one, text, strange, store=store)
 
 
 def test_an_attack_of_the_plan_switches_units_off_and_attention_changes(store: Store, tmp_path: Path) -> None:

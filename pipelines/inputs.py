@@ -1,0 +1,104 @@
+"""Kinds of inputs that stages take, besides artifacts of one kind (`pipelines.engine.takes.Stored`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guidance.errors import InputError
+from pipelines.engine.stage import Files
+from pipelines.engine.takes import Opening, Stored, Take
+from pipelines.storage.artifacts import Artifact
+from pipelines.text.readers import known_extension
+
+REFERENCE = "a name, name@n, an id, or a path"
+
+
+class Corpus(Stored):
+    """A corpus of running text, or of the examples of a task."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__("corpus", f"A corpus: {REFERENCE}.", **more)
+
+
+class Sequences(Stored):
+    """Sequences of token ids."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__("sequences", f"Sequences: {REFERENCE}.", **more)
+
+
+class Dataset(Stored):
+    """A corpus that holds the examples of a task."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__("corpus", f"A dataset: {REFERENCE}.", **more)
+
+    def open(self, reference: str, opening: Opening[Any]) -> Artifact:
+        found = super().open(reference, opening)
+        if not is_dataset(found):
+            raise InputError(
+                f"{found.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
+            )
+        return found
+
+
+def is_dataset(corpus: Artifact) -> bool:
+    """Whether a corpus holds the examples of a task."""
+    return corpus.manifest["stage"] in ("build-dataset", "build-fold")
+
+
+class Tokenizer(Take):
+    """A tokenizer: an artifact, or that of a model or of a Hugging Face folder."""
+
+    def __init__(self, help: str = "A tokenizer, likewise, or a folder with tokenizer.json.", **more: Any) -> None:
+        super().__init__(help, kinds=("tokenizer",), **more)
+
+    def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
+        from pipelines.text.tokenizer_files import open_tokenizer
+
+        return open_tokenizer(reference, opening.store, opening.stack)
+
+
+class Model(Take):
+    """A trained model: an artifact, or any Hugging Face model folder."""
+
+    def __init__(self, help: str = "A model: a name, name@n, an id, or a folder.", **more: Any) -> None:
+        super().__init__(help, kinds=("model",), **more)
+
+    def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
+        from pipelines.training.plan_inputs import model_inputs
+
+        found = model_inputs(reference, opening.store, measured_patterns(opening.config))
+        model: Artifact | Files = found.pop("model")
+        opening.inputs |= found
+        return model
+
+
+def measured_patterns(config: Any) -> Iterable[str | Mapping[str, Any]]:
+    """The patterns that a probe measures, as plans describe them: those of its setting, or all; none if it has no such setting."""
+    from guidance.patterns import PATTERNS
+    from pipelines.probing.patterns import spec_of
+
+    asked = getattr(config, "patterns", None)
+    return () if asked is None else map(spec_of, asked or PATTERNS)
+
+
+@dataclass(frozen=True)
+class TextFiles(Take):
+    """Files of the user that are read in a format of their own.
+
+    Attributes:
+        in_folders: which files of a folder are read, by their names.
+    """
+
+    many: bool = True
+    in_folders: Callable[[str], bool] = known_extension
+
+    def open(self, reference: str | Sequence[str], opening: Opening[Any]) -> Files:
+        from pipelines.text.sources import expand
+
+        names = [reference] if isinstance(reference, str) else reference
+        found = opening.stack.enter_context(expand(names, any_kind=True, stdin=None, in_folders=self.in_folders))
+        return found.files(None, None)

@@ -36,7 +36,8 @@ class Page(TyperCommand):
         group: heading under which `guide --help` lists it.
         examples: command lines, without the prompt.
         shared: names of the options that all commands have.
-        topics: headings for some of the other options, in order, each with their names.
+        topics: headings for some of the options, in order, each with their names in order; an option stands under the first
+            heading that has it.
         renamed: parameters whose flag was renamed, each with the new flag.  The old flag, made of the parameter's name,
             still works but is not shown.
     """
@@ -65,7 +66,8 @@ class Page(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         titles = ("Arguments", *self.topics, "Options", "Shared options")
         records: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
-        for param in self.get_params(ctx):
+        order = [name for names in self.topics.values() for name in names]
+        for param in sorted(self.get_params(ctx), key=lambda p: order.index(p.name) if p.name in order else len(order)):
             shown = copy.copy(param)
             if param.name in self.renamed:
                 shown.opts = [f"--{self.renamed[param.name]}"]
@@ -81,9 +83,9 @@ class Page(TyperCommand):
         """The heading of a parameter on the help page."""
         if param.param_type_name == "argument":
             return "Arguments"
-        if param.name in self.shared or param.name == "help":
-            return "Shared options"
-        return next((title for title, names in self.topics.items() if param.name in names), "Options")
+        is_shared = param.name in self.shared or param.name == "help"
+        topics = (title for title, names in self.topics.items() if param.name in names)
+        return next(topics, "Shared options" if is_shared else "Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)

@@ -24,7 +24,8 @@ from pipelines.training.run_inputs import is_guided
 from pipelines.training.tasks import OWNERS as TASK_OWNERS
 from pipelines.training.tasks import TASKS
 
-TOPICS = {
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Most used": ("plan", "steps", "name", "architecture", "size", "learning_rate", "batch_size", "seed"),
     "What is learned": ("objective", *OWNERS),
     "Model": ("init", "architecture", "size", "layers", "hidden", "heads", "ffn", "dropout", "attention_dropout"),
     "Guidance": ("plan", "masks", "cooccur", "totals", "masking", "scores"),
@@ -114,6 +115,7 @@ def pretrain_command(
 
 FINETUNE_TOPICS = {
     **TOPICS,
+    "Most used": ("init", "plan", "epochs", "name", "task", "learning_rate", "batch_size", "seed"),
     "What is learned": ("task", "select", *TASK_OWNERS),
     "Model": (*TOPICS["Model"], "vectors", "embeddings_from", "tokenizer", "max_length"),
     "Guidance": (*TOPICS["Guidance"], "parser"),

@@ -73,9 +73,10 @@ def section(name: str, page: Any) -> Iterator[str]:
     yield from (f"### guide {name}", "", inspect.cleandoc(page.help), "", "```text", f"guide {name} {usage}", "```", "")
     yield from flags(page, {p.name for p in page.params if p.param_type_name == "argument"})
     own = {p.name for p in page.params if p.param_type_name == "option"} - page.shared
-    headed = [name for names in page.topics.values() for name in names]
-    for title, names in {**page.topics, "": own.difference(headed)}.items():
-        if rows := list(flags(page, own.intersection(names))):
+    for title, names in {**page.topics, "": tuple(own)}.items():
+        rows = list(flags(page, own.intersection(names)))
+        own -= set(names)
+        if rows:
             yield from (*([f"*{title}*", ""] if title else []), *rows)
     yield from ("```sh", *page.examples, "```", "")
 

@@ -140,3 +140,17 @@ def test_the_plans_of_examples_fit_the_sizes_beside_them(guide, example):
     family = OBJECTIVES[given.get("--objective", "mlm")].families[0]
     answer = guide("plan", "check", given["--plan"], "--model", f"{family}:{layers}x{heads}")
     assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("pretrain", ["sequences...", "--plan", "--steps", "--name", "--architecture", "--size"]),
+        ("finetune", ["data", "--init", "--plan", "--epochs", "--name", "--task"]),
+    ],
+)
+def test_the_help_of_training_begins_with_what_everybody_needs(guide, name, first):
+    lines = guide(name, "--help").out.partition("\nArguments:")[2].splitlines()
+    flags = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].strip()]
+    assert flags[: len(first)] == first
+    assert sorted(set(flags)) == sorted(flags[: flags.index("$")] + ["$"])  # every flag once

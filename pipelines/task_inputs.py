@@ -163,7 +163,10 @@ def check_split(data: Artifact, split: str) -> None:
     """Raises InputError when some sequences have none in a split."""
     if not int(data.files.get(f"{split}.parquet", {}).get("rows") or 0):
         splits = [name.removesuffix(".parquet") for name in data.files if name.endswith(".parquet")]
-        raise InputError(f"{data.reference} has no sequences in {split!r}", hint=f"--split {' or '.join(splits)}")
+        hint = f"--split {' or '.join(splits)}"
+        if split == "test":
+            hint += "; `guide build-corpus --test 0.05` holds back text for a test, build-dataset by --test or --test-fraction"
+        raise InputError(f"{data.reference} has no sequences in {split!r}", hint=hint)
 
 
 def training_data(model: Artifact | Files, store: Store) -> Artifact | None:

@@ -80,3 +80,12 @@ def test_parallel_text_is_packed_in_pairs(guide: Guide, text: Path) -> None:
     tokenizer = guide(*after(made), "--vocab-size", "300", "--name", "bpe")
     assert after(tokenizer) == ["build-sequences", "pairs@1", "bpe@1", "--packing", "pairs"]
     assert after(guide(*after(tokenizer)))[2:] == ["--objective", "translation"]
+
+
+def test_build_sequences_says_how_many_sequences_and_tokens_it_made_also_when_they_are_there_already(guide):
+    Path("text.txt").write_text("The dog ran. It barked and ran home.\n" * 40)
+    corpus = guide("build-corpus", "text.txt").out.strip()
+    tokenizer = guide("build-tokenizer", corpus, "--vocab-size", 300).out.strip()
+    for _ in range(2):
+        said = guide("build-sequences", corpus, tokenizer, "--max-length", 16).err
+        assert re.search(r"^train \d+ sequences, [\d,]+ tokens; valid \d+ sequences, \d+ tokens$", said, re.M)

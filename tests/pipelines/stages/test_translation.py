@@ -379,7 +379,7 @@ def test_a_missing_split_is_refused(store: Store, tmp_path: Path) -> None:
     model = train(store, rows, steps=1)
     with pytest.raises(InputError, match="has no sequences in 'test'") as raised:
         evaluate.run(model.reference, rows.reference, evaluate.Config(), store=store)
-    assert raised.value.hint == "--split train"
+    assert raised.value.hint.startswith("--split train; `guide build-corpus --test 0.05`")
     with pytest.raises(InputError, match="has no best model, because there was no validation"):
         evaluate.run(model.reference, rows.reference, evaluate.Config(split="train", weights="best"), store=store)
 

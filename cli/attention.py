@@ -72,7 +72,7 @@ def attention_command(
     if not chosen:
         found.map(layer or 0, head or 0)
     if png is not None:
-        _draw(png, found, layer, head)
+        _draw(png, found, layer, head, model)
         session.tell(f"drawn: {escape(png)}")
     if html is not None:
         _save_page(html, folder, given, device)
@@ -128,19 +128,24 @@ def _show(found: Any, one: Any, *, ascii: bool) -> None:
     )
 
 
-def _draw(path: Path, found: Any, layer: int | None, head: int | None) -> None:
+def _draw(path: Path, found: Any, layer: int | None, head: int | None, model: str) -> None:
     from pipelines.storage.files import write_file
     from pipelines.views.drawing import attention_grid, pattern_picture
 
     if head is not None and layer is not None:
-        picture = pattern_picture(found.map(layer, head), found.labels, title=f"Layer {layer}, head {head}")
+        picture = pattern_picture(
+            found.map(layer, head),
+            found.labels,
+            title=f"{model}: layer {layer}, head {head}",
+            unit="attention probability",
+        )
     else:
         sites = [site for site in found.maps if layer in (None, site.layer) and site.attention == "self"]
         rows = {
             f"layer {site.layer}": {f"head {n}": maps for n, maps in enumerate(found.maps[site])}
             for site in sorted(sites, key=lambda site: site.layer)
         }
-        picture = attention_grid(rows, found.labels, title="Attention")
+        picture = attention_grid(rows, found.labels, title=f"Attention of {model}")
     write_file(path, picture)
 
 

@@ -128,7 +128,8 @@ def build(run: Run) -> None:
     comparison = compare([Group(curve.label, (curve,)) for curve in curves], floors=known)
     run.out.write_json("comparison.json", as_json(comparison))
     run.out.counts |= {"table": "\n".join(as_text(comparison)), "comparison": as_json(comparison)}
-    title = f"{run.config.layers} layers, {run.config.heads} heads, two of them guided in every layer"
+    shape = f"ModernBERT, {run.config.layers} layers, {run.config.heads} heads"
+    title = f"{shape}: two of them guided in every layer, compared with none"
     run.out.write("learning.png", learning_curves(curves, window=comparison.window, title=title, floors=known))
     _draw_attention(run, snapshot_steps(run.config.steps))
 
@@ -138,7 +139,8 @@ def _draw_attention(run: Run, steps: Sequence[int]) -> None:
 
     maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps, run.config.steps)
     run.out.write(
-        "attention.png", attention_grid(maps, tokens, title="where guided and free heads look during training")
+        "attention.png",
+        attention_grid(maps, tokens, title="Where guided and free heads of the guided model look during training"),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from guidance.sites import Site
 from pipelines.engine.stage import Run
 from pipelines.storage.columns import column
+from pipelines.training.learner import name_of_model
 from pipelines.views.drawing import figure_of, png
 
 TABLE = "heads.parquet"
@@ -66,8 +67,15 @@ def best(rows: Sequence[Mapping[str, Any]], figure: str) -> Mapping[str, Any] | 
     return max(known, key=lambda row: row[figure]) if known else None
 
 
-def heads_picture(rows: Sequence[Mapping[str, Any]], figure: str, *, title: str, label: str) -> bytes:
-    """A heat map of a figure as PNG: a row for each layer, a column for each head; added heads have a map of their own."""
+def heads_picture(run: Run, rows: Sequence[Mapping[str, Any]], figure: str, *, title: str, label: str) -> bytes:
+    """A heat map of a figure as PNG: a row for each layer, a column for each head; added heads have a map of their own.
+
+    Cells and colour bar are in hundredths.
+
+    Args:
+        run: that of the probe; the title names its model.
+        label: the figure with its unit, for the colour bar.
+    """
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
     sizes = [
         [1 + max(row[key] for row in rows if row["attention"] == kind) for key in ("layer", "head")] for kind in kinds
@@ -75,12 +83,12 @@ def heads_picture(rows: Sequence[Mapping[str, Any]], figure: str, *, title: str,
     width = sum(max(2.8, 0.5 * heads) for _, heads in sizes) + 2.0
     drawn, grid = figure_of(width, max(2.4, 0.42 * max(layers for layers, _ in sizes) + 1.4), columns=len(kinds))
     values = [row[figure] for row in rows if row[figure] is not None]
-    highest = max(values, default=1.0) or 1.0
+    highest = 100 * max(values, default=1.0) or 1.0
     for axes, kind, (layers, heads) in zip(grid[0], kinds, sizes, strict=True):
         table = np.full((layers, heads), np.nan)
         for row in rows:
             if row["attention"] == kind and row[figure] is not None:
-                table[row["layer"], row["head"]] = row[figure]
+                table[row["layer"], row["head"]] = 100 * row[figure]
         image = axes.imshow(table, cmap="viridis", vmin=0, vmax=highest, aspect="auto")
         axes.set_xticks(range(heads))
         axes.set_yticks(range(layers))
@@ -88,9 +96,11 @@ def heads_picture(rows: Sequence[Mapping[str, Any]], figure: str, *, title: str,
         if heads <= 16:
             for layer, head, value in _cells(table):
                 colour = "black" if value > 0.6 * highest else "white"
-                axes.text(head, layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(head, layer, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
     grid[0][0].set_ylabel("layer")
-    drawn.suptitle(title, fontsize=11)
+    name = name_of_model(run.inputs["model"])
+    is_random = getattr(run.config, "random", None) is not None
+    drawn.suptitle(f"{title}\n{name}{', random weights' if is_random else ''}", fontsize=11, parse_math=False)
     drawn.colorbar(image, ax=list(grid[0]), shrink=0.8, label=label)
     return png(drawn)
 

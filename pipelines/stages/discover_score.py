@@ -96,8 +96,8 @@ def build(run: Run[Config]) -> None:
     }
     run.out.write_json(SUMMARY, {"schema": 1, "counts": counts, **summary})
     shown = "score" if importance else "entropy"
-    title = f"{'Importance' if importance else 'Entropy'} of heads (%)\n{watched.number:,} sequences"
-    run.out.write("heads.png", heads_picture(table, shown, title=title, label=shown))
+    title = f"{'Importance' if importance else 'Entropy'} of heads\n{watched.number:,} sequences"
+    run.out.write("heads.png", heads_picture(run, table, shown, title=title, label=f"{shown}, %"))
     run.out.counts |= {**counts, **summary}
 
 

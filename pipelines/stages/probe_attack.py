@@ -60,6 +60,7 @@ def measure(run: Run[Config]) -> Findings:
 
     from guidance.probes.summary import Summary, summarise
     from pipelines.probing.heads import write_heads
+    from pipelines.training.learner import name_of_model
 
     config = run.config
     passes, number, tokenizer, labels = _plan_passes(run) if config.by == "plan" else _perturbed_passes(run)
@@ -115,7 +116,7 @@ def measure(run: Run[Config]) -> Findings:
     by_layer = _by_layer(table, {site.layer: float(total) / examples for site, total in masked.items()})
     counts = {"examples": examples, "heads": len(table)}
     if "clean" in shown:
-        run.out.write("maps.png", _picture(shown, config))
+        run.out.write("maps.png", _picture(shown, config, name_of_model(run.inputs["model"])))
     return Findings(counts, {"by_layer": by_layer}, {"by": config.by})
 
 
@@ -249,14 +250,16 @@ def _by_layer(table: list[dict[str, Any]], masked: Mapping[int, float]) -> list[
     return rows
 
 
-def _picture(shown: Mapping[str, Any], config: Config) -> bytes:
+def _picture(shown: Mapping[str, Any], config: Config, model: str) -> bytes:
     from pipelines.views.drawing import attention_grid
 
     rows = {
         words: {f"head {n}": found for n, found in enumerate(shown[name])}
         for name, words in (("clean", "no attack"), ("attacked", "attacked"))
     }
-    return attention_grid(rows, shown["labels"], title=f"Layer {config.layer}, first example")
+    return attention_grid(
+        rows, shown["labels"], title=f"{model} without and under attack: layer {config.layer}, first example"
+    )
 
 
 def _table(artifact: Artifact, config: Config) -> Table:

@@ -195,8 +195,8 @@ def build(run: Run) -> None:
         },
     }
     run.out.write_json("probe.json", {"schema": 1, "probe": "coref", "counts": counts, **summary})
-    title = f"Antecedents found by each head (%)\n{counts['questions']:,} questions"
-    run.out.write("heads.png", heads_picture(rows, "accuracy", title=title, label="share of questions"))
+    title = f"Antecedents found by each head\n{counts['questions']:,} questions"
+    run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of questions"))
     run.out.counts |= {"probe": "coref", **counts, **summary}
     if model.cut:
         notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", given.names[0])

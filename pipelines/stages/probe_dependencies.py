@@ -148,8 +148,8 @@ def build(run: Run) -> None:
         "attachment_of_best_offsets": sum(fixed[r][1] * totals[r] for r in totals) / sum(totals.values()),
     }
     run.out.write_json("probe.json", {"schema": 1, "probe": "deps", "counts": counts, **summary, "relations": found})
-    title = f"Words whose head is looked at most (%)\n{counts['sentences']:,} sentences"
-    run.out.write("heads.png", heads_picture(rows, "towards_head", title=title, label="share of words"))
+    title = f"Words whose head is looked at most\n{counts['sentences']:,} sentences"
+    run.out.write("heads.png", heads_picture(run, rows, "towards_head", title=title, label="% of words"))
     run.out.counts |= {"probe": "deps", **counts, **summary, "relations": found}
     run.warn(*notes.lines())
 

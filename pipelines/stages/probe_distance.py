@@ -82,6 +82,7 @@ def measure(run: Run[Config]) -> Findings:
     from guidance.probes.distance import head_distances
     from pipelines.probing.heads import heads_picture, write_heads
     from pipelines.probing.sequences import WatchedSequences
+    from pipelines.training.learner import name_of_model
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)
@@ -105,9 +106,12 @@ def measure(run: Run[Config]) -> Findings:
     figures = _figures(distances, sites, names, theirs, is_one=other is None)
     table = write_heads(run, figures, UNITS)
     shown = "nearest" if other is None or table[0]["counterpart"] is None else "counterpart"
-    what = "the nearest other head" if shown == "nearest" else "the same head of the other model"
-    title = f"Distance from {what} (nats x 100)\n{watched.number:,} sequences"
-    run.out.write("heads.png", heads_picture(table, shown, title=title, label="Jensen-Shannon divergence"))
+    what = "the nearest other head" if shown == "nearest" else f"the same head of {name_of_model(run.inputs['other'])}"
+    title = f"Distance from {what}\n{watched.number:,} sequences"
+    run.out.write(
+        "heads.png",
+        heads_picture(run, table, shown, title=title, label="Jensen-Shannon divergence, hundredths of a nat"),
+    )
     counts = {"sequences": watched.number, "heads": len(names)}
     return Findings(counts, {"mean": float(distances.mean()), "shown": shown})
 

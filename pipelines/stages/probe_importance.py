@@ -76,8 +76,8 @@ def measure(run: Run[Config]) -> Findings:
     figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}
     table = write_heads(run, figures, UNITS[config.by])
     ranked = sorted(table, key=lambda row: -float(row["importance"]))
-    title = f"Importance of heads (%)\n{held_out.task}, {held_out.number:,} examples"
-    run.out.write("heads.png", heads_picture(table, "score", title=title, label="importance"))
+    title = f"Importance of heads\n{held_out.task}, {held_out.number:,} examples"
+    run.out.write("heads.png", heads_picture(run, table, "score", title=title, label="importance, %"))
     return Findings(
         {"examples": held_out.number, "heads": len(table)},
         {"best": best(table, "importance"), **about},

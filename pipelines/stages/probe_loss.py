@@ -72,6 +72,7 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
     from pipelines.training.batches import Examples
+    from pipelines.training.learner import name_of_model
     from pipelines.training.learners.guided import VALID_EPOCH
     from pipelines.training.learners.masked_batches import MaskedBatch
     from pipelines.training.models import masker_of, read_tokenizer
@@ -119,7 +120,7 @@ def measure(run: Run[Config]) -> Findings:
     with run.out.parquet(TABLE, slice_schema()) as writer:
         writer.write_table(pa.Table.from_pylist(rows, slice_schema()))
     counts = {"sequences": watched.number, "tokens": len(losses)}
-    run.out.write("loss.png", _picture(rows))
+    run.out.write("loss.png", _picture(rows, name_of_model(run.inputs["model"])))
     return Findings(counts, {"slices": rows})
 
 
@@ -197,21 +198,23 @@ def _order(part: str) -> tuple[float, str]:
     return (float(digits), part) if digits.isdigit() else (float("inf"), part)
 
 
-def _picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The loss of each part of each slice as a bar, with the best n-gram floor as a mark."""
+def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
+    """The loss of each part of each slice as a bar, with two n-gram floors as marks."""
     from pipelines.views.drawing import figure_of, png
 
     figure, ((axes,),) = figure_of(7.0, 1.2 + 0.3 * len(rows))
     places = list(range(len(rows)))[::-1]
-    axes.barh(places, [row["loss"] for row in rows], color="#0072B2", height=0.7, label="model")
-    for floor, mark, colour in (("unigram", "|", "#999999"), ("ngrams", "D", "#D55E00")):
+    axes.barh(places, [row["loss"] for row in rows], color="#0072B2", height=0.7, label="the model")
+    marks = (("unigram", "|", "#999999", "word frequencies"), ("ngrams", "D", "#D55E00", "up to five tokens"))
+    for floor, mark, colour, label in marks:
         if rows and rows[0][floor] is not None:
-            axes.scatter([row[floor] for row in rows], places, marker=mark, color=colour, label=floor, zorder=3)
+            axes.scatter([row[floor] for row in rows], places, marker=mark, color=colour, label=label, zorder=3)
     axes.set_yticks(
         places, [row["value"] if row["slice"] == "all" else f"{row['slice']}: {row['value']}" for row in rows]
     )
     axes.set_xlabel("nats per masked token")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.set_title(f"Loss of {model}, against counts of tokens", fontsize=11, parse_math=False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return png(figure)
 

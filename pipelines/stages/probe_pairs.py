@@ -270,8 +270,8 @@ def _write_heads(run: Run, by_head: Mapping[Any, list[float]], whole: float) -> 
 
     accuracy = {site: torch.tensor(values, dtype=torch.float64) for site, values in by_head.items()}
     table = write_heads(run, {"accuracy": accuracy, "rise": {s: v - whole for s, v in accuracy.items()}}, UNITS)
-    title = "Minimal pairs that are right without the head (%)"
-    run.out.write("heads.png", heads_picture(table, "accuracy", title=title, label="share of pairs"))
+    title = "Minimal pairs that are right without the head"
+    run.out.write("heads.png", heads_picture(run, table, "accuracy", title=title, label="% of pairs"))
     worst = min(table, key=lambda row: float(row["rise"]))
     return {"most_needed": worst, "pairs_right": whole}
 

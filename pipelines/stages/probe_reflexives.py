@@ -111,8 +111,8 @@ def build(run: Run) -> None:
     summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values), "confusion": _confusion(whole, bits)}
     counts = {"sentences": len(whole), "split_sentences": len(found) - len(whole)}
     run.out.write_json("probe.json", {"schema": 1, "probe": "reflexive", "counts": counts, **summary})
-    title = f"Reflexives that look at their antecedent (%)\n{len(whole):,} sentences"
-    run.out.write("heads.png", heads_picture(rows, "accuracy", title=title, label="share of sentences"))
+    title = f"Reflexives that look at their antecedent\n{len(whole):,} sentences"
+    run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of sentences"))
     run.out.counts |= {"probe": "reflexive", **counts, **summary}
     if counts["split_sentences"]:
         run.warn(

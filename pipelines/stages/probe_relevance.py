@@ -144,9 +144,9 @@ def measure(run: Run[Config]) -> Findings:
         writer.write_table(pa.Table.from_pylist(rows, pattern_schema()))
     drawn = sorted(patterns, key=lambda name: (-len(found[name]["outstanding"]), -float(found[name]["best"][name])))
     for name in drawn[:MOST_PICTURES]:
-        title = f"Attention on {name} (%)\n{watched.number:,} sequences"
+        title = f"Attention on {name}\n{watched.number:,} sequences"
         file = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60].strip("-")
-        run.out.write(f"heads-{file}.png", heads_picture(table, name, title=title, label="share of attention"))
+        run.out.write(f"heads-{file}.png", heads_picture(run, table, name, title=title, label="% of attention"))
     counts = {"sequences": watched.number, "heads": len(table)}
     return Findings(counts, {"patterns": found, "left_out": left_out})
 

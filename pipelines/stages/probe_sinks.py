@@ -86,8 +86,8 @@ def measure(run: Run[Config]) -> Findings:
         for layer in layers
     ]
     summary = {"best": best(table, "special"), "by_layer": by_layer, "by_chance": by_chance}
-    title = f"Attention on special tokens (%)\n{watched.number:,} sequences"
-    run.out.write("heads.png", heads_picture(table, "special", title=title, label="share of attention"))
+    title = f"Attention on special tokens\n{watched.number:,} sequences"
+    run.out.write("heads.png", heads_picture(run, table, "special", title=title, label="% of attention"))
     return Findings({"sequences": watched.number, "heads": len(table)}, summary)
 
 

@@ -140,3 +140,8 @@ class Given:
 def folder_of(init: Artifact | Files) -> Path:
     """The folder of a model to start from."""
     return init.path if isinstance(init, Artifact) else init.paths[0].parent
+
+
+def name_of_model(model: Artifact | Files) -> str:
+    """What a picture calls a model: its reference, or the name of its folder."""
+    return model.reference if isinstance(model, Artifact) else model.paths[0].parent.name

@@ -126,6 +126,10 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
         axes.set_xlabel(unit_name)
         axes.set_ylabel(f"{comparison.loss} loss (nats)")
         axes.spines[["top", "right"]].set_visible(False)
+    names = [group.label for group in groups]
+    title = f"{', '.join(names[1:])} compared with {names[0]}" if names[1:] else names[0]
+    title = "\n".join(textwrap.wrap(title, 60 * panels))
+    figure.suptitle(title, fontsize=11, parse_math=False)
     captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
     captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
     captions += [
@@ -186,11 +190,13 @@ def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequenc
         bar.set_label("attention probability", fontsize=10)
         figure.supxlabel("keys: what is looked at", fontsize=10, color="#555555")
         figure.supylabel("queries: who looks", fontsize=10, color="#555555")
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle("\n".join(textwrap.wrap(title, max(24, int(width * 9)))), fontsize=12, parse_math=False)
         return png(figure)
 
 
-def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "") -> bytes:
+def pattern_picture(
+    weights_QK: np.ndarray, tokens: Sequence[str], *, title: str, subtitle: str = "", unit: str = "weight"
+) -> bytes:
     """The keys (columns) that a pattern selects for each query (row), as PNG; darker is more, white is 0.
 
     One hue from light to dark, so that it also reads in grey and with any kind of colour vision.
@@ -207,7 +213,7 @@ def pattern_picture(weights_QK: np.ndarray, tokens: Sequence[str], *, title: str
         axes.set_ylabel("queries: who looks", fontsize=9, color="#555555", labelpad=6)
         if not np.isin(weights_QK, (0, 1)).all():
             bar_axes = axes.inset_axes((1 + 0.2 / inches, 0, 0.15 / inches, min(1, 3 / inches)))
-            figure.colorbar(image, cax=bar_axes).ax.set_title("weight", fontsize=9, color="#555555", pad=6)
+            figure.colorbar(image, cax=bar_axes).set_label(unit, fontsize=9, color="#555555")
             bar_axes.tick_params(labelsize=8)
         wide = max(40, int(inches * 11))
         axes.set_title("\n".join(textwrap.wrap(title, wide)), fontsize=12, pad=10, parse_math=False)

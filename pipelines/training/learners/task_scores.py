@@ -21,6 +21,7 @@ from pipelines.text.corpus_files import text_digests
 from pipelines.text.document_sequences import texts_of
 from pipelines.text.records import short_list
 from pipelines.training.batches import Examples
+from pipelines.training.learner import name_of_model
 from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
 from pipelines.training.model_checks import check_lengths, check_model
@@ -51,7 +52,7 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, hea
     report |= sparsity(run, model, handle, task, of_model)
     report["slices"] = slices(of_model, predictions, {"tokens": _thirds(tokens), "source": sources})
     if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
-        title = f"{task.name}, {run.config.split}, {len(predictions):,} examples"
+        title = f"{name_of_model(run.inputs['model'])}\n{task.name}, {run.config.split}, {len(predictions):,} examples"
         run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
     metrics = of_model.metrics(predictions)
     about = {name: "all true labels are the same" for name, value in metrics.items() if value is None}

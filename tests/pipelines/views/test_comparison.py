@@ -7,6 +7,8 @@ import io
 import math
 import struct
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -619,3 +621,44 @@ def test_translation_runs_compare_by_the_loss_without_label_smoothing(store: Sto
     assert row(found, 0)["final"] < 7 and row(found, 0)["valid"] == 5.0
     assert not any("losses are not comparable" in note for note in found.notes)
     assert any("not comparable: label_smoothing is 0.0" in n for n in run([one, two], store, loss="translation").notes)
+
+
+def test_a_picture_of_runs_names_them_and_what_they_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.views.drawing import run_curves
+
+    figures = figures_saved(monkeypatch)
+    run_curves(compare(singles(curve([4.0], "plain"), curve([4.0], "guided"))))
+    assert [figure.get_suptitle() for figure in figures] == ["guided compared with plain"]
+
+
+def test_cells_and_colour_bar_of_a_picture_of_heads_are_hundredths_and_its_title_names_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines.probing.heads import heads_picture
+
+    figures = figures_saved(monkeypatch)
+    row = {"attention": "self", "layer": 0}
+    rows = [{**row, "head": 0, "share": 0.25}, {**row, "head": 1, "share": 0.5}]
+    folder = SimpleNamespace(paths=[Path("/models/my-bert/config.json")])
+    run = SimpleNamespace(inputs={"model": folder}, config=SimpleNamespace(random=3))
+    heads_picture(run, rows, "share", title="Attention on nouns", label="% of attention")
+    (figure,) = figures
+    assert figure.get_suptitle() == "Attention on nouns\nmy-bert, random weights"
+    axes, bar = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["25", "50"]
+    assert (bar.get_ylabel(), bar.get_ylim()) == ("% of attention", (0, 50))
+
+
+def figures_saved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are saved from now on."""
+    from matplotlib.figure import Figure
+
+    figures: list[Any] = []
+    save = Figure.savefig
+
+    def savefig(figure: Any, *arguments: Any, **options: Any) -> None:
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return figures

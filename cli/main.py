@@ -172,6 +172,10 @@ def describe(error: BaseException, code: int) -> tuple[str, str | None]:
         return f"not enough memory: {_wanted(error)}", "use a smaller model, shorter sequences or a smaller batch"
     if code == BUG:
         kind = type(error).__name__
+        registry = sys.modules.get("guidance.registry")
+        if registry and (package := registry.failing_package(error)):
+            what = f"the package {package!r}, which adds to guide, fails: {kind}: {error}"
+            return what, "mend that package; the lines above show where"
         return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command you ran"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first, "use a smaller batch to need less memory" if code == 3 else None

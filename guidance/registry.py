@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +19,9 @@ ENTRY_POINTS = "attention_guide"
 """The group of entry points that names modules to import before an unknown name is refused."""
 
 Row = TypeVar("Row")
+
+
+_registries: list[Registry[Any]] = []
 
 
 class Registry(Mapping[str, Row]):
@@ -32,6 +36,7 @@ class Registry(Mapping[str, Row]):
         self.what = what
         self.packages: dict[str, str] = {}
         self._rows: dict[str, Row] = {}
+        _registries.append(self)
 
     def __getitem__(self, name: str) -> Row:
         return self._rows[name]
@@ -83,6 +88,14 @@ class Registry(Mapping[str, Row]):
         if name not in self._rows:
             raise UnknownName(self.what, name, self._rows)
         return self._rows[name]
+
+
+def failing_package(error: BaseException) -> str | None:
+    """The package that has registered something and whose code raised an error; None if the error came from elsewhere."""
+    owners = {owner for registry in _registries for owner in registry.packages.values()}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = (str(frame.f_globals.get("__name__")).partition(".")[0] for frame in reversed(frames))
+    return next((name for name in names if name in owners), None)
 
 
 _loaded: set[str] = set()

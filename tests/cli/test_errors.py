@@ -10,6 +10,7 @@ from cli import main
 from cli.output import escape
 from cli.signals import Terminated
 from guidance import errors
+from guidance.registry import Registry
 
 EXPECTED = {
     errors.InputError("x"): 2,
@@ -34,6 +35,18 @@ EXPECTED = {
     SystemExit(7): 7,
     SystemExit("text"): 1,
 }
+
+
+def test_an_error_in_the_code_of_a_package_that_registers_something_names_the_package(capsys):
+    registry, code = Registry("mechanism"), {"__name__": "far_away.mechanisms"}
+    exec("def fail():\n    return 1 / 0", code)
+    for told in ("a bug in guide: ZeroDivisionError", "the package 'far_away', which adds to guide, fails"):
+        with pytest.raises(ZeroDivisionError) as raised:
+            code["fail"]()
+        assert main.report(raised.value) == main.BUG
+        assert told in capsys.readouterr().err
+        registry.add("farther", None, "far_away.mechanisms")
+    registry.remove("farther")
 
 
 @pytest.mark.parametrize(("error", "code"), EXPECTED.items(), ids=lambda v: type(v).__name__)

@@ -54,7 +54,6 @@ COMMANDS = (
     "live",
     "predict",
     "glue",
-    "probe",
     "discover",
     "attention",
     "convert",

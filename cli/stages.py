@@ -26,14 +26,14 @@ def register(stage: Stage[Any]) -> None:
     assert about is not None, f"{stage.name} has no command"
 
     def run(session: Session, config: Any, **references: Any) -> Result | None:
-        given = {role: reference for role, reference in references.items() if reference not in (None, [])}
+        given = {role: references[take.argument or role] for role, take in stage.takes.items()}
         result: Result | None = stage.run(config, roles=given, stdin=sys.stdin.buffer, **session.options())
         if result is not None:
             tell_table(session, about.show(result.artifact, config))
         return result
 
     run.__doc__ = about.help
-    own = [parameter(role, take) for role, take in stage.takes.items()]
+    own = [parameter(take.argument or role, take) for role, take in stage.takes.items()]
     topics = {title: tuple(names) for title, names in about.topics.items()}
     decorate = stage_command(
         about.name,
@@ -55,19 +55,17 @@ def tell_table(session: Session, table: Table) -> None:
         session.tell(escape(note))
 
 
-def parameter(role: str, take: Take) -> inspect.Parameter:
+def parameter(name: str, take: Take) -> inspect.Parameter:
     """The argument or flag of one input."""
     kind: Any = list[str] if take.many else str
     if take.optional:
         kind = kind | None
-    more: dict[str, Any] = {"metavar": take.metavar} if take.metavar else {}
-    if take.kinds:
-        more["autocompletion"] = artifacts(*take.kinds)
+    more: dict[str, Any] = {"autocompletion": artifacts(*take.kinds)} if take.kinds else {}
     if take.option:
         info = typer.Option(*([f"--{take.flag}"] if take.flag else []), help=take.help, **more)
     else:
         info = typer.Argument(help=take.help, show_default=False, **more)
-    return typer_parameter(role, kind, info, None if take.optional else inspect.Parameter.empty)
+    return typer_parameter(name, kind, info, None if take.optional else inspect.Parameter.empty)
 
 
 for place in STAGES:

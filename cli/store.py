@@ -23,7 +23,7 @@ from pipelines.storage.manifest import ArtifactAmbiguous, ArtifactDamaged, Artif
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
-    from pipelines.views.probes import Table
+    from pipelines.engine.command import Table
     from pipelines.views.unfinished import Unfinished
 
 Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
@@ -152,12 +152,11 @@ def show(session: Session, reference: Reference) -> None:
 def _found(artifact: Artifact) -> Table | None:
     """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
     from pipelines.stages import find
-    from pipelines.views.probes import table_of
 
     if artifact.kind == "probe":
         with contextlib.suppress(GuideError, OSError, LookupError, ValueError):
             stage = find(artifact.manifest["stage"])
-            return stage.command.show(artifact, stage.config()) if stage else table_of(artifact)
+            return stage.command.show(artifact, stage.config()) if stage else None
     return None
 
 

@@ -80,7 +80,7 @@ class Take:
         many: whether several may be given.
         option: whether it is given by a flag instead of as an argument.
         flag: the flag; by default the role.
-        metavar: its name on the help page; by default the role.
+        argument: its name on the command line; by default the role.
         kinds: of the artifacts that the shell offers.
     """
 
@@ -89,7 +89,7 @@ class Take:
     many: bool = False
     option: bool = False
     flag: str = ""
-    metavar: str | None = None
+    argument: str = ""
     kinds: tuple[str, ...] = ()
 
     def open(self, reference: Any, opening: Opening[Any]) -> Input | None:

@@ -56,11 +56,6 @@ def write_heads(
     return rows
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """A head as tables name it: layer and head, and what kind it is if it is not the model's own."""
-    return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")
-
-
 def best(rows: Sequence[Mapping[str, Any]], figure: str) -> Mapping[str, Any] | None:
     """The head with the highest figure; of equal ones the first; None if it is null for all."""
     known = [row for row in rows if row[figure] is not None]

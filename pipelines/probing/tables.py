@@ -21,7 +21,7 @@ def heads_of(artifact: Artifact) -> list[dict[str, Any]]:
     return rows
 
 
-def head(row: Mapping[str, Any]) -> str:
+def head_name(row: Mapping[str, Any]) -> str:
     """A head as tables name it: layer and head, and what kind it is if it is not the model's own."""
     return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")
 

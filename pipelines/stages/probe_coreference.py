@@ -9,16 +9,18 @@ Source: Clark et al. 2019; paper A, table 8; `guidance.probes.coreference`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
-from pipelines.storage.store import Store
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run, knob
+from pipelines.inputs import Model, TextFiles
+from pipelines.probing.probe import Findings, probe
+from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
-from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
     from guidance.probes.coreference import Mention, Query, Tally
@@ -68,25 +70,6 @@ class Config(ReadingConfig):
     )
 
 
-def run(model: str, files: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model: a reference, or a model folder.
-        files: as arguments of `pipelines.text.sources.expand`.
-
-    Raises:
-        InputError: a file is in no known format, or no mention has an antecedent.
-        PlanError: the plan of the model needs more than text.
-    """
-    from pipelines.training.plan_inputs import model_inputs
-
-    check_working_folder()
-    with expand(files, any_kind=True, stdin=None, in_folders=_may_be_read) as found:
-        inputs = {**model_inputs(model, store), "texts": found.files(None, None)}
-        return run_stage(STAGE, config, inputs, store=store, **options)
-
-
 def _may_be_read(name: str) -> bool:
     return known_extension(name) or name.removesuffix(".gz").endswith((".conll", "_conll"))
 
@@ -111,8 +94,12 @@ Tallies = Mapping[str, "Tally"]
 """The answers of a site or of a rule: to all questions (""), to those of `STEREOTYPES`, and to those about `ANY_WORD`."""
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def measure(run: Run[Config]) -> Findings:
+    """What every head finds.
+
+    Raises:
+        InputError: a file is in no known format, or no mention has an antecedent.
+    """
     from guidance.probes.coreference import BASELINES, Tally, among_all_words, answers, baseline, queries
     from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.watched import WatchedModel
@@ -194,13 +181,12 @@ def build(run: Run) -> None:
             for name, found in (rules if counts["with_rivals"] else {}).items()
         },
     }
-    run.out.write_json("probe.json", {"schema": 1, "probe": "coref", "counts": counts, **summary})
     title = f"Antecedents found by each head\n{counts['questions']:,} questions"
     run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of questions"))
-    run.out.counts |= {"probe": "coref", **counts, **summary}
     if model.cut:
         notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", given.names[0])
     run.warn(*notes.lines())
+    return Findings(counts, summary)
 
 
 def _is_wrong(candidate: Mention, query: Query) -> bool:
@@ -288,4 +274,85 @@ def _split_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(found) / 2
 
 
-STAGE = Stage("probe-coref", "probe", 2, Config, build)
+KINDS_OF_MENTIONS = {"pronominal": "pronouns", "proper": "names", "nominal": "others"}
+RULES = {"nearest": "nearest mention", "head match": "nearest with the same head word", "rules": "rules in order"}
+
+
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import head_name, share
+
+    counts = artifact.counts
+    number, questions = counts["asked"], counts["questions"]
+    # a column that is about all questions says no more than the first
+    parts = {name: title for name, title in KINDS_OF_MENTIONS.items() if 0 < number[name] < questions}
+    parts |= {name: name for name in ("pro", "anti") if 0 < number[name] < questions}
+    titles = {"accuracy": "all", **parts, **({"any_word": "any word"} if number["any_word"] else {})}
+    difference = all(name in parts for name in ("pro", "anti"))
+
+    def row(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+        shares = tuple(share(found.get(name)) for name in titles)
+        both = (found.get("pro"), found.get("anti"))
+        return label, *shares, *((_points(*both),) if difference else ())
+
+    empty = ("",) * (len(titles) + difference)
+    rows = [("questions", *(f"{number[name]:,}" for name in titles), *(("",) if difference else ()))]
+    best: dict[str, tuple[list[str], Any]] = {head_name(counts["best"]): (["all"], counts["best"])}
+    for name, title in list(titles.items())[1:]:
+        head = counts["best_by"][name]
+        best.setdefault(head_name(head), ([], head))[0].append(title)
+    rows += [row(f"head {name}, best on {' and '.join(of)}", head) for name, (of, head) in best.items()]
+    rows.insert(2, ("split halves", share(counts["split_half"]), *empty[1:]))
+    rows += [row(RULES[name], scores) for name, scores in counts["baselines"].items()]
+    return Table(("", *titles.values(), *(("pro - anti",) if difference else ())), rows, _notes(artifact))
+
+
+def _points(one: float | None, other: float | None) -> str:
+    return "–" if one is None or other is None else f"{100 * (one - other):+.1f}"
+
+
+def _notes(artifact: Artifact) -> tuple[str, ...]:
+    counts, config = artifact.counts, artifact.manifest["config"]
+    notes = [f"{counts['questions']:,} questions in {counts['documents']:,} documents"]
+    if counts["without_antecedent"]:
+        notes.append(f"{counts['without_antecedent']:,} pronouns have no antecedent among their candidates")
+    if counts["cut_off_mentions"]:
+        hint = "; a larger --max-length reads more"
+        if counts["asked"]["any_word"] < counts["questions"]:
+            hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
+        notes.append(f"{counts['cut_off_mentions']:,} of {counts['mentions']:,} mentions were cut off{hint}")
+    found = ["; ".join(notes)]
+    if counts["asked"]["any_word"]:
+        found.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')
+    if not counts["baselines"]:
+        found.append("no rules to compare with: the files mark no mention that would be wrong, so every rule is right")
+    return tuple(found)
+
+
+STAGE = probe(
+    "coref",
+    2,
+    Config,
+    measure,
+    takes={
+        "model": Model(),
+        "texts": TextFiles("Files or folders with coreference.", argument="files", in_folders=_may_be_read),
+    },
+    table=_table,
+    help="""Find heads by which a mention looks most at one of its antecedents.
+
+    The query is the head word of each mention that has an antecedent in the text; it is right if no other word has as much
+    attention as the head word of an antecedent.  A pronoun of GAP or WinoBias chooses between its candidates, on either side of it.
+    The best head is chosen on the same texts that it is measured on; the
+    split-half figure chooses it on half of the documents and measures it on the others.  The table also has rules: the nearest
+    mention, the nearest one with the same head word, and a cascade of string match, head match, agreement, and any mention.
+    """,
+    examples=(
+        "guide probe coref guided litbank/conll/",
+        "guide probe coref ./bert-base gum/ontogum/ --candidates preceding_mentions",
+        "guide probe coref guided litbank/conll/ --random 0   # the same shape with random weights",
+        "guide probe coref guided gap-validation.tsv --json | jq .counts.best",
+        "guide probe coref guided pro_stereotyped_type1.txt.dev anti_stereotyped_type1.txt.dev",
+    ),
+)
+
+run = STAGE.run

@@ -9,17 +9,19 @@ Source: Clark et al. 2019, section 4.2; `guidance.probes.dependencies`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, run_stage
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run, knob
+from pipelines.inputs import Model, TextFiles
+from pipelines.probing.probe import Findings, probe
 from pipelines.stages.probe_coreference import ReadingConfig
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
-from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
     from guidance.sites import Site
@@ -35,26 +37,8 @@ UNITS: Mapping[str, str] = {
 class Config(ReadingConfig):
     """Which sentences are read."""
 
+    min_words: int = knob(0, "show all relations with at least so many words, instead of the 15 most frequent", ge=0)
     encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
-
-
-def run(model: str, files: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model: a reference, or a model folder.
-        files: as arguments of `pipelines.text.sources.expand`.
-
-    Raises:
-        InputError: a file is not CoNLL-U, or no sentence has a tree.
-        PlanError: the plan of the model needs more than text.
-    """
-    from pipelines.training.plan_inputs import model_inputs
-
-    check_working_folder()
-    with expand(files, any_kind=True, stdin=None) as found:
-        inputs = {**model_inputs(model, store), "treebank": found.files(None, None)}
-        return run_stage(STAGE, config, inputs, store=store, **options)
 
 
 def relation_schema() -> Any:
@@ -75,8 +59,12 @@ def relation_schema() -> Any:
     )
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def measure(run: Run[Config]) -> Findings:
+    """What relations every head follows.
+
+    Raises:
+        InputError: a file is not CoNLL-U, or no sentence has a tree.
+    """
     import pyarrow as pa
     import torch
 
@@ -147,14 +135,13 @@ def build(run: Run) -> None:
         "attachment_of_best_heads": _attachment(found, totals),
         "attachment_of_best_offsets": sum(fixed[r][1] * totals[r] for r in totals) / sum(totals.values()),
     }
-    run.out.write_json("probe.json", {"schema": 1, "probe": "deps", "counts": counts, **summary, "relations": found})
     title = f"Words whose head is looked at most\n{counts['sentences']:,} sentences"
     run.out.write("heads.png", heads_picture(run, rows, "towards_head", title=title, label="% of words"))
-    run.out.counts |= {"probe": "deps", **counts, **summary, "relations": found}
     run.warn(*notes.lines())
+    return Findings(counts, {**summary, "relations": found})
 
 
-def _trees(run: Run, notes: Any) -> Iterator[tuple[list[str], list[int], list[str]]]:
+def _trees(run: Run[Config], notes: Any) -> Iterator[tuple[list[str], list[int], list[str]]]:
     """The words of each sentence that has a tree, their heads from 0, and their relations."""
     from guidance.probes.dependencies import ROOT
     from pipelines.text.conllu import read_sentences
@@ -173,4 +160,49 @@ def _attachment(found: Mapping[str, Mapping[str, Any]], totals: Mapping[str, int
     return float(sum(found[r]["best"]["accuracy"] * totals[r] for r in totals) / sum(totals.values()))
 
 
-STAGE = Stage("probe-deps", "probe", 1, Config, build)
+SHOWN_RELATIONS = 15
+"""Relations in the table, the most frequent ones, if the user says nothing else."""
+
+
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import head_name, share
+
+    counts, min_words = artifact.counts, config.min_words
+    rows: list[tuple[str, ...]] = []
+    left_out = []
+    for relation, found in counts["relations"].items():
+        own = found["best"]
+        if own["words"] < min_words or (not min_words and len(rows) == SHOWN_RELATIONS):
+            left_out.append(relation)
+            continue
+        looks, distance = own["direction"].replace("_", " "), f"{found['offset']:+d}"
+        shares = share(own["accuracy"]), share(found["offset_accuracy"])
+        rows.append((relation, f"{own['words']:,}", head_name(own), looks, *shares, distance))
+    notes = (
+        [f"{len(left_out)} more: {', '.join(left_out)}; `guide probe deps --min-words 1` shows all"] if left_out else []
+    )
+    heads, offsets = (share(counts[f"attachment_of_best_{name}"]) for name in ("heads", "offsets"))
+    notes.append(f"all words: {heads} by the best head of each relation, {offsets} by the best distance")
+    return Table(("relation", "words", "head", "looks", "right", "distance", "of"), rows, tuple(notes))
+
+
+STAGE = probe(
+    "deps",
+    1,
+    Config,
+    measure,
+    takes={"model": Model(), "treebank": TextFiles("CoNLL-U files or folders of them.", argument="files")},
+    table=_table,
+    help="""Find the attention heads that follow syntactic relations, from a word to its head or from a head to its dependent.
+
+    The table has the best head for each relation, and a baseline without a model: always the word at one distance, the one
+    that is right most often.  Heads and distances are chosen on the sentences that they are measured on.
+    Punctuation and roots are not scored.
+    """,
+    examples=(
+        "guide probe deps guided en_ewt-ud-dev.conllu",
+        "guide probe deps ./bert-base en_ewt-ud-dev.conllu --limit 500 --min-words 100",
+    ),
+)
+
+run = STAGE.run

@@ -163,11 +163,11 @@ def _figures(
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import SHOWN_HEADS, head, heads_of, number
+    from pipelines.probing.tables import SHOWN_HEADS, head_name, heads_of, number
 
     ranked = sorted(heads_of(artifact), key=lambda row: row[artifact.counts["shown"]])
     chosen = ranked if len(ranked) <= 2 * SHOWN_HEADS else [*ranked[:SHOWN_HEADS], *ranked[-SHOWN_HEADS:]]
-    rows = [(head(row), *(number(row[name]) for name in UNITS)) for row in chosen]
+    rows = [(head_name(row), *(number(row[name]) for name in UNITS)) for row in chosen]
     return Table(("head", "nearest", "mean", "counterpart"), rows)
 
 

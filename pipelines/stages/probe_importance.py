@@ -87,11 +87,11 @@ def measure(run: Run[Config]) -> Findings:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import SHOWN_HEADS, head, heads_of, number
+    from pipelines.probing.tables import SHOWN_HEADS, head_name, heads_of, number
 
     ranked = sorted(heads_of(artifact), key=lambda row: -row["importance"])
     chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
-    rows = [(head(row), number(row["score"]), f"{row['importance']:.3g}") for row in chosen]
+    rows = [(head_name(row), number(row["score"]), f"{row['importance']:.3g}") for row in chosen]
     return Table(("head", "score", "importance"), rows)
 
 

@@ -12,20 +12,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run, knob
+from pipelines.engine.takes import Opening
+from pipelines.inputs import Model, TextFiles
+from pipelines.probing.probe import Findings, probe
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
-from pipelines.storage.store import Store
 from pipelines.text.records import check_unicode
-from pipelines.text.sources import expand
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,30 +74,6 @@ class Pair:
     bad: str
 
 
-def run(model: str, files: Sequence[str], config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model: a reference, or a model folder.
-        files: as arguments of `pipelines.text.sources.expand`: JSON lines with ``sentence_good`` and ``sentence_bad``, or two
-            columns with a tab between.
-
-    Raises:
-        InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
-    """
-    from pipelines.training.plan_inputs import model_inputs
-
-    check_working_folder()
-    for text in config.off:
-        head_of(text)
-    with ExitStack() as opened:
-        found = opened.enter_context(expand(files, any_kind=True, stdin=None))
-        inputs = {**model_inputs(model, store), "pairs": found.files(None, None)}
-        if config.floors:
-            inputs["sequences"] = opened.enter_context(store.load(config.floors, kind="sequences"))
-        return run_stage(STAGE, config, inputs, store=store, **options)
-
-
 def head_of(text: str) -> tuple[int, int]:
     """A head that is written as LAYER-HEAD.
 
@@ -140,8 +118,24 @@ def paradigm_schema() -> Any:
     )
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def check(config: Config) -> None:
+    """Raises InputError if ``off`` names no head."""
+    for text in config.off:
+        head_of(text)
+
+
+def prepare(opening: Opening[Config]) -> None:
+    """Open the sequences whose n-grams are counted."""
+    if opening.config.floors:
+        opening.inputs["sequences"] = opening.load(opening.config.floors, kind="sequences")
+
+
+def measure(run: Run[Config]) -> Findings:
+    """Which sentence of each pair the model finds more likely.
+
+    Raises:
+        InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
+    """
     import pyarrow as pa
 
     from pipelines.probing.likelihood import Scorer
@@ -172,10 +166,9 @@ def build(run: Run) -> None:
     if by_head:
         summary["heads"] = _write_heads(run, by_head, float(right.mean()))
     counts = {"pairs": len(pairs), "cut_sentences": scorer.cut}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "blimp", "counts": counts, **summary})
-    run.out.counts |= {"probe": "blimp", **counts, **summary}
     if scorer.cut:
         run.warn(f"{scorer.cut:,} sentences were longer than the model reads, and were cut")
+    return Findings(counts, summary)
 
 
 CHUNK = 64
@@ -322,4 +315,44 @@ def _pair(line: str, paradigm: str, place: str) -> Pair:
     return Pair(name, good.strip(), bad.strip())
 
 
-STAGE = Stage("probe-blimp", "probe", 1, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import head_name, share, shares
+
+    counts = artifact.counts
+    names = ("accuracy", *counts["floors"])
+    rows = [(row["paradigm"], f"{row['pairs']:,}", *shares(row, names)) for row in counts["paradigms"]]
+    rows.append(("mean", "", share(counts["accuracy"]), *shares(counts["floors"], names[1:])))
+    notes: tuple[str, ...] = ()
+    if "heads" in counts:
+        worst, usual = counts["heads"]["most_needed"], share(counts["heads"]["pairs_right"])
+        notes = (f"without head {head_name(worst)}: {share(worst['accuracy'])}, of {usual} of all pairs",)
+    return Table(("paradigm", "pairs", "right", *names[1:]), rows, notes)
+
+
+STAGE = probe(
+    "blimp",
+    1,
+    Config,
+    measure,
+    takes={
+        "model": Model(),
+        "pairs": TextFiles(
+            "JSON lines with sentence_good and sentence_bad, or lines of a good sentence, a tab and a bad one.",
+            argument="files",
+        ),
+    },
+    check=check,
+    prepare=prepare,
+    table=_table,
+    help="""Ask whether a masked language model finds the good sentence of minimal pairs more likely than the bad one.
+
+    The likelihood of a sentence is the sum over its tokens, each masked alone.  Equal scores count as wrong.  The mean is over paradigms.
+    """,
+    examples=(
+        "guide probe blimp guided blimp/*.jsonl",
+        "guide probe blimp guided pairs.tsv --masking word --floors wiki-128",
+        "guide probe blimp guided blimp/ --limit 50 --each-head",
+    ),
+)
+
+run = STAGE.run

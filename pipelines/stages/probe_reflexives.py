@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.engine.command import Table
+from pipelines.engine.stage import Run, knob
+from pipelines.inputs import Model, TextFiles
+from pipelines.probing.probe import Findings, probe
 from pipelines.stages.probe_coreference import ReadingConfig
-from pipelines.storage.store import Store
-from pipelines.text.sources import expand
+from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
     import torch
@@ -43,29 +44,12 @@ class Config(ReadingConfig):
     batch_size: int = knob(64, "sentences per batch", ge=1)
 
 
-def run(model: str, file: str | None, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Probe a model.
-
-    Args:
-        model: a reference, or a model folder.
-        file: lines of a sentence, the number of its reflexive from 0, its determiner and noun, and the other noun phrases that
-            it may be confused with, with tabs between; None for sentences of the grammar.
+def measure(run: Run[Config]) -> Findings:
+    """How often every head looks most at the antecedent.
 
     Raises:
-        InputError: a line of the file has not these columns; or the tokenizer splits a word of every sentence.
+        InputError: a line of the file has not its columns; or the tokenizer splits a word of every sentence.
     """
-    from pipelines.training.plan_inputs import model_inputs
-
-    check_working_folder()
-    with ExitStack() as stack:
-        inputs = model_inputs(model, store)
-        if file is not None:
-            inputs["sentences"] = stack.enter_context(expand([file], any_kind=True, stdin=None)).files(None, None)
-        return run_stage(STAGE, config, inputs, store=store, **options)
-
-
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
     from guidance.probes.reflexives import confusion, with_distractors
     from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.watched import WatchedModel
@@ -110,14 +94,13 @@ def build(run: Run) -> None:
     values = [row["accuracy"] for row in rows]
     summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values), "confusion": _confusion(whole, bits)}
     counts = {"sentences": len(whole), "split_sentences": len(found) - len(whole)}
-    run.out.write_json("probe.json", {"schema": 1, "probe": "reflexive", "counts": counts, **summary})
     title = f"Reflexives that look at their antecedent\n{len(whole):,} sentences"
     run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of sentences"))
-    run.out.counts |= {"probe": "reflexive", **counts, **summary}
     if counts["split_sentences"]:
         run.warn(
             f"{counts['split_sentences']:,} of {len(found):,} sentences have a word that the tokenizer splits, and are left out"
         )
+    return Findings(counts, summary)
 
 
 def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, torch.Tensor]) -> dict[str, Any] | None:
@@ -164,4 +147,49 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
             yield Reflexive(words, place, (antecedent[0], antecedent[1]), tuple(others))
 
 
-STAGE = Stage("probe-reflexive", "probe", 2, Config, build)
+def _table(artifact: Artifact, config: Config) -> Table:
+    from pipelines.probing.tables import head_name, share
+
+    counts = artifact.counts
+    best = (f"head {head_name(counts['best'])}", share(counts["best"]["accuracy"]))
+    notes, found = [f"{counts['sentences']:,} sentences"], counts["confusion"]
+    if found:
+        lowest = min(range(len(found["layers"])), key=lambda layer: found["layers"][layer])
+        notes.append(
+            f"confusion with other noun phrases: {found['layers'][lowest]:.2f} bits in layer {lowest}, where it is lowest, and "
+            f"{sum(found['layers']) / len(found['layers']):.2f} on average; {found['even']:.2f} if all words were looked at alike "
+            f"({found['sentences']:,} sentences)"
+        )
+    return Table(("", "right"), [best, ("mean of all heads", share(counts["mean"]))], tuple(notes))
+
+
+STAGE = probe(
+    "reflexive",
+    2,
+    Config,
+    measure,
+    takes={
+        "model": Model(),
+        "sentences": TextFiles(
+            "Tab-separated lines: a sentence, the position of its reflexive from 0, what it refers to, such as: the man, and "
+            "other noun phrases, if there are any.",
+            optional=True,
+            many=False,
+            argument="file",
+        ),
+    },
+    table=_table,
+    help="""Find heads by which himself and herself look most at what they refer to.
+
+    Without a file, 10,000 sentences are drawn from a grammar: "the man who can laugh would hurt himself".  The answer is right if
+    no other token, special ones included, has as much attention as the determiner or the noun.  Confusion says for a layer how
+    little of its attention to noun phrases goes to the right one.
+    """,
+    examples=(
+        "guide probe reflexive guided",
+        "guide probe reflexive ./bert-base --distractor none",
+        "guide probe reflexive guided sentences.tsv --random 0",
+    ),
+)
+
+run = STAGE.run

@@ -86,9 +86,10 @@ def measure(run: Run[Config]) -> Findings:
     import torch
 
     from guidance.probes.relevance import Relevance, among, keys_of, masses, outstanding, uniform
-    from pipelines.probing.heads import best, heads_picture, name_of, write_heads
+    from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.patterns import measurable
     from pipelines.probing.sequences import WatchedSequences
+    from pipelines.probing.tables import head_name
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)
@@ -133,7 +134,7 @@ def measure(run: Run[Config]) -> Findings:
             "mean": float(values.double().mean()),
             "deviation": float(values.double().std(correction=0)),
             "by_chance": even,
-            "outstanding": [name_of(row) for row in stands_out],
+            "outstanding": [head_name(row) for row in stands_out],
         }
         each = [error for site_errors in errors.values() for error in site_errors.tolist()]
         for row, error in zip(table, each, strict=True):
@@ -152,13 +153,13 @@ def measure(run: Run[Config]) -> Findings:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import SHOWN_HEADS, head, share
+    from pipelines.probing.tables import SHOWN_HEADS, head_name, share
 
     rows = []
     for name, found in sorted(artifact.counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
         heads = found["outstanding"]
         named = ", ".join(heads[:SHOWN_HEADS]) + (" …" if len(heads) > SHOWN_HEADS else "")
-        rows.append((name, head(found["best"]), share(found["best"][name]), share(found["mean"]), named or "–"))
+        rows.append((name, head_name(found["best"]), share(found["best"][name]), share(found["mean"]), named or "–"))
     left_out = "; ".join(f"{name}: {why}" for name, why in artifact.counts["left_out"].items())
     notes = [f"not measured: {left_out}"] if left_out else []
     return Table(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, notes)

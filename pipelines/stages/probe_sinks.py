@@ -96,13 +96,13 @@ def _mean(values: list[Any]) -> float:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head, share, shares
+    from pipelines.probing.tables import head_name, share, shares
 
     counts = artifact.counts
     names = ("special", "first", "itself", "ordinary", "entropy")
     rows = [(f"layer {row['layer']}", *shares(row, names)) for row in counts["by_layer"]]
     rows.append(("by chance", *(share(counts["by_chance"].get(name)) for name in names)))
-    note = f"most on special tokens: head {head(counts['best'])}, {share(counts['best']['special'])}"
+    note = f"most on special tokens: head {head_name(counts['best'])}, {share(counts['best']['special'])}"
     return Table(("", *names), rows, [note])
 
 

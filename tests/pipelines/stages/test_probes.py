@@ -18,11 +18,13 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 import guidance
 from guidance.errors import InputError, NumericalError
 from guidance.probes.importance import Importance, switched_off
+from pipelines.engine.command import Table
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (
     dataset,
     evaluate,
+    find,
     probe_attack,
     probe_coreference,
     probe_dependencies,
@@ -34,9 +36,9 @@ from pipelines.stages import (
     probe_relevance,
     probe_sinks,
 )
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.task_inputs import longest
-from pipelines.views.probes import table_of
 from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401
@@ -60,6 +62,13 @@ one 1 2 saw - - -
 one 1 3 man - - (2)
 #end document
 """
+
+
+def table_of(artifact: Artifact) -> Table:
+    """What people see of a probe."""
+    stage = find(artifact.manifest["stage"])
+    table: Table = stage.command.show(artifact, stage.config())
+    return table
 
 
 def saved(folder: Path, model: Any) -> str:
@@ -678,7 +687,7 @@ def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None
     found = pq.read_table(both.path / "heads.parquet").to_pylist()
     assert all(row["counterpart"] == pytest.approx(0, abs=1e-9) for row in found)
     assert both.counts["shown"] == "counterpart"
-    shown = probe_distance.STAGE.command.show(both, probe_distance.Config())
+    shown = table_of(both)
     titles, rows_shown = shown.titles, shown.rows
     assert len(rows_shown) == 6 and {len(row) for row in rows_shown} == {len(titles)}
     strange = saved(tmp_path / "strange", matching(1, 3))

@@ -100,8 +100,8 @@ PLANS: dict[str, tuple[tuple[Guide, ...], Pal | None, str, str, str]] = {
             "gate": guide("gate", "", 1),
             "attention_loss": NEXT,
             "logit_loss": guide("logit_loss", "conflict", 1),
-            "adversary": guide("adversary"),
-            "random_mask": guide("random_mask"),
+            "adversary": guide("adversary", "", 0, 1),
+            "random_mask": guide("random_mask", "", 0, 1),
         }.items()
     },
     **{

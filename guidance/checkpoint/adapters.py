@@ -153,7 +153,7 @@ def _with_names(config: Any, model: nn.Module) -> Any:
     adapted = [name.removeprefix(_PREFIX) for name, module in model.named_modules() if hasattr(module, "lora_A")]
     for setting in ("rank_pattern", "alpha_pattern"):
         values = getattr(config, setting) or {}
-        keys = {name: get_pattern_key(values, name) for name in adapted}
+        keys = {name: get_pattern_key(list(values), name) for name in adapted}
         setattr(config, setting, {name: values[key] for name, key in keys.items() if key in values})
     config.target_modules = set(adapted)
     config.exclude_modules = config.layers_to_transform = config.layers_pattern = None

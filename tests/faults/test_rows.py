@@ -539,10 +539,10 @@ def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch
     import safetensors.torch
 
     first = trainings.train(store, learning_rate=1e-3).artifact
-    read = opening.read_config
+    read = opening._shards
 
-    def republish_then_read(data: bytes, source: str) -> Any:
-        monkeypatch.setattr(opening, "read_config", read)
+    def republish_then_read(path: Path) -> list[str]:
+        monkeypatch.setattr(opening, "_shards", read)
         with Artifact(first.path) as old:
             content = {name: old.read(name) for name in old.files}
         weights = safetensors.torch.load(content["model.safetensors"])
@@ -550,8 +550,8 @@ def test_a_model_rebuilt_while_it_is_opened_is_refused(store: Store, monkeypatch
         with store.build("model", first.recipe, {**old.manifest}) as out:
             for name, blob in content.items():
                 out.write(name, blob)
-        return read(data, source)
+        return read(path)
 
-    monkeypatch.setattr(opening, "read_config", republish_then_read)
+    monkeypatch.setattr(opening, "_shards", republish_then_read)
     with pytest.raises(GuideError, match="was rebuilt while it was being read"):
         trainings.train(store, init=first.reference, steps=1)

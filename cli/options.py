@@ -292,10 +292,6 @@ def announce(session: Session, result: Result, next_command: Templates | None = 
     reference = result.name or artifact.reference
     counts = ", ".join(f"{key} {value:,}" for key, value in artifact.counts.items() if type(value) is int)
     state = "up to date" if result.reused else "done"
-    if artifact.kind == "sequences":
-        found = artifact.counts["splits"].items()
-        sizes = (f"{split} {n['sequences']:,} sequences, {n['tokens']:,} tokens" for split, n in found)
-        session.tell("; ".join(sizes))
     session.tell(escape(f"{state}: {artifact.path}{f' ({counts})' if counts else ''}"))
     if next_command and not session.quiet:
         command = suggestion(next_command, artifact, reference, session.store)

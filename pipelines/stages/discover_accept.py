@@ -10,15 +10,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, internal, run_stage
+from pipelines.engine.stage import Run, Stage, internal
+from pipelines.engine.takes import Stored
 from pipelines.stages.discover_score import PLAN, SUMMARY
-from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
@@ -53,21 +53,10 @@ class Config(stage.Config):
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 
-def run(discovery: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Accept findings.
-
-    Args:
-        discovery: a reference of what ``discover-score`` wrote.
-
-    Raises:
-        InputError: nothing was found and nothing is given; or a head is not written as LAYER-HEAD=PATTERN.
-        PlanError: a pattern does not exist, the mechanism does not take it, or the model has no such head.
-    """
-    check_working_folder()
+def _check(config: Config) -> None:
+    """Raises InputError if a head is not written as LAYER-HEAD=PATTERN."""
     for text in config.heads:
         head_of(text)
-    with store.load(discovery, kind="discovery") as found:
-        return run_stage(STAGE, config, {"discovery": found}, store=store, **options)
 
 
 def head_of(text: str) -> tuple[tuple[int, int], str]:
@@ -129,8 +118,13 @@ def one_each(
     return [each for each in own if each[1]], [name for name, heads in own if not heads]
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def build(run: Run[Config]) -> None:
+    """Accept findings.
+
+    Raises:
+        InputError: nothing was found and nothing is given.
+        PlanError: a pattern does not exist, the mechanism does not take it, or the model has no such head.
+    """
     from guidance.probes.discovery import plan_for
     from pipelines.probing.patterns import spec_of
 
@@ -181,4 +175,14 @@ def _check(plan: Plan, discovery: Artifact) -> None:
     plan_sites(plan, sites, scores={(row["layer"], row["head"]): row.get("score") or 0.0 for row in rows})
 
 
-STAGE = Stage("discover-accept", "findings", 2, Config, build)
+STAGE = Stage(
+    "discover-accept",
+    "findings",
+    2,
+    Config,
+    build,
+    takes={"discovery": Stored("discovery", "What `guide discover score` wrote.")},
+    check=_check,
+)
+
+run = STAGE.run

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.command import Command
+from pipelines.engine.command import Command, Table
 from pipelines.engine.stage import Run, Stage
 from pipelines.engine.takes import Opening
 from pipelines.inputs import Corpus, Tokenizer
@@ -164,6 +164,14 @@ class _SplitWriter:
         return {**self._file.counts, "cut_sentences": self._packer.cut}
 
 
+def _sizes(made: Artifact, config: Config) -> Table:
+    """How many sequences and tokens each split has."""
+    splits = made.counts["splits"].items()
+    return Table(
+        notes=["; ".join(f"{name} {n['sequences']:,} sequences, {n['tokens']:,} tokens" for name, n in splits)]
+    )
+
+
 STAGE = Stage(
     "build-sequences",
     "sequences",
@@ -191,6 +199,7 @@ STAGE = Stage(
         next=lambda made, _: (
             "guide pretrain {}" + (" --objective translation" if made.manifest["config"]["packing"] == "pairs" else "")
         ),
+        show=_sizes,
     ),
 )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -112,13 +115,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: most of them bring torch and transformers along."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+class _Public:
+    """A public name, imported when it is asked for: most of them bring torch and transformers along.
 
-    return getattr(importlib.import_module(f"guidance.{_HOME_OF[name]}"), name)
+    In the class of the module and not in ``__getattr__``, which is asked last: nnsight gives every object a method ``save``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        return getattr(import_module(f"guidance.{_HOME_OF[self.name]}"), self.name)
+
+
+sys.modules[__name__].__class__ = type("Module", (ModuleType,), {name: _Public(name) for name in _HOME_OF})
 
 
 def __dir__() -> list[str]:

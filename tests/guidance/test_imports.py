@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import ctypes
+import functools
+import gc
 import importlib
 import pkgutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,3 +89,22 @@ def test_every_module_imports_without_output_and_has_a_docstring(capsys: pytest.
         module = importlib.import_module(found.name)
         assert module.__doc__, found.name
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_method_that_a_library_gives_every_object_hides_no_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As importing nnsight does with ``save``."""
+    methods: Any = gc.get_referents(object.__dict__)[0]
+    changed = functools.partial(ctypes.pythonapi.PyType_Modified, ctypes.py_object(object))
+    try:
+        methods["save"] = lambda anything: anything
+        changed()
+        assert object().save()  # type: ignore[attr-defined]
+        found = guidance.save
+    finally:
+        del methods["save"]
+        changed()
+    assert found is guidance.checkpoint.writing.save
+    monkeypatch.setattr(guidance, "save", None)
+    assert guidance.save is None
+    with pytest.raises(AttributeError, match="module 'guidance' has no attribute 'saves'"):
+        guidance.saves  # noqa: B018

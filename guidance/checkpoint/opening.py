@@ -137,16 +137,19 @@ def find_plan(folder: Path) -> Plan | None:
     """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model.
 
     Raises:
-        InputError: it is unreadable, or missing although the model needs it, or the two places hold different plans.
+        InputError: it is unreadable, or missing although the model needs it, the two places hold different plans, or the
+            weights were saved without it.
     """
     written = Plan.load(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
     text = _settings(folder).get(PLAN_KEY) if (folder / CONFIG_FILE).exists() else None
-    if text is None or text == PLAN_FILE:  # what `save` writes: it names the file
-        if written is None and text is not None:
+    if text == PLAN_FILE:  # so writes `save`, for a plan that shapes the model
+        _check_marked(folder)
+        if written is None:
             raise InputError(
                 f"{folder}: this model needs the plan that guided it, and {PLAN_FILE} is missing",
                 hint=f"another tool saved the model without it; copy {PLAN_FILE} from the original folder",
             )
+    if text in (None, PLAN_FILE):
         return written
     carried = _parse(text, f"{folder / CONFIG_FILE}, {PLAN_KEY}")
     if written not in (None, carried):
@@ -154,7 +157,23 @@ def find_plan(folder: Path) -> Plan | None:
             f"{folder}: {PLAN_FILE} and the key {PLAN_KEY} of {CONFIG_FILE} hold different plans",
             hint="the folder was written twice; delete the file or the key that is older",
         )
+    if carried.shapes_outputs:
+        _check_marked(folder)
     return carried
+
+
+def _check_marked(folder: Path) -> None:
+    """Raises InputError for weights without `MARKER`, although the configuration holds a plan that shapes the model.
+
+    transformers has opened the model without the plan, perhaps trained it on, and saved it with its configuration.
+    """
+    names = {name for path in weights_of(folder) for name in _tensor_names(path)}
+    if names and MARKER not in names:
+        raise InputError(
+            f"{folder}: the weights were saved without the plan of this model, and perhaps trained without it",
+            hint="copy the original weights; or open the model with transformers, del model.config.guide_plan,"
+            " and install(model, plan) or save it as an ordinary model",
+        )
 
 
 def _parse(text: Any, source: str) -> Plan:

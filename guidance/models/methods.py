@@ -34,9 +34,9 @@ def replace_methods(model: nn.Module) -> Callable[[], None]:
             module.__dict__[name] = partial(function, module)
             replaced.append((module, name))
 
-    replace(model, "save_pretrained", _save_pretrained)
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
+            replace(part, "save_pretrained", partial(_save_pretrained, model))
             replace(part, "set_attn_implementation", _refuse_implementation)
     return partial(_give_back, replaced)
 
@@ -98,14 +98,20 @@ def _give_back(replaced: list[tuple[nn.Module, str]]) -> None:
 
 
 def _save_pretrained(
-    model: Any, save_directory: Any, is_main_process: bool = True, state_dict: Any = None, *args: Any, **kwargs: Any
+    whole: Any,
+    model: Any,
+    save_directory: Any,
+    is_main_process: bool = True,
+    state_dict: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """As transformers does; transformers then reports the marker to whoever opens the folder without the plan."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(
             "save_pretrained would write an adapter without the plan", hint="guidance.save(handle, folder) writes both"
         )
-    if any(handle.shaping for handle in model.guide_handles):
+    if any(handle.plan.shapes_outputs for handle in whole.guide_handles):
         state_dict = dict(model.state_dict() if state_dict is None else state_dict)
         state_dict[MARKER] = torch.zeros(1, dtype=torch.uint8)
     return type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)

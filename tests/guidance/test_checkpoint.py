@@ -529,8 +529,11 @@ def test_the_configuration_names_the_plan_only_if_it_matters_at_inference(tmp_pa
 def test_a_model_saved_again_without_its_plan_differs_from_an_ordinary_one(tmp_path: Path) -> None:
     guidance.save(installed("bert", gated_plan()), tmp_path / "ours")
     AutoModelForMaskedLM.from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
-    with pytest.raises(InputError, match="needs the plan that guided it"):
+    with pytest.raises(InputError, match="the weights were saved without the plan of this model"):
         guidance.load(tmp_path / "theirs")
+    (tmp_path / "ours" / PLAN_FILE).unlink()
+    with pytest.raises(InputError, match="needs the plan that guided it"):
+        guidance.load(tmp_path / "ours")
     tiny_model("bert").save_pretrained(tmp_path / "ordinary")
     with pytest.raises(InputError, match="an ordinary model") as found:
         guidance.load(tmp_path / "ordinary")

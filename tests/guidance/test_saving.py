@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import guidance
-from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, load_model
+from guidance.checkpoint import EXTRA_FILE, MARKER, PLAN_FILE, find_plan, load_model
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnsupportedModel
 from guidance.installation import Handle, install
 from guidance.objectives.translation import translate
@@ -134,6 +134,35 @@ def test_transformers_opens_the_folder_and_names_what_it_left_out(kind: str, tmp
     assert not info["missing_keys"] and not isinstance(plain, Handle)
     AutoModel.from_pretrained(tmp_path)
     assert torch.equal(plain.eval()(**batch()).logits, model(**batch()).logits) != handle.shaping
+
+
+@pytest.mark.parametrize("way", ["save", "save_pretrained", "part", "sharded"])
+@every_kind
+def test_a_folder_that_was_trained_and_saved_without_its_plan_is_refused(kind: str, way: str, tmp_path: Path) -> None:
+    model, handle = made(kind)
+    if way == "save":
+        guidance.save(handle, tmp_path)
+    else:
+        part = model.base_model if way == "part" else model
+        part.save_pretrained(tmp_path, **({"max_shard_size": "4KB"} if way == "sharded" else {}))
+    loaded(tmp_path)
+    plain = (AutoModel if way == "part" else AutoModelForMaskedLM).from_pretrained(tmp_path)
+    with torch.no_grad():
+        plain.get_input_embeddings().weight.add_(1.0)
+    plain.save_pretrained(tmp_path)  # in place, and so beside plan.toml
+    if not handle.shaping:
+        assert find_plan(tmp_path) == handle.plan
+        return
+    for opening in (loaded, find_plan):
+        with pytest.raises(InputError, match="the weights were saved without the plan") as raised:
+            opening(tmp_path)
+        assert "del model.config.guide_plan" in str(raised.value.hint)
+    del plain.config.guide_plan
+    for file in tmp_path.glob("*.toml"):
+        file.unlink()
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="an ordinary model"):
+        loaded(tmp_path)
 
 
 def test_a_model_that_only_losses_have_guided_opens_without_a_warning(

@@ -298,7 +298,7 @@ def _pair(line: str, paradigm: str, place: str) -> Pair:
     if line.lstrip().startswith("{"):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = {}
         good, bad = row.get("sentence_good", row.get("good")), row.get("sentence_bad", row.get("bad"))
         name = row.get("UID", paradigm)

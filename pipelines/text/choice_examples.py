@@ -8,9 +8,9 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
-from pipelines.text.examples import Layout, Record
+from pipelines.text.examples import Layout, Record, plain_value
 from pipelines.text.readers import open_lines, whole_number
-from pipelines.text.records import check_unicode, parse_json, quoted_rows, record_id
+from pipelines.text.records import check_unicode, parse_json, quoted_rows
 
 
 def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
@@ -91,10 +91,11 @@ def read_own(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
         if isinstance(answer, str) and answer not in choices:
             number_given = whole_number(answer)
             answer = _key(answer) if number_given is None else number_given
-        question = str(record.get(layout.question_column or "question") or "")
-        id_ = record.get(layout.id_column) if layout.id_column else None
-        own = None if id_ is None else record_id(id_)
-        yield from _record(number, place, str(record[layout.text_column]), question, choices, answer, own, notes)
+        question_column = layout.question_column or "question"
+        context = plain_value(record[layout.text_column], "text", layout.text_column, place) or ""
+        question = plain_value(record.get(question_column), "question", question_column, place) or ""
+        own = plain_value(record.get(layout.id_column), "id", layout.id_column, place) if layout.id_column else None
+        yield from _record(number, place, context, question, choices, answer, own, notes)
 
 
 def _key(key: str) -> int | None:

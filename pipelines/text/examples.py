@@ -212,7 +212,7 @@ def json_records(records: Iterable[tuple[int, str, Any]], split: str, layout: La
         values: dict[str, Any] = {}
         for role, key in wanted.items():
             if key in record:
-                values[role] = _plain(record[key], role, key, place)
+                values[role] = plain_value(record[key], role, key, place)
             elif role == "label" and (layout.label_column is None or split == "test"):
                 values[role] = None
             else:
@@ -222,7 +222,7 @@ def json_records(records: Iterable[tuple[int, str, Any]], split: str, layout: La
         yield Record(number, place, **values)
 
 
-def _plain(value: Any, role: str, key: str, place: str) -> str | None:
+def plain_value(value: Any, role: str, key: str, place: str) -> str | None:
     """A value as text.  Labels and ids may be numbers, which are written as in JSON."""
     if value is None:
         return None
@@ -247,7 +247,9 @@ def _parquet(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
 
     for number, row in parquet_rows(path, name, choose):
         place = f"{name!r}, row {number}"
-        values: dict[str, Any] = {role: _plain(row[column], role, column, place) for role, column in columns.items()}
+        values: dict[str, Any] = {
+            role: plain_value(row[column], role, column, place) for role, column in columns.items()
+        }
         yield Record(number, place, **values)
 
 

@@ -36,7 +36,7 @@ def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) ->
     if (longer := int((lengths > most).sum())) > 0:
         raise InputError(
             f"the model allows {most} tokens; {longer} sequences of {reference} are longer, the longest has {lengths.max()}",
-            hint=f"guide build-sequences ... --max-length {most}",
+            hint=f"guide build-sequences … --max-length {most}; of a dataset: --sequence-length {most}",
         )
 
 

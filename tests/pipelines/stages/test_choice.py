@@ -61,6 +61,13 @@ def test_unpaired_surrogates_are_refused(store: Store, tmp_path: Path, field: st
         build(store, tmp_path / "a.jsonl", json.dumps(record) + "\n", choices_column="choices")
 
 
+@pytest.mark.parametrize(("field", "value"), [("text", 5), ("question", ["q"]), ("id", 1.5)])
+def test_values_of_another_kind_are_refused(store: Store, tmp_path: Path, field: str, value: Any) -> None:
+    record = {"text": "a", "choices": ["c", "d"], "label": 0, "id": "x", field: value}
+    with pytest.raises(InputError, match=rf"'a.jsonl', line 1: '{field}' must be a string, found"):
+        build(store, tmp_path / "a.jsonl", json.dumps(record) + "\n", choices_column="choices", id_column="id")
+
+
 def test_hellaswag_is_read_by_position_and_a_line_too_many_is_noticed(store: Store, tmp_path: Path) -> None:
     text = "Roof: he\n3\na\nb\nc\nd\nGym: she\n0\ne\nf\ng\nh\n"
     assert examples(build(store, tmp_path / "a.txt", text, format="hellaswag")) == [

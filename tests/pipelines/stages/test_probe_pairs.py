@@ -156,6 +156,8 @@ def test_a_guided_model_is_scored_with_and_without_its_plan(tmp_path: Path) -> N
         ('{"sentence_good": "a"}', "not a minimal pair"),
         ('{"sentence_good": "a", "sentence_bad": 3}', "not a minimal pair"),
         ("{", "not a minimal pair"),
+        ('{"a":' * 10_000, "not a minimal pair"),
+        ('{"sentence_good": "a", "sentence_bad": "\\ud800"}', "line 1: unpaired surrogate"),
         ("a\t ", "not a minimal pair"),
         ("", "no minimal pairs"),
     ],

@@ -76,7 +76,8 @@ def test_limit_and_best_weights(work: SimpleNamespace) -> None:
 def classifier(tmp_path: Path) -> Path:
     """A folder of a classifier that nobody trained, whose tokenizer has as many tokens as it."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=len(trainings.VOCABULARY), max_position_embeddings=32, **sizes)
+    labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    config = BertConfig(vocab_size=len(trainings.VOCABULARY), max_position_embeddings=32, **sizes, **labels)
     BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
     for name, data in trainings.tokenizer_files().items():
         (tmp_path / "model" / name).write_bytes(data)

@@ -53,7 +53,7 @@ class Config(stage.Config):
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 
-def _check(config: Config) -> None:
+def _check_heads(config: Config) -> None:
     """Raises InputError if a head is not written as LAYER-HEAD=PATTERN."""
     for text in config.heads:
         head_of(text)
@@ -182,7 +182,7 @@ STAGE = Stage(
     Config,
     build,
     takes={"discovery": Stored("discovery", "What `guide discover score` wrote.")},
-    check=_check,
+    check=_check_heads,
 )
 
 run = STAGE.run

@@ -50,9 +50,12 @@ def measurements(call: AttentionCall, heads: tuple[int, ...]) -> list[Measuremen
 
 def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequence[Tensor]) -> None:
     """Keep the losses on probabilities, from the distances (B, heads, Q) of each measurement."""
-    for assignment, group in groupby(zip(measured, distances, strict=True), key=lambda pair: pair[0].assignment):
+    # by number: torch.compile groups by plain values only
+    for _, group in groupby(zip(measured, distances, strict=True), key=lambda pair: pair[0].assignment.number):
+        parts = list(group)
+        assignment = parts[0][0].assignment
         # a mask may leave rows without a target that other heads have
-        rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in group], dim=1)
+        rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in parts], dim=1)
         target = assignment.mechanism.target(call.prepared(assignment, counted=False))
         # assigned, not appended: gradient checkpointing runs the forward pass twice
         call.batch.found[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)

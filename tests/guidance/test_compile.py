@@ -69,6 +69,14 @@ def test_a_whole_model_is_one_graph_and_gives_the_same_losses_and_gradients(fami
     _check(family, COMPILED[family], "aot_eager")
 
 
+@pytest.mark.parametrize(
+    "plan",
+    ["preset:ag", *(pytest.param(name, marks=pytest.mark.every) for name in ("attention_loss, kl", "fix, boundaries"))],
+)
+def test_several_losses_and_what_a_tokenizer_tells_are_one_graph(plan: str) -> None:
+    _check("bert", Plan.load(plan) if plan.startswith("preset:") else plan, "aot_eager", num_hidden_layers=1)
+
+
 @pytest.mark.every
 def test_added_heads_are_compiled_too() -> None:
     _check("bert", "pal", "aot_eager")

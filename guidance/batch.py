@@ -21,7 +21,7 @@ from guidance.mechanisms.base import HeadInputs, PatternInputs
 from guidance.mechanisms.logit_loss import mispredictions
 from guidance.mechanisms.masks import joined
 from guidance.mechanisms.results import Attack
-from guidance.patterns.features import Tokens
+from guidance.patterns.features import IdsNotKnown, Tokens
 from guidance.patterns.predicates import Predicate
 from guidance.patterns.scope import AttentionScope, additive
 from guidance.site_plans import HeadAssignment, SitePlan
@@ -143,7 +143,7 @@ class BatchGuidance:
             alphas[label] * (self.weights_B(label) * each[label]).sum() / count.clamp(min=1)
             for label, count in self.denominators().items()
         ]
-        return torch.stack(terms).sum() if terms else torch.zeros((), device=self._ids.device)
+        return torch.stack(terms).sum() if terms else torch.zeros((), device=self._valid.device)
 
     def _number(self, label: str) -> int:
         if label not in self.guided.plan.labels:
@@ -154,8 +154,8 @@ class BatchGuidance:
         return self.guided.plan.guides[self._number(label)]
 
     @property
-    def _ids(self) -> Tensor:
-        return next(iter(self.tokens.values())).ids_BT
+    def _valid(self) -> Tensor:
+        return next(iter(self.tokens.values())).valid_BT
 
     # the second pass
 
@@ -172,8 +172,8 @@ class BatchGuidance:
         if not self.guided.attacks:
             raise PlanError("no guide of this plan attacks", hint='mechanism = "adversary"')
         if seeds_B is None:
-            seeds_B = torch.randint(1 << 62, (len(self._ids),))
-        seeds_B = seeds_B.to(self._ids.device)
+            seeds_B = torch.randint(1 << 62, (len(self._valid),))
+        seeds_B = seeds_B.to(self._valid.device)
         return BatchGuidance(
             self.guided, self.tokens, self.step, attacking=True, seeds_B=seeds_B, strengths=self.strengths
         )
@@ -230,12 +230,12 @@ class BatchGuidance:
         Raises:
             GuidanceHadNoEffect: the second pass has not been made.
         """
-        num_examples = (next(iter(self.tokens.values())).lengths_B > 0).sum()
+        num_examples = self._valid.any(-1).sum()
         return self.penalties_B().sum() / num_examples.clamp(min=1)
 
     def penalties_B(self) -> Tensor:
         """The penalty of each example, (B,), with its weight."""
-        total = torch.zeros(len(self._ids), device=self._ids.device)
+        total = torch.zeros(len(self._valid), device=self._valid.device)
         for (number, site), attack in self._made_attacks():
             mechanism = self.guided.plan.guides[number].bound_mechanism
             assert isinstance(mechanism, AttackMechanism)
@@ -356,7 +356,7 @@ class BatchGuidance:
         if shape[1] < shape[2] and site.attention == "self":
             read_as = read_as[:1]  # earlier keys are cached; guides that read them have refused already
         for stack, read in read_as:
-            if stack in self.tokens and (mine := tuple(self.tokens[stack].ids_BT.shape)) != tuple(read):
+            if stack in self.tokens and (mine := tuple(self.tokens[stack].valid_BT.shape)) != tuple(read):
                 raise InputError(
                     f"the guidance is of a batch {mine}, and the {stack} reads one of {tuple(read)}",
                     hint="make it anew for every batch: handle.guide(input_ids, attention_mask)",
@@ -388,7 +388,11 @@ class BatchGuidance:
         def build() -> Predicate:
             guide = self.guided.plan.guides[number]
             assert guide.bound_pattern is not None
-            return guide.bound_pattern.on(guide.bound_mechanism.seen(self._stack(stack)))
+            try:
+                return guide.bound_pattern.on(guide.bound_mechanism.seen(self._stack(stack)))
+            except IdsNotKnown as error:
+                label = self.guided.plan.labels[number]
+                raise InputError(f"guide {label!r} reads token ids, and {error.message}", hint=error.hint) from error
 
         return self._once(("pattern", number, stack), build)
 
@@ -436,7 +440,7 @@ class BatchGuidance:
 
         key = (number, masks, self._index(scope))
         prepared, found = self._once(("prepared", *key), prepare)
-        if counted and found is not None:
+        if counted and found is not None and not torch.compiler.is_exporting():  # it keeps the count, and runs no batch
             self._once(("counted", *key), lambda: self._count(number, found))
         return prepared
 

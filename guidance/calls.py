@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from guidance.attention.function import NAME
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError
-from guidance.patterns.features import INPUTS, Tokens, is_feature
+from guidance.patterns.features import INPUTS, Tokens, TokensWithoutIds, is_feature
 
 if TYPE_CHECKING:
     from guidance.installation import Handle
@@ -82,24 +82,26 @@ class BeforeCall:
     def _made(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
         """The guidance of a call that comes without; it measures no loss."""
         handle = self.handle
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        decoder_ids = self._decoder_ids(module, kwargs)
-        if ids is None and decoder_ids is None:
+        given = {name: kwargs[name] for name in kwargs if name in INPUTS or is_feature(name)}
+        given = {
+            **dict(zip(INPUTS[:2], args, strict=False)),
+            **given,
+            "decoder_input_ids": self._decoder_ids(module, kwargs),
+        }
+        source, target = (_first_of(given, f"{side}input_ids", f"{side}inputs_embeds") for side in ("", "decoder_"))
+        if source is None and target is None:
             reason = "this model's plan shapes its outputs" if handle.shaping else "output_attentions was asked for"
             raise InputError(
                 f"{reason}, and there are no input_ids to make its guidance from",
                 hint="pass guidance=handle.guide(...)",
             )
-        if ids is None and not handle.shapes("decoder"):
+        if source is None and not handle.shapes("decoder"):
             return None
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        decoder_mask = kwargs.get("decoder_attention_mask")
-        if decoder_mask is not None and decoder_ids is not None:  # it spans the cached tokens too
-            decoder_mask = decoder_mask[..., -decoder_ids.shape[-1] :]
-        inputs = (ids, mask if ids is not None else None, decoder_ids, decoder_mask)
-        columns = {name: kwargs[name] for name in kwargs if is_feature(name)}
-        guidance = handle.guide_batch({**dict(zip(INPUTS, inputs, strict=True)), **columns}, measuring=False)
-        if ids is None and handle.shapes("decoder", "cross"):
+        mask = given.get("decoder_attention_mask")
+        if mask is not None and target is not None:  # it spans the cached tokens too
+            given["decoder_attention_mask"] = mask[..., -target.shape[1] :]
+        guidance = handle.guide_batch(given, measuring=False)
+        if source is None and handle.shapes("decoder", "cross"):
             guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(kwargs)})
         return guidance
 
@@ -121,7 +123,13 @@ class BeforeCall:
                 "guides on cross-attention read the source, and encoder_outputs come without its tokens",
                 hint="pass what model.get_encoder()(...) returned as it is, or input_ids beside it",
             )
-        return Tokens(columns.pop("ids_BT"), columns.pop("valid_BT"), columns, self.handle.tables)
+        kind = Tokens if "ids_BT" in columns else TokensWithoutIds
+        valid_BT = columns.pop("valid_BT")
+        return kind(columns.pop("ids_BT", valid_BT), valid_BT, columns, self.handle.tables)
+
+
+def _first_of(given: Mapping[str, Any], *names: str) -> Any:
+    return next((given[name] for name in names if given.get(name) is not None), None)
 
 
 def _refuse_sharded(model: nn.Module) -> None:
@@ -140,5 +148,6 @@ def keep_source(encoder: nn.Module, args: Any, kwargs: Mapping[str, Any], output
     if not (isinstance(guidance, BatchGuidance) and isinstance(output, ModelOutput)) or torch.compiler.is_compiling():
         return
     if (source := guidance.tokens.get("encoder")) is not None:
-        for name, column in {"ids_BT": source.ids_BT, "valid_BT": source.valid_BT, **source.columns}.items():
+        ids = {} if isinstance(source, TokensWithoutIds) else {"ids_BT": source.ids_BT}
+        for name, column in {**ids, "valid_BT": source.valid_BT, **source.columns}.items():
             output[_SOURCE + name] = column

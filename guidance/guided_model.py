@@ -17,7 +17,7 @@ from guidance.mechanisms.random_mask import PROPORTIONS
 from guidance.models.added_heads import added_sites
 from guidance.models.families import find_sites
 from guidance.patterns.features import TABLES, Cooccurrence, Vocabulary
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.site_plans import SitePlan, plan_sites
 from guidance.sites import EXTRA, Site
 
@@ -252,16 +252,28 @@ class GuidedModel:
 
     # what is missing
 
-    def vocabulary_of(self, guide: Guide) -> Vocabulary | None:
-        """The vocabulary of the tokens that a guide's pattern reads: in cross-attention, those of the encoder."""
-        own = guide.stack == "decoder" and guide.attention == "self"
-        return self.decoder_vocabulary if own else self.vocabulary
-
     def needs(self, *, training: bool = True) -> dict[str, str]:
         """The features that each batch has to bring, by name, each with the label of a guide that reads it.
 
-        What a tokenizer tells of the ids is not among them.  Features of a decoder's tokens have ``decoder_`` before their
-        name, as `Handle.guide` takes them.
+        What a tokenizer tells of the ids is not among them.
+
+        Args:
+            training: whether guides that only add a loss count.
+        """
+        found = self.reads(training=training)
+        return {name: label for name, label in found.items() if name not in self.known_from_ids}
+
+    @property
+    def known_from_ids(self) -> list[str]:
+        """The features that a tokenizer tells of the ids."""
+        vocabularies = {"": self.vocabulary, "decoder_": self.decoder_vocabulary}
+        return [prefix + name for prefix, found in vocabularies.items() if found for name in Vocabulary.FEATURES]
+
+    def reads(self, *, training: bool = True) -> dict[str, str]:
+        """The features that the plan reads, by name, each with the label of a guide that reads it.
+
+        Those of a decoder's tokens have ``decoder_`` before their name, as `Handle.guide` takes them; cross-attention reads
+        tokens of the encoder.
 
         Args:
             training: whether guides that only add a loss count.
@@ -271,13 +283,11 @@ class GuidedModel:
             guide = self.plan.guides[number]
             if not training and (guide.is_loss or number in self.over):
                 continue
-            known = Vocabulary.FEATURES if self.vocabulary_of(guide) else ()
             reads_targets = (guide.stack, guide.attention) == ("decoder", "self") and self.stack_of_inputs != "decoder"
             prefix = "decoder_" if reads_targets else ""
             pattern = guide.bound_pattern.needs if guide.bound_pattern else ()
             for name in (*pattern, *guide.bound_mechanism.needs):
-                if name not in known:
-                    found.setdefault(prefix + name, self.plan.labels[number])
+                found.setdefault(prefix + name, self.plan.labels[number])
         return found
 
     def missing(

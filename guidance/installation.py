@@ -26,7 +26,7 @@ from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
 from guidance.models.methods import drop_marker, replace_forward, replace_methods
-from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, Vocabulary, is_feature
+from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, TokensWithoutIds, Vocabulary, is_feature
 from guidance.patterns.predicates import Pairs, Predicate
 from guidance.patterns.scope import AttentionScope
 from guidance.plan import Plan
@@ -78,14 +78,15 @@ class Handle(GuidedModel):
             decoder_input_ids, decoder_attention_mask: the same for a decoder whose heads are guided.
             step: optimizer steps so far, for masks that follow a schedule.
             columns: further token features, each (B, T); for the decoder with ``decoder_`` before their name.  Other inputs
-                of the model, such as ``token_type_ids`` and ``labels``, may be among them and are left alone.
+                of the model, such as ``token_type_ids`` and ``labels``, may be among them and are left alone.  A plan that
+                reads no ids takes ``inputs_embeds`` in place of them.
 
         Raises:
             InputError: the plan was removed; or a feature that the plan needs is not given, does not exist, or has another
                 shape or type.
         """
-        batch = dict(zip(INPUTS, (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask), strict=True))
-        return self.guide_batch({**batch, **columns}, step=step)
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask)
+        return self.guide_batch({**dict(zip(INPUTS, given, strict=False)), **columns}, step=step)
 
     def at_inference(self, **batch: Tensor) -> dict[str, BatchGuidance]:
         """The further argument of a model that is evaluated: ``guidance`` that measures no loss.
@@ -162,12 +163,11 @@ class Handle(GuidedModel):
                 )
         mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
         theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
-        ids, mask, decoder_ids, decoder_mask = map(batch.get, INPUTS)
         tokens: dict[str, Tokens] = {}
-        if ids is not None:
-            tokens[self.stack_of_inputs] = self._tokens(ids, mask, mine, self.vocabulary)
-        if decoder_ids is not None:
-            tokens["decoder"] = self._tokens(decoder_ids, decoder_mask, theirs, self.decoder_vocabulary)
+        for prefix, stack, own in (("", self.stack_of_inputs, mine), ("decoder_", "decoder", theirs)):
+            ids, embeddings = batch.get(f"{prefix}input_ids"), batch.get(f"{prefix}inputs_embeds")
+            if ids is not None or embeddings is not None:
+                tokens[stack] = self._tokens(ids, embeddings, batch.get(f"{prefix}attention_mask"), own, prefix)
         if not tokens:
             raise InputError(
                 "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
@@ -228,24 +228,36 @@ class Handle(GuidedModel):
         ]
 
     def _tokens(
-        self, ids_BT: Tensor, mask_BT: Tensor | None, columns: Mapping[str, Tensor], vocabulary: Vocabulary | None
+        self,
+        ids_BT: Tensor | None,
+        embeddings_BTD: Any,
+        mask_BT: Tensor | None,
+        columns: Mapping[str, Tensor],
+        prefix: str,
     ) -> Tokens:
-        if ids_BT.dim() not in (2, 3) or ids_BT.is_floating_point():
+        """The tokens of a stack, of which the ids or the embeddings are given."""
+        if ids_BT is not None and (ids_BT.dim() not in (2, 3) or ids_BT.is_floating_point()):
             raise InputError(
                 f"input_ids are {ids_BT.dtype} {tuple(ids_BT.shape)}, not whole numbers (B, T)",
                 hint="give the batch that the model gets",
             )
-        if ids_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
-            ids_BT, mask_BT = ids_BT.flatten(0, 1), None if mask_BT is None else mask_BT.flatten(0, 1)
-            columns = {name: column.flatten(0, 1) for name, column in columns.items()}
+        like_BT = embeddings_BTD[..., 0] if ids_BT is None else ids_BT
         if mask_BT is not None and mask_BT.dim() == 4:
             raise InputError(
                 f"the attention mask is {tuple(mask_BT.shape)}, and patterns read which tokens are padding, (B, T)",
                 hint="pass guidance=handle.guide(input_ids, padding_mask) beside a mask of your own, which must be boolean",
             )
-        valid_BT = torch.ones_like(ids_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
-        known = vocabulary.columns(ids_BT) if vocabulary else {}
-        return Tokens(ids_BT, valid_BT, {**known, **columns}, self.tables)
+        valid_BT = torch.ones_like(like_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
+        if like_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
+            like_BT, valid_BT = like_BT.flatten(0, 1), valid_BT.flatten(0, 1)
+            columns = {name: column.flatten(0, 1) for name, column in columns.items()}
+        if ids_BT is None:
+            return TokensWithoutIds(like_BT, valid_BT, columns, self.tables)
+        vocabulary = self.decoder_vocabulary if prefix else self.vocabulary
+        reads = self.reads()
+        names = [name for name in Vocabulary.FEATURES if prefix + name in reads]
+        known = vocabulary.columns(like_BT, names) if vocabulary else {}
+        return Tokens(like_BT, valid_BT, {**known, **columns}, self.tables)
 
 
 class Installation:

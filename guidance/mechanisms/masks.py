@@ -95,4 +95,4 @@ def joined(masks_BQK: Iterable[Tensor], allowed_BQK: Tensor) -> Tensor:
     keep = allowed_BQK
     for mask in masks_BQK:
         keep = keep & mask
-    return torch.where(keep.any(-1, keepdim=True), keep, allowed_BQK)
+    return keep | (allowed_BQK & ~keep.any(-1, keepdim=True))  # onnxruntime has no choice between booleans

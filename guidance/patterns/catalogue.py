@@ -121,7 +121,7 @@ def matching_token(tokens: Tokens, *, include_self: bool = True, unique: Literal
     def equal(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same, alone = ids_BT[b, q] == ids_BT[b, k], once_BT[b, q]
         repeated = same if include_self else same & (q != k)
-        return torch.where(alone, torch.ones_like(same) if unique == "all" else q == k, repeated)
+        return (repeated & ~alone) | (alone if unique == "all" else alone & (q == k))
 
     return Rule(equal, valid_BT)
 
@@ -244,7 +244,7 @@ def major_relation(
     if square:
         return Rule(lambda b, q, k: keys_BT[b, q] & keys_BT[b, k], tokens.valid_BT)
     inner_BT = tokens.column("delimiter") & ~first_BT & ~last_BT
-    return Rule(lambda b, q, k: torch.where(inner_BT[b, q], q == k, keys_BT[b, k]), tokens.valid_BT)
+    return Rule(lambda b, q, k: (keys_BT[b, k] & ~inner_BT[b, q]) | (inner_BT[b, q] & (q == k)), tokens.valid_BT)
 
 
 def noun(tokens: Tokens, *, proper: bool = True, square: bool = False, ends: bool = False) -> Predicate:

@@ -38,7 +38,18 @@ LONGEST = 500
 DEEPEST = 50
 """Brackets and operators within each other."""
 
-OWN = ("id", "place", "frequency", "length")
+
+def _frequency(tokens: Tokens) -> Tensor:
+    ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
+    return ((ids_BT[:, :, None] == ids_BT[:, None, :]) & valid_BT[:, None, :]).sum(-1)
+
+
+OWN: Mapping[str, Callable[[Tokens], Tensor]] = {
+    "id": lambda tokens: tokens.ids_BT,
+    "place": lambda tokens: tokens.valid_BT.long().cumsum(-1) - 1,
+    "frequency": _frequency,
+    "length": lambda tokens: tokens.lengths_B[:, None].expand_as(tokens.valid_BT),
+}
 """What is known of every token, besides the features."""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {"matching_token": {"unique": "self"}}
@@ -98,7 +109,8 @@ class _Parser:
         self.words = self._split()
         self.features: dict[str, None] = {}
         self.patterns: dict[str, Pattern] = {}
-        self.reads_query = self.reads_frequency = False
+        self.own: dict[str, None] = {}
+        self.reads_query = False
 
     def _split(self) -> list[tuple[str, str, int]]:
         found, at, end = [], 0, len(self.text.rstrip())
@@ -273,12 +285,12 @@ class _Parser:
         if name not in known_names:
             self._fail(f"there is no feature {name!r}{did_you_mean(name, known_names)}", place)
         self.reads_query |= side == "query"
-        self.reads_frequency |= name in ("frequency", "length")
 
         def value(values: _Values) -> Any:
             return values.columns[name][values.example, values.query if side == "query" else values.key]
 
         if name in OWN:
+            self.own[name] = None
             return _Part("number", value)
         self.features[name] = None
         kind = FEATURES[name].kind
@@ -323,7 +335,7 @@ def where(text: str) -> Pattern:
         needs=tuple(dict.fromkeys(features)),
         tables=tuple(dict.fromkeys(table for pattern in inner for table in pattern.tables)),
         same_keys=not parser.reads_query,
-        looks_ahead=parser.reads_frequency or any(pattern.looks_ahead for pattern in inner),
+        looks_ahead=bool({"frequency", "length"} & parser.own.keys()) or any(pattern.looks_ahead for pattern in inner),
     )
 
 
@@ -340,8 +352,8 @@ def condition(tokens: Tokens, text: str) -> Predicate:
 
     if parser.reads_query:
         return Rule(value, tokens.valid_BT)
-    examples = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)[:, None]
-    keys = torch.arange(tokens.ids_BT.shape[1], device=tokens.ids_BT.device)
+    (batch, length), device = tokens.valid_BT.shape, tokens.valid_BT.device
+    examples, keys = torch.arange(batch, device=device)[:, None], torch.arange(length, device=device)
     return Columns(value(examples, keys, keys), tokens.valid_BT)
 
 
@@ -358,10 +370,4 @@ def _parsed(text: str) -> tuple[_Parser, _Part]:
 
 def _columns(tokens: Tokens, parser: _Parser) -> dict[str, Tensor]:
     """The values of every token that an expression reads."""
-    ids_BT, valid_BT = tokens.ids_BT, tokens.valid_BT
-    found = {name: tokens.columns[name] for name in parser.features}
-    found |= {"id": ids_BT, "place": valid_BT.long().cumsum(-1) - 1}
-    if parser.reads_frequency:
-        equal_BTT = (ids_BT[:, :, None] == ids_BT[:, None, :]) & valid_BT[:, None, :]
-        found |= {"frequency": equal_BTT.sum(-1), "length": tokens.lengths_B[:, None].expand_as(ids_BT)}
-    return found
+    return {name: OWN[name](tokens) for name in parser.own} | {name: tokens.columns[name] for name in parser.features}

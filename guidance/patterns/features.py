@@ -6,7 +6,7 @@ Rows are queries, columns are keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +51,8 @@ _MASKS = "it is a column of the artifact that `guide build-masks` writes; for ne
 _CALLER = "the caller gives it: `handle.guide(input_ids, attention_mask, {})`"
 _OBJECTIVE = "an objective with a generator gives it in pre-training"
 
+_IDS = "pass guidance=handle.guide(input_ids, attention_mask) beside inputs_embeds"
+
 FEATURES: Registry[Feature] = Registry("feature")
 """Every feature by name."""
 
@@ -81,7 +83,10 @@ for _row in (
     FEATURES.add(_row.name, _row)
 
 
-INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+INPUTS = (
+    *("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"),
+    *("inputs_embeds", "decoder_inputs_embeds"),
+)
 """The arguments of a model that guidance is made from, apart from features."""
 
 
@@ -183,6 +188,26 @@ class Tokens:
         return self.valid_BT.sum(-1)
 
 
+class IdsNotKnown(InputError):
+    """Something reads token ids where only embeddings are given."""
+
+
+class TokensWithoutIds(Tokens):
+    """Tokens that a model reads as ``inputs_embeds``: reading their ids is refused, all else works.
+
+    In place of the ids it is given any tensor of their shape.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__delattr__(self, "ids_BT")
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "ids_BT":
+            raise AttributeError(name)
+        raise IdsNotKnown("inputs_embeds come without token ids", hint=_IDS)
+
+
 # the features that follow from a token's id
 
 _PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -208,6 +233,11 @@ class Vocabulary:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def __post_init__(self) -> None:
+        # one more entry, for ids outside the vocabulary
+        padded = {name: torch.cat([values, values.new_zeros(1)]) for name, values in self.columns_V.items()}
+        self._by_device[torch.device("cpu")] = padded
+
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
         """Read the features off a Hugging Face tokenizer."""
@@ -224,27 +254,29 @@ class Vocabulary:
                 character[token_id] = ord(text)
         return cls({"delimiter": delimiter, "character": torch.tensor(character)})
 
-    def columns(self, ids_BT: Tensor) -> dict[str, Tensor]:
-        """Every feature for a batch of ids.
+    def columns(self, ids_BT: Tensor, names: Collection[str] = FEATURES) -> dict[str, Tensor]:
+        """Features of a batch of ids, all of them by default.
 
         Raises:
-            InputError: an id is not in the vocabulary.  Only the CPU checks this; on other devices the check would make
-                the host wait, and such a token has no features instead.
+            InputError: an id is not in the vocabulary.  Only the CPU checks this, and no compiled or exported graph; on other
+                devices the check would make the host wait.  There such a token has no features instead.
         """
+        if not names:
+            return {}
         device, size = ids_BT.device, len(next(iter(self.columns_V.values())))
         outside_BT = (ids_BT < 0) | (ids_BT >= size)
-        if device.type == "cpu" and bool(outside_BT.any()):
+        if device.type == "cpu" and not torch.compiler.is_compiling() and bool(outside_BT.any()):
             raise InputError(
                 f"the tokenizer has the ids 0 to {size - 1}, the batch has {int(ids_BT[outside_BT][0])}",
                 hint="are the ids from another tokenizer?",
             )
-        if device not in self._by_device:
-            # one more entry, for ids outside the vocabulary
-            self._by_device[device] = {
-                name: torch.cat([values, values.new_zeros(1)]).to(device) for name, values in self.columns_V.items()
-            }
+        known = self._by_device.get(device)
+        if known is None:
+            known = {name: values.to(device) for name, values in self._by_device[torch.device("cpu")].items()}
+            if not torch.compiler.is_exporting():  # which works on stand-ins without values
+                self._by_device[device] = known
         indices_BT = ids_BT.masked_fill(outside_BT, size)
-        return {name: values[indices_BT] for name, values in self._by_device[device].items()}
+        return {name: known[name][indices_BT] for name in names}
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

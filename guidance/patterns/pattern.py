@@ -83,7 +83,7 @@ class Pattern:
         return call
 
     def _written_out(self, found: Any, tokens: Tokens) -> Predicate:
-        shape = (*tokens.ids_BT.shape, tokens.ids_BT.shape[1])
+        shape = (*tokens.valid_BT.shape, tokens.valid_BT.shape[1])
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise PlanError(

@@ -156,16 +156,16 @@ class Shift(Predicate):
         return slice(first, max(first, min(queries, keys - diagonal)))
 
     def _has_target(self) -> Tensor:
-        target, queries = torch.zeros_like(self.rows_BQ), self._queries
-        target[:, queries] = self.valid_BT[:, queries.start + self._diagonal : queries.stop + self._diagonal]
-        return target & self.rows_BQ
+        # without slices and without writing in place, so that graphs of it take batches of any length
+        keys = self.valid_BT.shape[1]
+        target_Q = torch.arange(self.rows_BQ.shape[1], device=self.valid_BT.device) + self._diagonal
+        is_there_BQ = self.valid_BT[:, target_Q.clamp(0, keys - 1)] & (target_Q >= 0) & (target_Q < keys)
+        return is_there_BQ & self.rows_BQ
 
     def dense(self) -> Tensor:
-        has_target, queries = self._has_target(), self._queries
-        dense = has_target.new_zeros((*has_target.shape, self.valid_BT.shape[1]))
-        if queries.start < queries.stop:
-            dense.diagonal(self._diagonal, -2, -1).copy_(has_target[:, queries])
-        return dense
+        query_Q, key_K = (torch.arange(part.shape[1], device=part.device) for part in (self.rows_BQ, self.valid_BT))
+        is_target_QK = key_K == query_Q[:, None] + self._diagonal
+        return is_target_QK & self._has_target()[:, :, None]
 
     def counts(self) -> Tensor:
         return self._has_target().float()

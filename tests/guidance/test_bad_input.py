@@ -442,13 +442,33 @@ def test_a_call_without_guidance_names_the_feature_that_the_plan_needs() -> None
     assert "guide build-masks" in str(raised.value.hint)
 
 
-def test_a_plan_that_shapes_outputs_needs_ids_unless_guidance_is_given() -> None:
-    model, handle = installed("bert", "mask")
+@pytest.mark.parametrize("pattern", ["matching_token", {"where": "key.id > 5"}, {"where": "key.frequency > 1"}])
+def test_a_plan_that_reads_ids_refuses_embeddings_by_name_unless_guidance_is_given(pattern: Any) -> None:
+    model, handle = installed("bert", Plan((Guide(pattern, "mask", heads=(0,), name="reader"),)))
     embeddings = model.get_input_embeddings()(batch()["input_ids"])
-    with pytest.raises(InputError, match="no input_ids") as raised:
+    with pytest.raises(InputError, match="guide 'reader' reads token ids") as raised:
         model(inputs_embeds=embeddings, attention_mask=batch()["attention_mask"])
     assert "handle.guide" in str(raised.value.hint)
     model(inputs_embeds=embeddings, attention_mask=batch()["attention_mask"], guidance=handle.guide(**batch()))
+
+
+def test_a_feature_of_the_vocabulary_is_given_beside_embeddings() -> None:
+    model, _ = installed("bert", Plan((Guide("delimiter", "mask", heads=(0,)),)))
+    embeddings, mask = model.get_input_embeddings()(batch()["input_ids"]), batch()["attention_mask"]
+    with pytest.raises(InputError, match="no feature 'delimiter'"):
+        model(inputs_embeds=embeddings, attention_mask=mask)
+    found = model(inputs_embeds=embeddings, attention_mask=mask, delimiter=batch()["input_ids"] == 3).logits
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
+def test_an_empty_batch_meets_what_it_meets_in_the_plain_model(shape: tuple[int, int]) -> None:
+    ids = torch.zeros(shape, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements"):
+        tiny_model("bert")(**inputs)
+    with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements"):
+        installed("bert", "mask")[0](**inputs)
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])

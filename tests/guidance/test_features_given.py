@@ -123,7 +123,4 @@ def test_probabilities_are_those_of_the_token_types_that_are_given() -> None:
 
 def test_the_tokenizer_of_words_still_gives_its_features() -> None:
     handle = guidance.install(tiny_model("bert"), PERIOD, Words())
-    assert handle.needs() == {} and handle.guide(**batch()).tokens["encoder"].columns.keys() == {
-        "delimiter",
-        "character",
-    }
+    assert handle.needs() == {} and handle.guide(**batch()).tokens["encoder"].columns.keys() == {"character"}

@@ -45,7 +45,6 @@ _OUT_OF_MEMORY = ("can't allocate memory", "Storage size calculation overflowed"
 
 COMMANDS = (
     "stages",
-    "build",
     "statistics",
     "masks",
     "train",

@@ -27,7 +27,7 @@ def register(stage: Stage[Any]) -> None:
 
     def run(session: Session, config: Any, **references: Any) -> Result | None:
         given = {role: references[take.argument or role] for role, take in stage.takes.items()}
-        result: Result | None = stage.run(config, roles=given, stdin=sys.stdin.buffer, **session.options())
+        result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **given, **session.options())
         if result is not None:
             tell_table(session, about.show(result.artifact, config))
         return result

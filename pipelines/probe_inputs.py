@@ -93,7 +93,7 @@ class Reading(Take):
     def __init__(self, help: str = "Sequences of its tokenizer, a dataset or a corpus, or a text file.") -> None:
         super().__init__(help, kinds=("sequences", "corpus"))
 
-    def open(self, reference: str, opening: Opening[Any]) -> None:
+    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
         model, folder = opening.references["model"], folder_of(opening.inputs["model"])
         found = read_data(model, folder, reference, opening.config, opening.store, opening.stack, opening.progress)
         opening.inputs |= found[0]

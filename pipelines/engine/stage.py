@@ -163,7 +163,7 @@ class Run(Work[C]):
             log.warning("%s", warning)
 
 
-def _nothing(opening: Any) -> None:
+def _nothing(*given: Any) -> None:
     """For a stage whose inputs need no more than to be opened."""
 
 
@@ -178,7 +178,7 @@ class Stage(Generic[C]):
         config: its settings.
         build: writes the artifact.
         takes: its inputs by role, in the order of the arguments of `run`.
-        check: raises an error about settings that cannot work, before any input is opened.
+        check: raises an error about settings and names of inputs that cannot work, before any input is opened.
         prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
             others, and replaces settings that follow from them.
         share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
@@ -191,7 +191,7 @@ class Stage(Generic[C]):
     config: type[C]
     build: Callable[[Run[C]], None]
     takes: Mapping[str, Take] = field(default_factory=dict)
-    check: Callable[[C], None] = _nothing
+    check: Callable[[C, Mapping[str, Any]], None] = _nothing
     prepare: Callable[[Opening[C]], None] = _nothing
     share: Callable[[Work[C]], object] | None = None
     command: Command | None = None
@@ -201,8 +201,7 @@ class Stage(Generic[C]):
         *references: Any,
         store: Store,
         stdin: BinaryIO | None = None,
-        roles: Mapping[str, Reference] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> Any:
         """Run the stage, unless the artifact that it would write exists and verifies.
 
@@ -210,7 +209,7 @@ class Stage(Generic[C]):
             references: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are
                 meant.
             stdin: what ``-`` reads.
-            roles: inputs by role, instead of by their place.
+            options: see `Options`; also inputs by role, instead of by their place.
 
         Returns:
             The `Result`; None if ``--shard`` selected a share of the work.
@@ -224,9 +223,10 @@ class Stage(Generic[C]):
         config = given.pop() if given and isinstance(given[-1], self.config) else self.config()
         if len(given) > len(self.takes):
             raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
-        named = dict(zip(self.takes, given, strict=False)) | dict(roles or {})
+        named = dict(zip(self.takes, given, strict=False))
+        named |= {role: options.pop(role) for role in self.takes if role in options}
         check_working_folder()
-        self.check(config)
+        self.check(config, named)
         with opened(self, config, named, store, stdin, options) as opening:
             return opening.stage.execute(opening, **options)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Generic
 
-from pipelines.engine.stage import C, Input, Options, Reference, Stage, take_of
+from pipelines.engine.stage import C, Input, Reference, Stage, take_of
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -37,7 +37,7 @@ class Opening(Generic[C]):
     config: C
     store: Store
     stdin: BinaryIO | None
-    options: Options
+    options: Mapping[str, Any]
     verify: bool
     stack: contextlib.ExitStack
     references: Mapping[str, Any]
@@ -50,11 +50,6 @@ class Opening(Generic[C]):
     def change(self, **settings: Any) -> None:
         """Replace settings that follow from the inputs."""
         self.config = self.config.model_copy(update=settings)
-
-    def add(self, role: str, take: Take, reference: Any) -> None:
-        """Open an input."""
-        if (found := take.open(reference, self)) is not None:
-            self.inputs[role] = found
 
     def load(self, reference: str, kind: str | None = None) -> Artifact:
         """An artifact, which is closed in the end.
@@ -92,8 +87,12 @@ class Take:
     argument: str = ""
     kinds: tuple[str, ...] = ()
 
-    def open(self, reference: Any, opening: Opening[Any]) -> Input | None:
-        """Find and check one input; None if it has added its inputs to the opening itself.
+    def add(self, role: str, reference: Any, opening: Opening[Any]) -> None:
+        """Find and check what the caller named, and add it to the inputs."""
+        opening.inputs[role] = self.open(reference, opening)
+
+    def open(self, reference: Any, opening: Opening[Any]) -> Input:
+        """Find and check one input.
 
         Args:
             reference: how the caller named it, or several if it takes many.
@@ -121,7 +120,7 @@ def opened(
     references: Mapping[str, Reference],
     store: Store,
     stdin: BinaryIO | None,
-    options: Options,
+    options: Mapping[str, Any],
 ) -> Iterator[Opening[C]]:
     """The inputs of a stage, opened and prepared.
 
@@ -135,11 +134,11 @@ def opened(
         opening = Opening(stage, config, store, stdin, options, verify, stack, references)
         for role, take in stage.takes.items():
             if reference := references.get(role):
-                opening.add(role, take, reference)
+                take.add(role, reference, opening)
             elif not take.optional:
                 raise TypeError(f"{stage.name} needs {role}: {take.help}")
         for role, field_info in type(config).model_fields.items():
             if (named := take_of(field_info)) and (reference := getattr(opening.config, role)):
-                opening.add(role, named, reference)
+                named.add(role, reference, opening)
         stage.prepare(opening)
         yield opening

@@ -47,7 +47,7 @@ def probe(
     table: Callable[[Artifact, C], Table],
     help: str,
     examples: Sequence[str],
-    check: Callable[[C], None] = lambda config: None,
+    check: Callable[[C, Mapping[str, Any]], None] = lambda config, references: None,
     prepare: Callable[[Opening[C]], None] = lambda opening: None,
 ) -> Stage[C]:
     """The stage of a probe.

@@ -7,6 +7,7 @@ from typing import Any
 
 STAGES = (
     "pipelines.stages.corpus:STAGE",
+    "pipelines.stages.dataset:STAGE",
     "pipelines.stages.folds:STAGE",
     "pipelines.stages.tokenizer:STAGE",
     "pipelines.stages.sequences:STAGE",

@@ -98,7 +98,7 @@ class Config(executor.Config):
 class Sources(Take):
     """Text: files, globs, folders, ``-`` or ``builtin:python-docs``."""
 
-    def open(self, reference: Sequence[str], opening: Opening[Config]) -> None:
+    def add(self, role: str, reference: Sequence[str], opening: Opening[Config]) -> None:
         config = opening.config
         # workers on other machines see the store, but not this machine's temporary folder
         is_remote = STDIN in reference and config.executor == "dask"
@@ -116,7 +116,7 @@ class Sources(Take):
             log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, references: Mapping[str, Any]) -> None:
     check_encoding(config.encoding)
     check_spec(_spec(config))
 

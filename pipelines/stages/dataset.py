@@ -12,15 +12,17 @@ import contextlib
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.engine.command import Command
+from pipelines.engine.stage import Files, Result, Run, Stage
+from pipelines.engine.takes import Opening, Take
 from pipelines.progress import log
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -155,24 +157,49 @@ def run(
     *,
     pairs: Mapping[str, Sequence[str]] | None = None,
     store: Store,
-    stdin: BinaryIO | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Result:
-    """Build a corpus of examples.
+    """Run the stage; for each split (train, valid, test) its files, and for parallel text those of the other side."""
+    others = {f"{split}{PAIR}": list(found) for split, found in (pairs or {}).items()}
+    given: dict[str, Any] = {**files, **others, **options}
+    result: Result = STAGE.run(config, store=store, **given)
+    return result
 
-    Args:
-        files: for each split (train, valid, test) its files, as arguments of `pipelines.text.sources.expand`.
-        pairs: for parallel text the files with the other side, in the same order.  All files are then read as plain text,
-            line by line.
 
-    Raises:
-        InputError: a file is not in its format or lacks a column (the message names file and line), or parallel files
-            have different numbers of lines.
-        MachineError: the model for sentences is not installed, or the disk is full.
-    """
-    files = {split: list(files.get(split) or ()) for split in SPLITS}
-    pairs = {split: list(given) for split in SPLITS if (given := (pairs or {}).get(split))}
-    _check_pairs(files, pairs, config)
+class Examples(Take):
+    """Files of a split: of examples, or of one side of parallel text, line by line."""
+
+    def open(self, reference: Sequence[str], opening: Opening[Config]) -> Files:
+        config, is_parallel = opening.config, any(role.endswith(PAIR) for role in opening.references)
+        documents = FORMATS.get(config.format or "")
+        found = opening.stack.enter_context(
+            expand(
+                reference,
+                any_kind=is_parallel or config.format is not None,
+                stdin=opening.stdin,
+                in_folders=documents.takes if documents else known_extension,
+            )
+        )
+        if found.builtin:
+            raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
+        return found.files(config.source, config.license)
+
+
+class TrainingExamples(Examples):
+    """Files of training examples, given as arguments."""
+
+    def add(self, role: str, reference: Sequence[str], opening: Opening[Config]) -> None:
+        super().add("train", reference, opening)
+
+
+def _check(config: Config, references: Mapping[str, Any]) -> None:
+    given = {role: list(found) for role, found in references.items() if found}
+    if "files" in given and "train" in given:
+        raise InputError(
+            "training examples are given twice: as arguments and with --train", hint="leave out one of the two"
+        )
+    splits = {"train" if role == "files" else role for role in given if not role.endswith(PAIR)}
+    _check_pairs(splits, {role.removesuffix(PAIR) for role in given if role.endswith(PAIR)}, config)
     known: Any = FORMATS.get(config.format or "") or TASK_FORMATS.get(config.format or "")
     if config.sentences is not None and known and known.has_sentences:
         log.warning(
@@ -180,41 +207,19 @@ def run(
             config.sentences,
             config.format,
         )
-    config = _resolved(config, {split for split in files if files[split]}, parallel=bool(pairs))
+    _check_splits(config, splits)
     check_encoding(config.encoding)
-    check_spec(_sentences(config))
-    with contextlib.ExitStack() as stack:
-        inputs: dict[str, stage.Input] = {}
-        any_kind = bool(pairs) or config.format is not None
-        documents = FORMATS.get(config.format or "")
-        in_folders = documents.takes if documents else known_extension
-        for role, sources in (*files.items(), *((f"{split}{PAIR}", found) for split, found in pairs.items())):
-            if not sources:
-                continue
-            found = stack.enter_context(expand(sources, any_kind=any_kind, stdin=stdin, in_folders=in_folders))
-            if found.builtin:
-                raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
-            inputs[role] = found.files(config.source, config.license)
-        for split in pairs:
-            own, other = (len(inputs[role].names) for role in (split, f"{split}{PAIR}"))  # type: ignore[attr-defined]
-            if own != other:
-                raise InputError(
-                    f"--{split} has {own} files and --{split}-pair has {other}",
-                    hint="give the same number of files, in the same order",
-                )
-        if (model := model_files(_sentences(config))) is not None:
-            inputs["parser"] = model
-        return run_stage(STAGE, config, inputs, store=store, **options)
+    check_spec(config.sentences or "rules")
 
 
-def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequence[str]], config: Config) -> None:
+def _check_pairs(splits: Collection[str], pairs: Collection[str], config: Config) -> None:
     """Raise InputError if a split of parallel text lacks one side, or a setting applies only to tables."""
     if not pairs:
         return
-    for split, found in files.items():
-        if bool(found) != (split in pairs):
+    for split in SPLITS:
+        if (split in splits) != (split in pairs):
             sides = (f"--{split}", f"--{split}-pair")
-            lacks, has = sides[::-1] if found else sides
+            lacks, has = sides[::-1] if split in splits else sides
             raise InputError(f"{has} needs {lacks}", hint="parallel text has two files for every split")
     for name in ("format", "pair_column", "label_column", "id_column"):
         if getattr(config, name) is not None:
@@ -222,13 +227,8 @@ def _check_pairs(files: Mapping[str, Sequence[str]], pairs: Mapping[str, Sequenc
             raise InputError(f"--{flag} is for tables, but parallel files are plain text", hint=f"leave out --{flag}")
 
 
-def _sentences(config: Config) -> str:
-    assert config.sentences is not None, "set by _resolved"
-    return config.sentences
-
-
-def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
-    """The configuration with the defaults of ``valid_fraction`` and ``sentences`` filled in."""
+def _check_splits(config: Config, given: Collection[str]) -> None:
+    """Raise InputError if there are no files, or a split has both files and a fraction."""
     if not given:
         raise InputError(
             "no files were given", hint="guide build-dataset FILE, or --train FILE --valid FILE --test FILE"
@@ -241,16 +241,40 @@ def _resolved(config: Config, given: set[str], *, parallel: bool) -> Config:
             )
         if fraction and "train" not in given:
             raise InputError(f"--{split}-fraction splits off training examples, but there are none")
-    defaults: dict[str, Any] = {}
+
+
+def _prepare(opening: Opening[Config]) -> None:
+    """Fill in the defaults that depend on the files, and check that parallel files belong together."""
+    inputs, config = opening.inputs, opening.config
+    pairs = [split for split in SPLITS if f"{split}{PAIR}" in inputs]
     if config.valid_fraction is None:
-        defaults["valid_fraction"] = 0.05 if "train" in given and "valid" not in given else 0.0
+        opening.change(valid_fraction=0.05 if "train" in inputs and "valid" not in inputs else 0.0)
     if config.sentences is None:
-        defaults["sentences"] = "line" if parallel else "rules"
-    return config.model_copy(update=defaults)
+        opening.change(sentences="line" if pairs else "rules")
+    for split in pairs:
+        own, other = (len(inputs[role].names) for role in (split, f"{split}{PAIR}"))
+        if own != other:
+            raise InputError(
+                f"--{split} has {own} files and --{split}-pair has {other}",
+                hint="give the same number of files, in the same order",
+            )
+    if (model := model_files(_sentences(opening.config))) is not None:
+        inputs["parser"] = model
 
 
-def build(run: Run) -> None:
-    """Build the artifact; see `run`."""
+def _sentences(config: Config) -> str:
+    assert config.sentences is not None, "set by _resolved"
+    return config.sentences
+
+
+def build(run: Run[Config]) -> None:
+    """Build a corpus of examples.
+
+    Raises:
+        InputError: a file is not in its format or lacks a column (the message names file and line), or parallel files
+            have different numbers of lines.
+        MachineError: the model for sentences is not installed, or the disk is full.
+    """
     config: Config = run.config
     first = next(run.inputs[split].names[0] for split in SPLITS if split in run.inputs)
     documents = find_format(config.format, _columns(config), first)
@@ -302,7 +326,7 @@ def _columns(config: Config) -> Columns:
     return Columns(**{field.name: getattr(config, field.name) for field in fields(Columns)})
 
 
-def _build_documents(run: Run, layout: Format) -> None:
+def _build_documents(run: Run[Config], layout: Format) -> None:
     """Build the artifact of documents with summaries or sections."""
     config: Config = run.config
     notes = Notes()
@@ -372,7 +396,7 @@ def _digest(document: Document) -> bytes:
     return text_digest(block.text for block in document.blocks)
 
 
-def _count_shared_texts(run: Run, texts: Mapping[str, Sequence[bytes]]) -> None:
+def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) -> None:
     """Count and tell how many examples of valid and test have the text of a training example."""
     known = set(texts["train"])
     for split in ("valid", "test"):
@@ -440,4 +464,50 @@ def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -
     return Block(found[0].text, record.number, found[0].sentences) if found else None
 
 
-STAGE = Stage("build-dataset", "corpus", 3, Config, build)
+def _side(split: str) -> Examples:
+    help = "Translations of --train, line by line (repeatable, in the same order)."
+    return Examples(
+        help if split == "train" else f"Translations of --{split}, likewise.", optional=True, many=True, option=True
+    )
+
+
+STAGE = Stage(
+    "build-dataset",
+    "corpus",
+    3,
+    Config,
+    build,
+    takes={
+        "files": TrainingExamples(
+            "Files of training examples; --valid-fraction and --test-fraction hold some of them out.",
+            optional=True,
+            many=True,
+        ),
+        "train": Examples("File of training examples (repeatable).", optional=True, many=True, option=True),
+        "valid": Examples("File of validation examples (repeatable).", optional=True, many=True, option=True),
+        "test": Examples("File of test examples (repeatable).", optional=True, many=True, option=True),
+        **{f"{split}{PAIR}": _side(split) for split in SPLITS},
+    },
+    check=_check,
+    prepare=_prepare,
+    command=Command(
+        "build-dataset",
+        """Read the labelled examples of a task, each with one or two texts and perhaps a label; or parallel text.
+
+        Documents with summaries or topic segments are examples too.  The result is a corpus, which every command for a corpus
+        accepts.  Each example is a document.
+        """,
+        examples=(
+            "guide build-dataset reviews.csv --text-column review --label-column stars --name reviews",
+            "guide build-dataset --train train.tsv --valid dev.tsv --test test.tsv --text-column sentence1 --pair-column sentence2",
+            "guide build-dataset --train in_domain_train.tsv --no-header --text-column 4 --label-column 2",
+            "guide build-dataset rt-polarity.all --format label-text --encoding latin-1 --test-fraction 0.1",
+            "guide build-dataset --train train.de.gz --train-pair train.en.gz --valid val.de --valid-pair val.en",
+            "guide build-dataset papers.jsonl --summary-column summary --test-fraction 0.2",
+            "guide build-dataset texts/ --format choi --test-fraction 0.2 --drop-shared --name topics",
+        ),
+        next=lambda made, _: (
+            "guide finetune {}" if made.counts.get("labels") or made.counts.get("shape") else "guide build-tokenizer {}"
+        ),
+    ),
+)

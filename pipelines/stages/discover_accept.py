@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -53,7 +53,7 @@ class Config(stage.Config):
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 
-def _check_heads(config: Config) -> None:
+def _check_heads(config: Config, references: Mapping[str, Any]) -> None:
     """Raises InputError if a head is not written as LAYER-HEAD=PATTERN."""
     for text in config.heads:
         head_of(text)

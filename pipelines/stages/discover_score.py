@@ -9,6 +9,7 @@ Source: Li et al. 2022, section 3.1; `guidance.probes.discovery`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -46,7 +47,7 @@ class Config(SequencesConfig):
     )
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, references: Mapping[str, Any]) -> None:
     """Raises InputError if there is no such pattern."""
     from pipelines.probing.patterns import read_written
 

@@ -118,7 +118,7 @@ def paradigm_schema() -> Any:
     )
 
 
-def check(config: Config) -> None:
+def check(config: Config, references: Mapping[str, Any]) -> None:
     """Raises InputError if ``off`` names no head."""
     for text in config.off:
         head_of(text)

@@ -10,6 +10,7 @@ Source: Li et al. 2022, equation 1 and section 3.1; `guidance.probes.relevance`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -66,7 +67,7 @@ def pattern_schema() -> Any:
     )
 
 
-def check(config: Config) -> None:
+def check(config: Config, references: Mapping[str, Any]) -> None:
     """Raises InputError if there is no such pattern."""
     from pipelines.probing.patterns import read_written
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -66,7 +66,7 @@ def special_tokens(kind: str) -> dict[str, str]:
     return BERT_TOKENS if kind in ("wordpiece", "word") else ROBERTA_TOKENS
 
 
-def check_size(config: Config) -> None:
+def check_size(config: Config, references: Mapping[str, Any]) -> None:
     """Raise InputError if special tokens and bytes fill the whole vocabulary."""
     least = len(special_tokens(config.kind)) + (BYTES if config.kind == "byte-bpe" else 0)
     if config.vocab_size <= least:

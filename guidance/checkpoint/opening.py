@@ -123,6 +123,8 @@ def _first_line(error: Exception) -> str:
 def _read_configuration(folder: Path) -> tuple[Any, Mapping[str, Any]]:
     """The configuration of a model folder, and the raw content of its file."""
     try:
+        if (folder / CONFIG_FILE).is_fifo():  # reading it would wait for ever
+            raise OSError("a pipe")
         data = (folder / CONFIG_FILE).read_bytes()
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error

@@ -254,7 +254,8 @@ def test_half_open_connections_do_not_lock_anybody_out(page: Page) -> None:
     held = half_open(page, MOST_WAITING + 30)
     assert ask(page, "/api/overview")[0] == 200
     held[0].settimeout(5)
-    assert held[0].recv(1) == b"", "the oldest is closed"
+    with contextlib.suppress(ConnectionResetError):  # what it has sent was not read
+        assert held[0].recv(1) == b"", "the oldest is closed"
     for connection in held:
         connection.close()
 

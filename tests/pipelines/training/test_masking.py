@@ -190,7 +190,7 @@ def test_a_scheduled_mask_follows_an_adversarial_run_step_by_step(store: Store, 
         f"{first.reference} ends at step 6: later steps use its masking proportions of that step"
         in second.manifest["warnings"]
     )
-    assert not first.manifest["warnings"]
+    assert not any("masking" in warning for warning in first.manifest["warnings"])
 
 
 def adversarial_run(store: Store, columns: Mapping[str, Sequence[float | None]]) -> Artifact:

@@ -36,7 +36,7 @@ def _name_of(kind: str, artifact: Artifact, store: Store) -> str | None:
     inputs = artifact.manifest.get("inputs", {})
     if kind in inputs:
         recipe = str(inputs[kind].get("recipe", ""))
-        return named(store, kind, recipe) if recipe and store.folder(kind, recipe).exists() else None
+        return store.name_of(kind, recipe) if recipe and store.folder(kind, recipe).exists() else None
     origin = "sequences" if kind == "model" else "corpus"
     content = inputs.get(origin, {}).get("content")
 
@@ -53,11 +53,5 @@ def newest(kind: str, store: Store, fits: Callable[[Artifact], bool] = lambda ar
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[:LOOKED_AT]:
         with contextlib.suppress(InputError), Artifact(folder) as artifact:
             if fits(artifact):
-                return named(store, kind, artifact.recipe)
+                return store.name_of(kind, artifact.recipe)
     return None
-
-
-def named(store: Store, kind: str, recipe: str) -> str:
-    """The newest name of an artifact, or else its id."""
-    names = [name for name in store.names() if (name.kind, name.recipe) == (kind, recipe)]
-    return str(names[-1]) if names else f"{kind}/{store.folder(kind, recipe).name}"

@@ -27,6 +27,7 @@ def register(stage: Stage[Any]) -> None:
 
     def run(session: Session, config: Any, **references: Any) -> Result | None:
         given = {role: references[take.argument or role] for role, take in stage.takes.items()}
+        given |= {name: references[name] for name in stage.options}
         result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **given, **session.options())
         if result is not None:
             tell_table(session, about.show(result.artifact, config))
@@ -34,6 +35,10 @@ def register(stage: Stage[Any]) -> None:
 
     run.__doc__ = about.help
     own = [parameter(take.argument or role, take) for role, take in stage.takes.items()]
+    own += [
+        typer_parameter(name, list[str] | None if option.many else str | None, typer.Option(help=option.help), None)
+        for name, option in stage.options.items()
+    ]
     topics = {title: tuple(names) for title, names in about.topics.items()}
     decorate = stage_command(
         about.name,

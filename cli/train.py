@@ -2,184 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from cli.next_commands import named
 from cli.options import Session, stage_command
 from cli.tables import folded
 from cli.usual_names import usual
-from guidance.errors import InputError
 from pipelines import quickstart
 from pipelines.engine.stage import Result
-from pipelines.stages import finetune, pretrain, search
+from pipelines.stages import finetune, search
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.adversarial import AdversarialConfig
-from pipelines.training.objectives import OBJECTIVES, OWNERS
-from pipelines.training.run_inputs import is_guided
-from pipelines.training.tasks import OWNERS as TASK_OWNERS
-from pipelines.training.tasks import TASKS
-
-TOPICS: dict[str, tuple[str, ...]] = {
-    "Most used": ("plan", "steps", "name", "architecture", "size", "learning_rate", "batch_size", "seed"),
-    "What is learned": ("objective", *OWNERS),
-    "Model": ("init", "architecture", "size", "layers", "hidden", "heads", "ffn", "dropout", "attention_dropout"),
-    "Guidance": ("plan", "masks", "cooccur", "totals", "masking", "scores"),
-    "Batches": ("steps", "epochs", "batch_size", "batch_tokens", "bucket", "sampling", "seed"),
-    "Optimizer": (
-        "learning_rate",
-        "schedule",
-        "warmup_steps",
-        "weight_decay",
-        "beta1",
-        "beta2",
-        "epsilon",
-        "clip",
-    ),
-    "Validation and checkpoints": (
-        "evaluate_every",
-        "valid_sequences",
-        "snapshots",
-        "save_every",
-        "max_time",
-        "resume",
-        "allow_change",
-        "report_to",
-    ),
-    "Machine": ("device", "precision", "micro_batches", "gradient_checkpointing", "compile"),
-}
-
-
-def _describe_needs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Put what each objective and task needs into the help of a command."""
-    needs = "  ".join(objective.needs for objective in OBJECTIVES.values())
-    tasks = "  ".join(task.needs for task in TASKS.values() if task.needs)
-    command.__doc__ = (command.__doc__ or "").replace("{objectives}", needs).replace("{tasks}", tasks)
-    return command
-
-
-def after_pretrain(made: Artifact, store: Store) -> tuple[str, ...]:
-    """The commands to suggest after `pretrain`: see how good the model is, or how much better than a plain one."""
-    settings = made.manifest["config"]
-    evaluate = ("guide evaluate {} {sequences}",) if settings["objective"] == "translation" else ()
-    compare = ("guide compare {model} {}",) if is_guided(made.manifest) else ()
-    return (*evaluate, *compare, "guide show {}")
-
-
-@stage_command(
-    "pretrain",
-    pretrain.Config,
-    group="Train",
-    topics=TOPICS,
-    examples=[
-        *(example for objective in OBJECTIVES.values() for example in objective.examples),
-        "for s in 0 1 2; do guide pretrain wiki-128 --architecture bert --seed $s --name plain-$s; done",
-        "guide pretrain wiki-128 news-128 --sampling 0.8 --sampling 0.2 --plan my-plan.toml",
-        "guide pretrain wiki-128 --layers 8 --hidden 128 --heads 4 --learning-rate 1e-3 --schedule constant",
-        "torchrun --nproc-per-node 2 --no-python guide pretrain wiki-128 --plan preset:neighbours",
-        "guide pretrain wiki-128 --steps 9000 --resume model/1f0c --allow-change steps",
-    ],
-    next_command=after_pretrain,
-)
-@_describe_needs
-def pretrain_command(
-    session: Session,
-    config: pretrain.Config,
-    sequences: Annotated[
-        list[str], typer.Argument(help="Sequences: a name, name@n, an id, or a path; one or more.", show_default=False)
-    ],
-    resume: Annotated[
-        str | None, typer.Option(help="The unfinished run to continue, model/ID; a setting that differs is an error.")
-    ] = None,
-    allow_change: Annotated[
-        list[str] | None, typer.Option(help="A setting that may differ from that of --resume (repeatable).")
-    ] = None,
-) -> Result | None:
-    """Pre-train a model, with or without guided heads.
-
-    {objectives}
-
-    A plan may need more inputs: preset:roles needs what `guide build-masks` makes of the same sequences; preset:mcmisp (for
-    electra) and preset:mcmisp-bert (for mlm) need what `guide build-cooccur` counts.  With --init, make the sequences with
-    that model's tokenizer: `guide build-sequences` takes the model folder.  Missing inputs are reported before training
-    starts.  `guide plan show` lists all presets; `guide plan new` writes a plan to edit.
-
-    Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
-    """
-    return pretrain.run(sequences, config, resume=resume, allow_change=allow_change or (), **session.options())
-
-
-FINETUNE_TOPICS = {
-    **TOPICS,
-    "Most used": ("init", "plan", "epochs", "name", "task", "learning_rate", "batch_size", "seed"),
-    "What is learned": ("task", "select", *TASK_OWNERS),
-    "Model": (*TOPICS["Model"], "vectors", "embeddings_from", "tokenizer", "max_length"),
-    "Guidance": (*TOPICS["Guidance"], "parser"),
-    "Adversarial training": tuple(AdversarialConfig.model_fields),
-    "Batches": ("epochs", "steps", *TOPICS["Batches"][2:]),
-    "Optimizer": (*TOPICS["Optimizer"][:3], "warmup_fraction", *TOPICS["Optimizer"][3:]),
-    "Validation and checkpoints": ("evaluate_every", "patience", *TOPICS["Validation and checkpoints"][1:]),
-}
-
-
-def after_finetune(made: Artifact, store: Store) -> tuple[str, ...]:
-    """The commands to suggest after `finetune`: measure the model on the test split, if there is one."""
-    dataset = next((other for other in _datasets_of(made, store)), None)
-    return (f"guide evaluate {{}} {dataset}",) if dataset else ("guide show {}",)
-
-
-def _datasets_of(made: Artifact, store: Store) -> Iterator[str]:
-    with contextlib.suppress(InputError):
-        with store.load_input(made, "sequences", verify=False) as data:
-            if "test.parquet" in data.files:
-                known = data.manifest["inputs"]["corpus"]
-                yield named(store, "corpus", known["recipe"])
-
-
-@stage_command(
-    "finetune",
-    finetune.Config,
-    group="Train",
-    topics=FINETUNE_TOPICS,
-    examples=[
-        *(example for task in TASKS.values() for example in task.examples),
-        "for s in 0 1 2; do guide finetune reviews --init my-model --seed $s --name reviews-$s; done",
-    ],
-    next_command=after_finetune,
-)
-@_describe_needs
-def finetune_command(
-    session: Session,
-    config: finetune.Config,
-    data: Annotated[
-        str,
-        typer.Argument(
-            help="A dataset, or sequences that were made of it with the model's tokenizer.", show_default=False
-        ),
-    ],
-    resume: Annotated[
-        str | None, typer.Option(help="The unfinished run to continue, model/ID; a setting that differs is an error.")
-    ] = None,
-    allow_change: Annotated[
-        list[str] | None, typer.Option(help="A setting that may differ from that of --resume (repeatable).")
-    ] = None,
-) -> Result | None:
-    """Fine-tune a model on the labelled examples of a task, with or without guided heads.
-
-    The dataset comes from `guide build-dataset`.  The task follows from it; --task chooses another.  --init takes a model of
-    `guide pretrain` or any local Hugging Face folder; without it a new model is trained.  Sequences, and the masks that the
-    plan needs, are made on the way, as artifacts of their own.
-
-    {tasks}
-
-    Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
-    """
-    return finetune.run(data, config, resume=resume, allow_change=allow_change or (), **session.options())
-
+from pipelines.training.topics import FINETUNE_TOPICS
 
 SEARCH_TOPICS = {
     "Search": ("grid", "seeds", "folds", "fold_seed", "weights", "shard"),

@@ -25,8 +25,9 @@ class Corpus(Stored):
 class Sequences(Stored):
     """Sequences of token ids."""
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__("sequences", f"Sequences: {REFERENCE}.", **more)
+    def __init__(self, how_many: str = "", **more: Any) -> None:
+        number = f"; {how_many}" if how_many else ""
+        super().__init__("sequences", f"Sequences: {REFERENCE}{number}.", **more)
 
 
 class Dataset(Stored):

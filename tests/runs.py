@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.engine.takes import roles
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.training.plan_inputs import roles
 
 _numbers = itertools.count()
 

@@ -163,6 +163,19 @@ class Run(Work[C]):
             log.warning("%s", warning)
 
 
+@dataclass(frozen=True)
+class Option:
+    """A keyword argument of a stage that is neither an input nor a setting.
+
+    Attributes:
+        help: what it says, for the help page.
+        many: whether it may be given several times.
+    """
+
+    help: str
+    many: bool = False
+
+
 def _nothing(*given: Any) -> None:
     """For a stage whose inputs need no more than to be opened."""
 
@@ -182,6 +195,7 @@ class Stage(Generic[C]):
         prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
             others, and replaces settings that follow from them.
         share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
+        options: further keyword arguments of `run`, each with what it says; they are neither inputs nor settings.
         command: how people call it; None for a stage that other stages run.
     """
 
@@ -194,6 +208,7 @@ class Stage(Generic[C]):
     check: Callable[[C, Mapping[str, Any]], None] = _nothing
     prepare: Callable[[Opening[C]], None] = _nothing
     share: Callable[[Work[C]], object] | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
     command: Command | None = None
 
     def run(
@@ -225,9 +240,10 @@ class Stage(Generic[C]):
             raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
         named = dict(zip(self.takes, given, strict=False))
         named |= {role: options.pop(role) for role in self.takes if role in options}
+        own = {name: options.pop(name) for name in self.options if name in options}
         check_working_folder()
         self.check(config, named)
-        with opened(self, config, named, store, stdin, options) as opening:
+        with opened(self, config, named, store, stdin, options, own) as opening:
             return opening.stage.execute(opening, **options)
 
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Any:

@@ -29,7 +29,7 @@ class Opening(Generic[C]):
         references: how the caller named the inputs, by role.
         inputs: the inputs so far, by role.
         stdin: what ``-`` reads.
-        options: those of the run.
+        options: those of every run; own: those that the stage declares.
         verify: whether whole files are checked when they are opened.  A share of the work reads only a part of them.
     """
 
@@ -38,6 +38,7 @@ class Opening(Generic[C]):
     store: Store
     stdin: BinaryIO | None
     options: Mapping[str, Any]
+    own: Mapping[str, Any]
     verify: bool
     stack: contextlib.ExitStack
     references: Mapping[str, Any]
@@ -103,11 +104,21 @@ class Take:
         raise NotImplementedError
 
 
+def roles(name: str, number: int) -> list[str]:
+    """The roles of several inputs of one kind, in their order: ``sequences``, ``sequences-2``, …"""
+    return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
+
+
 class Stored(Take):
-    """An artifact of one kind."""
+    """An artifact of one kind, or several."""
 
     def __init__(self, kind: str, help: str, **more: Any) -> None:
         super().__init__(help, kinds=(kind,), **more)
+
+    def add(self, role: str, reference: Any, opening: Opening[Any]) -> None:
+        references = [reference] if isinstance(reference, str) else reference
+        for name, each in zip(roles(role, len(references)), references, strict=True):
+            opening.inputs[name] = self.open(each, opening)
 
     def open(self, reference: str, opening: Opening[Any]) -> Artifact:
         return opening.load(reference, kind=self.kinds[0])
@@ -121,6 +132,7 @@ def opened(
     store: Store,
     stdin: BinaryIO | None,
     options: Mapping[str, Any],
+    own: Mapping[str, Any],
 ) -> Iterator[Opening[C]]:
     """The inputs of a stage, opened and prepared.
 
@@ -131,7 +143,7 @@ def opened(
         raise TypeError(f"{stage.name} does not take {min(unknown)}, but {', '.join(stage.takes) or 'nothing'}")
     with contextlib.ExitStack() as stack:
         verify = not getattr(config, "shard", None)
-        opening = Opening(stage, config, store, stdin, options, verify, stack, references)
+        opening = Opening(stage, config, store, stdin, options, own, verify, stack, references)
         for role, take in stage.takes.items():
             if reference := references.get(role):
                 take.add(role, reference, opening)

@@ -15,6 +15,8 @@ STAGES = (
     "pipelines.stages.dependencies:STAGE",
     "pipelines.stages.cooccurrence:STAGE",
     "pipelines.stages.masks:STAGE",
+    "pipelines.stages.pretrain:STAGE",
+    "pipelines.stages.finetune:STAGE",
     "pipelines.stages.probe_coreference:STAGE",
     "pipelines.stages.probe_dependencies:STAGE",
     "pipelines.stages.probe_reflexives:STAGE",

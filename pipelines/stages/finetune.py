@@ -6,16 +6,17 @@ artifacts of their own.  Writes model@1; see `pipelines.training.run`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError, PlanError
 from pipelines import task_inputs
-from pipelines.engine.stage import Options, Result, Stage, check_working_folder, knob
+from pipelines.engine.command import Command
+from pipelines.engine.stage import knob
+from pipelines.engine.takes import Opening, Take
 from pipelines.progress import log
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
@@ -28,8 +29,9 @@ from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import model_input
 from pipelines.training.plans import load_plan, name_of
 from pipelines.training.rows import check_settings
-from pipelines.training.run import build, check_resume, run_training
+from pipelines.training.run import RUN_OPTIONS, Training, add_inputs, build
 from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
+from pipelines.training.topics import FINETUNE_TOPICS
 
 AnyConfig = TypeVar("AnyConfig", bound="Config")
 
@@ -133,60 +135,55 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         }
 
 
-def run(
-    data: str,
-    config: Config,
-    *,
-    store: Store,
-    resume: str | None = None,
-    allow_change: Sequence[str] = (),
-    **options: Unpack[Options],
-) -> Result | None:
-    """Fine-tune a model; see `pipelines.training.run.run_training`.
+class TaskData(Take):
+    """A dataset, or its sequences; both are added, as ``dataset`` and ``sequences``."""
 
-    Args:
-        data: reference of a dataset, or of sequences that were made of it with the model's tokenizer.
+    def __init__(self) -> None:
+        super().__init__(
+            "A dataset, or sequences that were made of it with the model's tokenizer.", kinds=("sequences", "corpus")
+        )
+
+    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
+        dataset, sequences = task_inputs.open_data(reference, opening.store, opening.stack)
+        opening.inputs |= {"dataset": dataset} | ({"sequences": sequences} if sequences else {})
+
+
+def _prepare(opening: Opening[Config]) -> None:
+    """Make what is missing: sequences, and the masks that the plan needs.
 
     Raises:
         InputError: no task learns from this dataset.
         PlanError: the plan reads syntax, and there is neither a parser nor masks.
     """
-    check_working_folder()
-    check_resume(resume, options)
-    store.find(data)
-    progress = options.get("progress")
-    with ExitStack() as opened:
-        dataset, sequences = task_inputs.open_data(data, store, opened)
-        task = task_for(config.task, dataset.counts, dataset.reference)
-        config = resolved(config, task)
-        if config.plan and config.architecture in HEADLESS and not config.init:
-            raise PlanError(
-                f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"
-            )
-        task.family(config.architecture)
-        if config.vectors and not config.hidden:
-            from pipelines.training.embeddings import vector_width
-
-            config = config.model_copy(update={"hidden": vector_width(Path(config.vectors))})
-        plan = load_plan(config, task, store)
-        if config.adversarial != "none" and any(guide.enabled and guide.makes("attack") for guide in plan.guides):
-            raise PlanError(
-                f"{name_of(config)}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
-            )
-        if not config.masks:
-            task_inputs.check_parser(plan, name_of(config), config.parser)
-        if sequences is None:
-            tokenizer = _tokenizer(config, dataset, store, progress)
-            length = (
-                task_inputs.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
-            )
-            sequences = opened.enter_context(task_inputs.build_sequences(dataset, tokenizer, length, store, progress))
-        if not config.masks:
-            made = task_inputs.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
-            config = config.model_copy(update={"masks": made})
-        return run_training(
-            STAGE, config, [sequences], plan, store=store, resume=resume, allow_change=allow_change, **options
+    store, progress, dataset = opening.store, opening.progress, opening.inputs.pop("dataset")
+    task = task_for(opening.config.task, dataset.counts, dataset.reference)
+    config = opening.config = resolved(opening.config, task)
+    if config.plan and config.architecture in HEADLESS and not config.init:
+        raise PlanError(
+            f"--architecture {config.architecture} has no attention heads to guide", hint="leave --plan out"
         )
+    task.family(config.architecture)
+    if config.vectors and not config.hidden:
+        from pipelines.training.embeddings import vector_width
+
+        opening.change(hidden=vector_width(Path(config.vectors)))
+    plan = load_plan(config, task, store)
+    if config.adversarial != "none" and any(guide.enabled and guide.makes("attack") for guide in plan.guides):
+        raise PlanError(
+            f"{name_of(config)}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
+        )
+    if not config.masks:
+        task_inputs.check_parser(plan, name_of(config), config.parser)
+    if "sequences" not in opening.inputs:
+        tokenizer = _tokenizer(opening.config, dataset, store, progress)
+        length = task_inputs.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
+        made = task_inputs.build_sequences(dataset, tokenizer, length, store, progress)
+        opening.inputs["sequences"] = opening.stack.enter_context(made)
+    if not config.masks:
+        sequences = opening.inputs["sequences"]
+        masks = task_inputs.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
+        opening.change(masks=masks)
+    add_inputs(opening, plan)
 
 
 def resolved(config: AnyConfig, task: Task) -> AnyConfig:
@@ -222,4 +219,43 @@ def _tokenizer(config: Config, dataset: Artifact, store: Store, progress: Any) -
     return made.reference
 
 
-STAGE = Stage("finetune", "model", 1, Config, build)
+def _next(made: Artifact, store: Store) -> tuple[str, ...]:
+    """Measure the model on the test split, if there is one."""
+    with contextlib.suppress(InputError), store.load_input(made, "sequences", verify=False) as data:
+        if "test.parquet" in data.files:
+            return (f"guide evaluate {{}} {store.name_of('corpus', data.manifest['inputs']['corpus']['recipe'])}",)
+    return ("guide show {}",)
+
+
+STAGE = Training(
+    "finetune",
+    "model",
+    1,
+    Config,
+    build,
+    takes={"data": TaskData()},
+    prepare=_prepare,
+    options=RUN_OPTIONS,
+    command=Command(
+        "finetune",
+        f"""Fine-tune a model on the labelled examples of a task, with or without guided heads.
+
+        The dataset comes from `guide build-dataset`.  The task follows from it; --task chooses another.  --init takes a model of
+        `guide pretrain` or any local Hugging Face folder; without it a new model is trained.  Sequences, and the masks that the
+        plan needs, are made on the way, as artifacts of their own.
+
+        {"  ".join(task.needs for task in TASKS.values() if task.needs)}
+
+        Ctrl-C or SIGTERM finishes the current step and saves; the same command continues the run, bit for bit.
+        """,
+        examples=(
+            *(example for task in TASKS.values() for example in task.examples),
+            "for s in 0 1 2; do guide finetune reviews --init my-model --seed $s --name reviews-$s; done",
+        ),
+        next=_next,
+        group="Train",
+        topics=FINETUNE_TOPICS,
+    ),
+)
+
+run = STAGE.run

@@ -28,13 +28,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from guidance.errors import InputError
 from pipelines import task_inputs
 from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
+from pipelines.engine.takes import roles
 from pipelines.progress import log
 from pipelines.stages import evaluate, finetune, folds
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
 from pipelines.training.checkpoints import best_name
-from pipelines.training.plan_inputs import roles
 from pipelines.training.tasks import task_for
 
 if TYPE_CHECKING:

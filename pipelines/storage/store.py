@@ -157,6 +157,11 @@ class Store:
 
     # names
 
+    def name_of(self, kind: str, recipe: str) -> str:
+        """The newest name of an artifact, or else its id."""
+        names = [name for name in self.names() if (name.kind, name.recipe) == (kind, recipe)]
+        return str(names[-1]) if names else f"{kind}/{self.folder(kind, recipe).name}"
+
     def names(self) -> list[Name]:
         """All versions of all names, oldest first within a name."""
         return [version for name in _entries(self.root / "names") for version in self.versions(name)]

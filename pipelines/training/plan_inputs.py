@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from guidance.errors import InputError, PlanError
 from pipelines.engine.stage import Files
+from pipelines.engine.takes import roles
 from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
@@ -18,11 +19,6 @@ from pipelines.training.packages import family_owner, owners_of, packages_input
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-
-
-def roles(name: str, number: int) -> list[str]:
-    """The roles of several inputs of one kind, in their order: ``sequences``, ``sequences-2``, …"""
-    return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
 
 
 def inputs_of(name: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from guidance.errors import InputError, Interrupted
-from pipelines.engine.stage import Files, Options, Result, Run, Stage, recipe_of, run_stage
+from pipelines.engine.stage import C, Files, Option, Options, Result, Run, Stage, recipe_of, run_stage
+from pipelines.engine.takes import Opening
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors, remove_tree
-from pipelines.storage.store import Store
 from pipelines.training import plans, resuming
 from pipelines.training.learner import folder_of
 from pipelines.training.packages import family_owner, packages_input
-from pipelines.training.plan_inputs import check_needs, model_input, roles
+from pipelines.training.plan_inputs import check_needs, inputs_of, model_input
 from pipelines.training.processes import Announcement, follow, train
 from pipelines.training.run_inputs import PlanText, check_corpora, load_tables
 
@@ -30,38 +29,21 @@ if TYPE_CHECKING:
     from guidance.plan import Plan
 
 
-def check_resume(resume: str | None, options: Mapping[str, Any]) -> None:
-    """Raises InputError when a run shall both be continued and start again."""
-    if resume and options.get("force", False):
-        raise InputError("--resume continues a run, but --force starts again", hint="leave one of them out")
+RUN_OPTIONS = {
+    "resume": Option("The unfinished run to continue, model/ID; a setting that differs is an error."),
+    "allow_change": Option("A setting that may differ from that of --resume (repeatable).", many=True),
+}
 
 
-def run_training(
-    stage: Stage,
-    config: Any,
-    corpora: Sequence[Artifact],
-    plan: Plan,
-    *,
-    store: Store,
-    resume: str | None = None,
-    allow_change: Sequence[str] = (),
-    **options: Unpack[Options],
-) -> Result | None:
-    """Train a model.  Under ``torchrun`` every process calls this; all but the first get None.
-
-    Args:
-        corpora: sequences artifacts; the model is trained on all of them.
-        resume: the unfinished run to continue, ``model/<id>``; a setting that differs is an error.
-        allow_change: settings that may differ from those of ``resume``.
+def add_inputs(opening: Opening[Any], plan: Plan) -> None:
+    """Add what the settings of a training name, checked against its sequences.
 
     Raises:
-        InputError: a setting differs from the run to resume; or data, plan and model do not fit each other.
-        NumericalError: see `pipelines.training.loop.train`.
-        Interrupted: the run was stopped; the same call continues it.
+        InputError: data, plan and model do not fit each other.
     """
-    force = options.get("force", False)
+    config, inputs, store = opening.config, opening.inputs, opening.store
+    corpora = inputs_of("sequences", inputs)
     check_corpora(config, corpora)
-    inputs: dict[str, Any] = dict(zip(roles("sequences", len(corpora)), corpora, strict=True))
     inputs |= {"plan": PlanText(plan.dumps()), **load_tables(config, plan, corpora, store)}
     owners = set(plan.packages.values())
     check_needs(plan, plans.name_of(config), inputs)
@@ -73,30 +55,47 @@ def run_training(
     if other := getattr(config, "embeddings_from", ""):
         inputs["embeddings"] = model_input(other, store)
     inputs |= packages_input(owners)
-    begun = None
-    if resume:
-        config, begun = resuming.resumed(stage, resume, allow_change, config, inputs, store)
-    recipe = recipe_of(stage, config, inputs)
-    partial = store.partial(stage.kind, recipe)
-    if int(os.environ.get("RANK", "0")) > 0:
-        follow(config, inputs, partial)
-        return None
-    announcement = Announcement(config)
-    build_it = functools.partial(build, announcement=announcement, from_scratch=force, begun=begun)
-    try:
-        result = run_stage(replace(stage, build=build_it), config, inputs, store=store, **options)
-    except Interrupted as error:
-        if force:
-            error.hint = "the same command without --force continues it"
-        raise
-    finally:
-        announcement.send(go=False)
-    store.forget_unfinished(stage.kind, recipe)
-    return result
+
+
+@dataclass(frozen=True)
+class Training(Stage[C]):
+    """A stage that trains a model.  Under ``torchrun`` every process runs it; all but the first get None."""
+
+    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Result | None:
+        """Train.
+
+        Raises:
+            InputError: a setting differs from the run to resume.
+            NumericalError: see `pipelines.training.loop.train`.
+            Interrupted: the run was stopped; the same call continues it.
+        """
+        config, inputs, store = opening.config, opening.inputs, opening.store
+        force, resume, begun = options.get("force", False), opening.own.get("resume"), None
+        if resume and force:
+            raise InputError("--resume continues a run, but --force starts again", hint="leave one of them out")
+        if resume:
+            config, begun = resuming.resumed(self, resume, opening.own.get("allow_change") or (), config, inputs, store)
+        recipe = recipe_of(self, config, inputs)
+        partial = store.partial(self.kind, recipe)
+        if int(os.environ.get("RANK", "0")) > 0:
+            follow(config, inputs, partial)
+            return None
+        announcement = Announcement(config)
+        build_it = functools.partial(build, announcement=announcement, from_scratch=force, begun=begun)
+        try:
+            result = run_stage(replace(self, build=build_it), config, inputs, store=store, **options)
+        except Interrupted as error:
+            if force:
+                error.hint = "the same command without --force continues it"
+            raise
+        finally:
+            announcement.send(go=False)
+        store.forget_unfinished(self.kind, recipe)
+        return result
 
 
 def build(
-    run: Run,
+    run: Run[Any],
     announcement: Announcement | None = None,
     from_scratch: bool = False,
     begun: tuple[Artifact, Path] | None = None,

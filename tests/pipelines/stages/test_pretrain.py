@@ -14,7 +14,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from cli.train import TOPICS
 from guidance.checkpoint import load
 from guidance.errors import (
     GuidanceHadNoEffect,
@@ -34,6 +33,7 @@ from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training import model_folder
 from pipelines.training.objectives import OBJECTIVES, OWNERS
+from pipelines.training.topics import TOPICS
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

@@ -7,26 +7,24 @@ first objective whose ``evaluation`` is for the model measures it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines import task_inputs
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
-from pipelines.inputs import is_dataset
+from pipelines.engine.stage import Run, Stage, knob
+from pipelines.engine.takes import Opening, Take
+from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.store import Store
 from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig, evaluation_of
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Evaluation
-from pipelines.training.plan_inputs import check_needs, load_inputs, model_inputs, read_tables
+from pipelines.training.plan_inputs import check_needs, load_inputs, read_tables
 from pipelines.training.tasks import TASKS
 
 __all__ = ["STAGE", "Config", "run"]
@@ -70,44 +68,51 @@ _FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", 
 """Settings that stand in all recipes, because recipes have always had them."""
 
 
-def run(model: str, data: str, config: Config, *, store: Store, **options: Unpack[Options]) -> Result:
-    """Evaluate a model on a split of some sequences, or of a dataset.
+class Examples(Take):
+    """The examples of a task, or sequences that were made with the tokenizer of the model."""
 
-    Args:
-        model: a reference, or a model folder.
-        data: reference of sequences whose corpus is still in the store, or of a dataset; of a dataset sequences are made with
-            the tokenizer of the model, and the masks that its plan needs.
+    def __init__(self) -> None:
+        super().__init__(
+            "A dataset of its task, or sequences that were made with its tokenizer.", kinds=("sequences", "corpus")
+        )
+
+    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
+        given = opening.load(reference)
+        if given.kind == "corpus" and is_dataset(given):
+            model, folder = opening.references["model"], folder_of(opening.inputs["model"])
+            given, opening.config = task_inputs.read_by(
+                model, folder, given, opening.config, opening.store, opening.progress
+            )
+            opening.stack.enter_context(given)
+        elif given.kind != "sequences":
+            given = opening.load(reference, kind="sequences")
+        opening.inputs["sequences"] = given
+
+
+def _prepare(opening: Opening[Config]) -> None:
+    """Add what the evaluation of this model reads besides its sequences.
 
     Raises:
-        InputError: no objective can measure this model; the split is empty; or model and sequences do not fit each other.
-        NumericalError: a likelihood is not finite.
+        InputError: no objective can measure this model; or the split is empty.
     """
-    check_working_folder()
-    with contextlib.ExitStack() as stack:
-        inputs = model_inputs(model, store)
-        given = stack.enter_context(store.load(data))
-        if given.kind == "corpus" and is_dataset(given):
-            folder, progress = folder_of(inputs["model"]), options.get("progress")
-            sequences, config = task_inputs.read_by(model, folder, given, config, store, progress)
+    config, inputs, sequences = opening.config, opening.inputs, opening.inputs["sequences"]
+    evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
+    _check_settings(evaluation, config)
+    if evaluation.needs_corpus:
+        inputs["corpus"] = opening.load_input(sequences, "corpus")
+    if evaluation.task in TASKS:
+        opening.stage = replace(
+            opening.stage, version=2
+        )  # since version 2 seen examples and unknown labels are counted
+        if (trained_on := task_inputs.training_data(inputs["model"], opening.store)) is not None:
+            inputs["trained_on"] = opening.stack.enter_context(trained_on)
+    inputs |= load_inputs(config, [sequences], opening.store)
+    task_inputs.check_split(sequences, config.split)
+    if evaluation.floors and config.floors:
+        if _rows(sequences, "train"):
+            inputs["floors"] = _floors(evaluation, opening)
         else:
-            sequences = store.load(data, kind="sequences")
-        stack.enter_context(sequences)
-        evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
-        _check_settings(evaluation, config)
-        inputs["sequences"] = sequences
-        if evaluation.needs_corpus:
-            inputs["corpus"] = stack.enter_context(store.load_input(sequences, "corpus"))
-        is_task = evaluation.task in TASKS
-        if is_task and (trained_on := task_inputs.training_data(inputs["model"], store)) is not None:
-            inputs["trained_on"] = stack.enter_context(trained_on)
-        inputs |= load_inputs(config, [sequences], store)
-        task_inputs.check_split(sequences, config.split)
-        if evaluation.floors and config.floors:
-            if _rows(sequences, "train"):
-                inputs["floors"] = _floors(evaluation, config, inputs, store, options)
-            else:
-                log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
-        return run_stage(_OF_TASKS if is_task else STAGE, config, inputs, store=store, **options)
+            log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
 
 
 def _check_settings(evaluation: Evaluation, config: Any) -> None:
@@ -125,24 +130,31 @@ def _rows(data: Artifact, split: str) -> int:
     return int(data.files.get(f"{split}.parquet", {}).get("rows") or 0)
 
 
-def _floors(evaluation: Evaluation, config: Any, inputs: Mapping[str, Any], store: Store, options: Options) -> Artifact:
+def _floors(evaluation: Evaluation, opening: Opening[Config]) -> Artifact:
     """The n-gram floors of the tokens that will be predicted."""
     from pipelines.stages import floors
     from pipelines.training.learners.masked_scores import probability
 
+    config: Any = opening.config
     settings = floors.Config(
         split=config.split,
         layout=evaluation.floors,
         seed=config.mask_seed,
-        mask_probability=probability(config, inputs["model"]),
+        mask_probability=probability(config, opening.inputs["model"]),
         limit=config.limit,
     )
-    wait, progress = options.get("wait", True), options.get("progress")
-    return floors.run(inputs["sequences"].reference, settings, store=store, wait=wait, progress=progress).artifact
+    given = {name: opening.options[name] for name in ("wait", "progress") if name in opening.options}
+    made: Artifact = floors.run(opening.inputs["sequences"].reference, settings, store=opening.store, **given).artifact
+    return made
 
 
-def build(run: Run) -> None:
-    """The stage itself; see `run`."""
+def build(run: Run[Config]) -> None:
+    """Evaluate a model on a split.
+
+    Raises:
+        InputError: model and sequences do not fit each other.
+        NumericalError: a likelihood is not finite.
+    """
     from guidance.checkpoint import CONFIG_FILE, find_plan
     from guidance.plan import Plan
     from pipelines.training.opening import open_trained
@@ -173,6 +185,8 @@ def no_weights(folder: Path, weights: str) -> InputError:
     )
 
 
-STAGE = Stage("evaluate", "evaluation", 1, Config, build)
-_OF_TASKS = replace(STAGE, version=2)
-"""Since version 2 evaluations of tasks count examples that were trained on, and correlations may be undefined."""
+STAGE = Stage(
+    "evaluate", "evaluation", 1, Config, build, takes={"model": Model(), "data": Examples()}, prepare=_prepare
+)
+
+run = STAGE.run

@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import InputError
 from guidance.models.added_heads import Pal
+from guidance.patterns.catalogue import PATTERNS
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import Tokens, Vocabulary
 from guidance.plan import Plan
+from tests.guidance import pattern_oracle
 from tests.guidance.models import SEQ2SEQ, batch, pair_batch
+from tests.guidance.pattern_oracle import SPECS
 from tests.guidance.plans import EVERY, PLANS, guide, installed
 
 SHAPING = Plan(
@@ -37,6 +42,8 @@ SHAPING = Plan(
 INDIVIDUAL = ("mask", "mask, scaled", "bias", "bias, fading", "fix", "fix, boundaries", "fix, fading", "gaussian")
 OTHERS = ("off", "off, fading", "all off", "gate", "pal", "pal, attention")
 
+EXAMPLES = pattern_oracle.tokens(*pattern_oracle.EXAMPLES)
+
 Call = Callable[[Mapping[str, Tensor]], Tensor]
 
 
@@ -51,7 +58,8 @@ def _exported(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Call:
     return lambda given: program.module()(**given).logits  # type: ignore[no-any-return]
 
 
-def _in_onnx(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Call:
+def _session(model: nn.Module, inputs: dict[str, Tensor]) -> Callable[[Mapping[str, Tensor]], list[Tensor]]:
+    """The outputs of a module that is run by onnxruntime."""
     onnxruntime = pytest.importorskip("onnxruntime")
     shapes = {name: {0: "batch", 1: "length"} for name in inputs}
     with warnings.catch_warnings():
@@ -61,7 +69,13 @@ def _in_onnx(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Call:
     assert program is not None
     program.save(file)
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
-    return lambda given: torch.from_numpy(session.run(None, {n: v.numpy() for n, v in given.items()})[0])
+    names = [each.name for each in session.get_inputs()]
+    return lambda given: [*map(torch.from_numpy, session.run(None, {name: given[name].numpy() for name in names}))]
+
+
+def _in_onnx(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Call:
+    outputs = _session(model, inputs)
+    return lambda given: outputs(given)[0]
 
 
 def _check(family: str, plan: Plan | str, export: Callable[[PreTrainedModel, dict[str, Tensor]], Call]) -> None:
@@ -100,6 +114,26 @@ def test_onnxruntime_follows_a_plan_at_other_shapes(family: str) -> None:
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_onnxruntime_follows_every_plan_that_shapes_a_model(family: str, name: str) -> None:
     _check(family, name, _in_onnx)
+
+
+class _Patterns(nn.Module):
+    """Every pattern for which the ids, the mask and a tokenizer suffice, written out."""
+
+    patterns = tuple(p for p in map(read_pattern, [*PATTERNS, *SPECS]) if set(p.needs) <= set(Vocabulary.FEATURES))
+
+    def forward(self, ids: Tensor, mask: Tensor, delimiter: Tensor, character: Tensor) -> tuple[Tensor, ...]:
+        columns = {"delimiter": delimiter, "character": character}
+        tokens = Tokens(ids, mask, columns, EXAMPLES.tables)
+        return tuple(pattern.on(tokens).dense().float() for pattern in self.patterns)
+
+
+@pytest.mark.every
+def test_onnxruntime_finds_the_keys_of_every_pattern_that_ids_suffice_for() -> None:
+    inputs = {"ids": EXAMPLES.ids_BT, "mask": EXAMPLES.valid_BT, **{n: EXAMPLES.column(n) for n in Vocabulary.FEATURES}}
+    call = _session(_Patterns().eval(), inputs)
+    for given in (inputs, {name: value[:2, :5] for name, value in inputs.items()}):
+        for pattern, found, expected in zip(_Patterns.patterns, call(given), _Patterns()(**given), strict=True):
+            torch.testing.assert_close(found, expected, msg=str(pattern))
 
 
 def test_every_shaping_plan_is_exported() -> None:

@@ -14,7 +14,7 @@ T5 add for positions is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -46,7 +46,9 @@ class LogitLoss(Mechanism):
 
     def seen(self, tokens: Tokens) -> Tokens:
         """The tokens as the generator filled them in; masks and biases must not know what is under a masked token."""
-        return replace(tokens, ids_BT=tokens.column("predicted")) if "predicted" in tokens.columns else tokens
+        if "predicted" not in tokens.columns:
+            return tokens
+        return Tokens(tokens.column("predicted"), tokens.valid_BT, tokens.columns, tokens.tables)
 
     def prepare(self, inputs: PatternInputs) -> tuple[Rows, Tensor]:
         """The mis-predicted rows, and what the pattern gives to every key of theirs, (B, R, K)."""

@@ -198,14 +198,15 @@ class TokensWithoutIds(Tokens):
     In place of the ids it is given any tensor of their shape.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__delattr__(self, "ids_BT")
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "ids_BT":
-            raise AttributeError(name)
+    @property
+    def ids_BT(self) -> Tensor:
+        """Raises IdsNotKnown."""
         raise IdsNotKnown("inputs_embeds come without token ids", hint=_IDS)
+
+    def __init__(self, like_BT: Tensor, *given: Any) -> None:
+        Tokens(like_BT, *given)  # checks the shapes
+        for name, value in zip(("valid_BT", "columns", "tables"), given, strict=True):
+            object.__setattr__(self, name, value)
 
 
 # the features that follow from a token's id

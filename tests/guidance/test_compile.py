@@ -78,6 +78,14 @@ def test_several_losses_and_what_a_tokenizer_tells_are_one_graph(plan: str) -> N
 
 
 @pytest.mark.every
+def test_embeddings_are_guided_in_compiled_models_too() -> None:
+    model, _ = installed("bert", Plan((guide("mask", "window", 0),)), num_hidden_layers=1)
+    given, mask = model.get_input_embeddings()(batch()["input_ids"]), batch()["attention_mask"]
+    found = torch.compile(model, backend="eager", fullgraph=True)(inputs_embeds=given, attention_mask=mask).logits
+    torch.testing.assert_close(found, model(**batch()).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.every
 def test_added_heads_are_compiled_too() -> None:
     _check("bert", "pal", "aot_eager")
 

@@ -15,8 +15,8 @@ from cli.options import Session, stage_command
 from cli.output import escape
 from cli.tables import folded
 from pipelines.engine.command import Table
-from pipelines.engine.stage import Result, Stage
-from pipelines.engine.takes import Take
+from pipelines.engine.declaration import Stage, Take
+from pipelines.engine.stage import Result
 from pipelines.stages import STAGES
 
 

@@ -1,4 +1,4 @@
-"""Kinds of inputs that stages take, besides artifacts of one kind (`pipelines.engine.takes.Stored`)."""
+"""Kinds of inputs that stages take, besides artifacts of one kind (`pipelines.engine.declaration.Stored`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from guidance.errors import InputError
+from pipelines.engine.declaration import Opening, Stored, Take
 from pipelines.engine.stage import Files
-from pipelines.engine.takes import Opening, Stored, Take
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
 

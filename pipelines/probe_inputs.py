@@ -10,8 +10,8 @@ from pydantic import Field
 
 from pipelines import task_inputs
 from pipelines.engine import stage
+from pipelines.engine.declaration import Opening, Take
 from pipelines.engine.stage import knob
-from pipelines.engine.takes import Opening, Take
 from pipelines.inputs import Model, is_dataset, measured_patterns
 from pipelines.progress import Progress
 from pipelines.stages import corpus, sequences

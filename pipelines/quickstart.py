@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from pydantic import Field
 
 from pipelines.engine import stage
-from pipelines.engine.stage import Options, Result, Run, Stage, run_stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Options, Result, Run, run_stage
 from pipelines.progress import log
 from pipelines.stages import corpus, floors, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import Field
 
 from cli.main import exit_code
-from pipelines.engine.stage import Config, Input, Result, Run, Stage, knob, run_stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Config, Input, Result, Run, knob, run_stage
 from pipelines.storage.store import Store
 
 

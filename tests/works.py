@@ -21,8 +21,9 @@ from cli import signals
 from cli.main import exit_code
 from guidance.errors import UnknownName
 from pipelines.engine import executor
+from pipelines.engine.declaration import Stage
 from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, run_sharded, shards_of
-from pipelines.engine.stage import Result, Run, Stage, Work, knob
+from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -113,7 +114,7 @@ STAGE = Stage("build-copy", "copy", 1, Config, build, share=_map)
 def run_stage(corpus: Artifact, store: Store, **settings: Any) -> Result | None:
     """Run the stage; arguments that are not settings go to `run_sharded`."""
     options = {key: settings.pop(key) for key in list(settings) if key not in Config.model_fields}
-    return run_sharded(STAGE, Config(**settings), {"corpus": corpus}, store=store, **options)
+    return run_sharded(STAGE, _map, Config(**settings), {"corpus": corpus}, store=store, **options)
 
 
 def main(corpus: str, store: str, *settings: str) -> int:

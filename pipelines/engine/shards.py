@@ -10,7 +10,6 @@ pieces the work was done.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -24,7 +23,7 @@ from typing import Any, Protocol, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
-from pipelines.engine.stage import Options, Result, Run, Stage, Work, file_digest, recipe_of, reused, run_stage
+from pipelines.engine.stage import Buildable, Options, Result, Run, Work, file_digest, recipe_of, reused, run_stage
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import DigestWriter, machine_errors, open_parquet, remove_tree
@@ -275,6 +274,9 @@ def _merged_name(paths: Sequence[Path]) -> str:
 
 Make = Callable[[Path], None]
 
+Share = Callable[[Work[Any]], object]
+"""Processes the shards that ``--shard`` selects, and raises `ShareDone`."""
+
 
 def _partial_files(
     jobs: Sequence[tuple[str, Make]], folder: Path, config: Config, advance: Callable[[int], None] = lambda number: None
@@ -372,13 +374,22 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def run_sharded(
-    stage: Stage[Any], config: Config, inputs: Mapping[str, Any], *, store: Store, **options: Unpack[Options]
+    stage: Buildable,
+    share: Share,
+    config: Config,
+    inputs: Mapping[str, Any],
+    *,
+    store: Store,
+    **options: Unpack[Options],
 ) -> Result | None:
     """Run a stage that maps over shards.  With ``--shard i/n`` process only some of them and return None.
 
     Runs with ``--shard`` work side by side.  The run that merges waits until they have ended and processes what is then
     missing.  Inputs are verified by the run that merges; a run with ``--shard`` reads only part of them, and relies on
     page checksums.
+
+    Args:
+        share: processes the shards that ``--shard`` selects, and raises `ShareDone`.
     """
     recipe = recipe_of(stage, config, inputs)
     partial, force = store.partial(stage.kind, recipe), options.get("force", False)
@@ -386,19 +397,19 @@ def run_sharded(
         if options.get("name") or force:
             raise InputError("--shard publishes no artifact", hint="give --name and --force to the run that merges")
         work = Work(config, inputs, partial, options.get("progress") or Progress())
-        return _run_share(stage, work, recipe, store, options.get("wait", True))
+        return _run_share(stage, share, work, recipe, store, options.get("wait", True))
 
     def build(run: Run[Any]) -> None:
         if force:
             remove_tree(run.partial)
         stage.build(run)
 
-    result = run_stage(dataclasses.replace(stage, build=build), config, inputs, store=store, **options)
+    result = run_stage(stage, config, inputs, build=build, store=store, **options)
     store.forget_unfinished(stage.kind, recipe)
     return result
 
 
-def _run_share(stage: Stage[Any], work: Work[Any], recipe: str, store: Store, wait: bool) -> Result | None:
+def _run_share(stage: Buildable, share: Share, work: Work[Any], recipe: str, store: Store, wait: bool) -> Result | None:
     store.check_writable()
     lock = store.lock(stage.kind, recipe, shared=True)
     try:
@@ -415,9 +426,8 @@ def _run_share(stage: Stage[Any], work: Work[Any], recipe: str, store: Store, wa
             artifact = store.open(store.folder(stage.kind, recipe))
             artifact.verify()
             return reused(artifact)
-        assert stage.share is not None, "only stages with shards take --shard"
         with contextlib.suppress(ShareDone):
-            stage.share(work)
+            share(work)
         return None
     finally:
         lock.release()

@@ -10,10 +10,10 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,10 +24,6 @@ from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMisplaced, ArtifactMissing, digest
 from pipelines.storage.store import Store
-
-if TYPE_CHECKING:
-    from pipelines.engine.command import Command
-    from pipelines.engine.takes import Opening, Take
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
 
@@ -46,18 +42,6 @@ class Config(BaseModel):
 def knob(default: Any, description: str, **rules: Any) -> Any:
     """A field that changes how the work is done but not the result, such as the number of processes."""
     return Field(default, description=description, json_schema_extra={"knob": True}, **rules)
-
-
-def names(take: Take, default: Any = "", **rules: Any) -> Any:
-    """A field that names an input, such as an artifact: it is opened under the name of the field, unless it is empty."""
-    more: Any = {"knob": True, "take": take}
-    return Field(default, description=take.help, json_schema_extra=more, **rules)
-
-
-def take_of(info: Any) -> Take | None:
-    """What a field made by `names` names."""
-    found: Take | None = (info.json_schema_extra or {}).get("take")
-    return found
 
 
 def internal(description: str) -> Any:
@@ -136,9 +120,6 @@ def file_digest(path: Path) -> str:
 
 C = TypeVar("C", bound=Config)
 
-Reference = str | Path | Sequence[str] | None
-"""How a caller names an input: a name, an id or a path; several where a stage takes several; None for none."""
-
 
 @dataclass(frozen=True)
 class Work(Generic[C]):
@@ -163,95 +144,21 @@ class Run(Work[C]):
             log.warning("%s", warning)
 
 
-@dataclass(frozen=True)
-class Option:
-    """A keyword argument of a stage that is neither an input nor a setting.
-
-    Attributes:
-        help: what it says, for the help page.
-        many: whether it may be given several times.
-    """
-
-    help: str
-    many: bool = False
+Build = Callable[[Run[Any]], None]
+"""Writes the artifact of a run."""
 
 
-def _nothing(*given: Any) -> None:
-    """For a stage whose inputs need no more than to be opened."""
+class Buildable(Protocol):
+    """What `run_stage` needs of a stage; see `pipelines.engine.declaration.Stage`."""
 
-
-@dataclass(frozen=True)
-class Stage(Generic[C]):
-    """A stage: what it takes, what it writes, and how people call it.
-
-    Attributes:
-        name: in manifests and recipes.
-        kind: of the artifact that it writes.
-        version: raised whenever the same settings and inputs give another result.
-        config: its settings.
-        build: writes the artifact.
-        takes: its inputs by role, in the order of the arguments of `run`.
-        check: raises an error about settings and names of inputs that cannot work, before any input is opened.
-        prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
-            others, and replaces settings that follow from them.
-        share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
-        options: further keyword arguments of `run`, each with what it says; they are neither inputs nor settings.
-        command: how people call it; None for a stage that other stages run.
-    """
-
-    name: str
-    kind: str
-    version: int
-    config: type[C]
-    build: Callable[[Run[C]], None]
-    takes: Mapping[str, Take] = field(default_factory=dict)
-    check: Callable[[C, Mapping[str, Any]], None] = _nothing
-    prepare: Callable[[Opening[C]], None] = _nothing
-    share: Callable[[Work[C]], object] | None = None
-    options: Mapping[str, Option] = field(default_factory=dict)
-    command: Command | None = None
-
-    def run(
-        self,
-        *references: Any,
-        store: Store,
-        stdin: BinaryIO | None = None,
-        **options: Any,
-    ) -> Any:
-        """Run the stage, unless the artifact that it would write exists and verifies.
-
-        Args:
-            references: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are
-                meant.
-            stdin: what ``-`` reads.
-            options: see `Options`; also inputs by role, instead of by their place.
-
-        Returns:
-            The `Result`; None if ``--shard`` selected a share of the work.
-
-        Raises:
-            InputError: an input does not exist, is of another kind, or does not fit the others.
-        """
-        from pipelines.engine.takes import opened
-
-        given = list(references)
-        config = given.pop() if given and isinstance(given[-1], self.config) else self.config()
-        if len(given) > len(self.takes):
-            raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
-        named = dict(zip(self.takes, given, strict=False))
-        named |= {role: options.pop(role) for role in self.takes if role in options}
-        own = {name: options.pop(name) for name in self.options if name in options}
-        check_working_folder()
-        self.check(config, named)
-        with opened(self, config, named, store, stdin, options, own) as opening:
-            return opening.stage.execute(opening, **options)
-
-    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Any:
-        """Run the stage on opened inputs."""
-        from pipelines.engine.shards import run_sharded
-
-        run: Callable[..., Any] = run_sharded if self.share else run_stage
-        return run(self, opening.config, opening.inputs, store=opening.store, **options)
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def build(self) -> Build: ...
 
 
 @dataclass(frozen=True)
@@ -290,7 +197,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
-def recipe_of(stage: Stage[Any], config: Config, inputs: Mapping[str, Input]) -> str:
+def recipe_of(stage: Buildable, config: Config, inputs: Mapping[str, Input]) -> str:
     """The digest of everything that determines the result."""
     return digest(
         {
@@ -303,10 +210,11 @@ def recipe_of(stage: Stage[Any], config: Config, inputs: Mapping[str, Input]) ->
 
 
 def run_stage(
-    stage: Stage[Any],
+    stage: Buildable,
     config: Config,
     inputs: Mapping[str, Input],
     *,
+    build: Build | None = None,
     store: Store,
     name: str | None = None,
     force: bool = False,
@@ -316,6 +224,9 @@ def run_stage(
     """Run a stage, unless the artifact that it would write exists and verifies.
 
     Nothing is written if it does, so it may then be in a store that is read-only.
+
+    Args:
+        build: writes the artifact, instead of the ``build`` of the stage.
 
     Raises:
         ArtifactInUse: another process is building the same artifact, and ``wait`` is off.
@@ -349,7 +260,7 @@ def run_stage(
         is_new = artifact is None
         if artifact is None:
             store.begin(stage.kind, recipe, name)
-            artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
+            artifact = _build(stage, build or stage.build, config, inputs, store, recipe, progress or Progress())
             store.begin(stage.kind, recipe, None)
         version = str(store.add_name(name, artifact)) if name else None
         return Result(artifact, False, version) if is_new else reused(artifact, version)
@@ -357,7 +268,7 @@ def run_stage(
         lock.release()
 
 
-def _existing(store: Store, stage: Stage[Any], recipe: str, *, verify: bool = True) -> Artifact | None:
+def _existing(store: Store, stage: Buildable, recipe: str, *, verify: bool = True) -> Artifact | None:
     """The artifact of this recipe, if it exists and is valid.
 
     Raises:
@@ -387,7 +298,13 @@ def _existing(store: Store, stage: Stage[Any], recipe: str, *, verify: bool = Tr
 
 
 def _build(
-    stage: Stage[Any], config: Config, inputs: Mapping[str, Input], store: Store, recipe: str, progress: Progress
+    stage: Buildable,
+    build: Build,
+    config: Config,
+    inputs: Mapping[str, Input],
+    store: Store,
+    recipe: str,
+    progress: Progress,
 ) -> Artifact:
     started = time.monotonic()
     manifest: dict[str, Any] = {
@@ -404,7 +321,7 @@ def _build(
     with store.build(stage.kind, recipe, manifest) as out:
         for given in inputs.values():
             out.provenance += [entry for entry in given.provenance if entry not in out.provenance]
-        stage.build(Run(config, inputs, store.partial(stage.kind, recipe), progress, out))
+        build(Run(config, inputs, store.partial(stage.kind, recipe), progress, out))
         for given in inputs.values():
             if isinstance(given, Files):
                 given.check_unchanged()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.command import Command, Table
-from pipelines.engine.stage import C, Run, Stage
-from pipelines.engine.takes import Opening, Take
+from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.stage import C, Run
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from pydantic import Field, field_validator, model_validator
 from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.command import Command
+from pipelines.engine.declaration import Opening, Stage
 from pipelines.engine.shards import ShareDone, evenly, map_shards, merge_tree, row_groups, shards_of
-from pipelines.engine.stage import Run, Stage, Work, knob
-from pipelines.engine.takes import Opening
+from pipelines.engine.stage import Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.progress import log
 from pipelines.statistics import pair_files

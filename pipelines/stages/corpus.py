@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.command import Command
+from pipelines.engine.declaration import Opening, Stage, Take
 from pipelines.engine.shards import map_shards
-from pipelines.engine.stage import Files, Run, Stage, Work, knob
-from pipelines.engine.takes import Opening, Take
+from pipelines.engine.stage import Files, Run, Work, knob
 from pipelines.progress import log
 from pipelines.storage.files import remove_tree
 from pipelines.text.blocks import Document, Notes, text_documents

@@ -21,8 +21,8 @@ from pydantic import Field, model_validator
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.command import Command
-from pipelines.engine.stage import Files, Result, Run, Stage
-from pipelines.engine.takes import Opening, Take
+from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store

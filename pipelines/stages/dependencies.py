@@ -22,6 +22,7 @@ from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
 from pipelines.engine.command import SEQUENCES_FIRST, Command
+from pipelines.engine.declaration import Opening, Stage
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -31,8 +32,7 @@ from pipelines.engine.shards import (
     row_groups,
     shards_of,
 )
-from pipelines.engine.stage import Files, Run, Stage, Work, knob
-from pipelines.engine.takes import Opening
+from pipelines.engine.stage import Files, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet

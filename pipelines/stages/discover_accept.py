@@ -16,8 +16,8 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Run, Stage, internal
-from pipelines.engine.takes import Stored
+from pipelines.engine.declaration import Stage, Stored
+from pipelines.engine.stage import Run, internal
 from pipelines.stages.discover_score import PLAN, SUMMARY
 
 if TYPE_CHECKING:

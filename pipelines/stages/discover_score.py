@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.stage import Run, Stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Run
 from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
 
 PLAN = "plan.toml"

@@ -16,8 +16,8 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines import task_inputs
 from pipelines.engine import stage
-from pipelines.engine.stage import Run, Stage, knob
-from pipelines.engine.takes import Opening, Take
+from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact

@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from guidance.errors import InputError, PlanError
 from pipelines import task_inputs
 from pipelines.engine.command import Command
+from pipelines.engine.declaration import Opening, Take
 from pipelines.engine.stage import knob
-from pipelines.engine.takes import Opening, Take
 from pipelines.progress import log
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import Run, Stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Run
 from pipelines.inputs import Sequences
 
 __all__ = ["STAGE", "Config", "run"]

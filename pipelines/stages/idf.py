@@ -15,6 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.command import SEQUENCES_FIRST, Command
+from pipelines.engine.declaration import Opening, Stage
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -24,8 +25,7 @@ from pipelines.engine.shards import (
     row_groups,
     shards_of,
 )
-from pipelines.engine.stage import Run, Stage, Work, knob
-from pipelines.engine.takes import Opening
+from pipelines.engine.stage import Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column

@@ -18,9 +18,9 @@ from typing import Any
 from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.command import Command, Table
+from pipelines.engine.declaration import Opening, Stage, Stored, names
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
-from pipelines.engine.stage import Run, Stage, Work, internal, names, require
-from pipelines.engine.takes import Opening, Stored
+from pipelines.engine.stage import Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.statistics.role_tables import RoleTables, pieces_of

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
 from pipelines.engine.command import Table
+from pipelines.engine.declaration import Opening
 from pipelines.engine.stage import Run
-from pipelines.engine.takes import Opening
 from pipelines.inputs import Model
 from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig, read_data
 from pipelines.probing.probe import Findings, batches_of, probe

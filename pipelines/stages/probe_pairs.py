@@ -21,8 +21,8 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.command import Table
+from pipelines.engine.declaration import Opening
 from pipelines.engine.stage import Run, knob
-from pipelines.engine.takes import Opening
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact

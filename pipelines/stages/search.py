@@ -20,15 +20,15 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from guidance.errors import InputError
 from pipelines import task_inputs
-from pipelines.engine.stage import Options, Result, Run, Stage, check_working_folder, knob, run_stage
-from pipelines.engine.takes import roles
+from pipelines.engine.declaration import Stage, roles
+from pipelines.engine.stage import Options, Result, Run, check_working_folder, knob, run_stage
 from pipelines.progress import log
 from pipelines.stages import evaluate, finetune, folds
 from pipelines.storage.artifacts import Artifact
@@ -183,7 +183,7 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
         inputs |= dict(zip(roles("evaluation", len(tested)), tested, strict=True))
 
         write = functools.partial(build, members=members, chosen=chosen, task=task.name)
-        return run_stage(replace(STAGE, build=write), config, inputs, store=store, **options)
+        return run_stage(STAGE, config, inputs, build=write, store=store, **options)
 
 
 def _settings(config: Config) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.command import Command, Table
-from pipelines.engine.stage import Run, Stage
-from pipelines.engine.takes import Opening
+from pipelines.engine.declaration import Opening, Stage
+from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.corpus_files import SPLITS, read_blocks

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from guidance.errors import InputError, PlanError
+from pipelines.engine.declaration import roles
 from pipelines.engine.stage import Files
-from pipelines.engine.takes import roles
 from pipelines.statistics.codes import check_codes
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing

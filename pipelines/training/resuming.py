@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError, UnknownName
-from pipelines.engine.stage import Stage, read_json, recipe_of
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import read_json, recipe_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import write_file
 from pipelines.storage.manifest import ID_LENGTH, MANIFEST, ArtifactDamaged, ArtifactMissing

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from guidance.errors import InputError, Interrupted
-from pipelines.engine.stage import C, Files, Option, Options, Result, Run, Stage, recipe_of, run_stage
-from pipelines.engine.takes import Opening
+from pipelines.engine.declaration import Opening, Option, Stage
+from pipelines.engine.stage import C, Files, Options, Result, Run, recipe_of, run_stage
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import machine_errors, remove_tree
 from pipelines.training import plans, resuming
@@ -83,7 +83,7 @@ class Training(Stage[C]):
         announcement = Announcement(config)
         build_it = functools.partial(build, announcement=announcement, from_scratch=force, begun=begun)
         try:
-            result = run_stage(replace(self, build=build_it), config, inputs, store=store, **options)
+            result = run_stage(self, config, inputs, build=build_it, store=store, **options)
         except Interrupted as error:
             if force:
                 error.hint = "the same command without --force continues it"

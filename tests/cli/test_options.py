@@ -14,7 +14,8 @@ from cli import options
 from cli.app import app
 from cli.flags import field_parameters, flag_type
 from cli.options import Session, command, stage_command
-from pipelines.engine.stage import Config, Result, Stage, run_stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Config, Result, run_stage
 from pipelines.storage.store import Store
 
 

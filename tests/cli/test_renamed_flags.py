@@ -14,7 +14,8 @@ from pydantic import Field
 from cli.app import app
 from cli.main import load_app
 from cli.options import Session, stage_command
-from pipelines.engine.stage import Config, Result, Stage, run_stage
+from pipelines.engine.declaration import Stage
+from pipelines.engine.stage import Config, Result, run_stage
 from pipelines.storage.store import Store
 
 

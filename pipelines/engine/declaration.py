@@ -1,22 +1,31 @@
-"""What a stage declares that it takes, and how each input is found, checked and closed.
+"""A stage says in one place what it takes, what it writes and how people call it; from that it can be run.
 
-    takes={"corpus": Stored("corpus", "A corpus.")}
+    STAGE = Stage("build-idf", "idf", 1, Config, build, takes={"corpus": Stored("corpus", "A corpus.")})
+    STAGE.run("wiki", Config(unit="sentence"), store=store)
 
-A setting may name an input as well, as ``idf: str = names(Stored("idf", "How rare words are."))`` does.  The roles are the names of the inputs in the manifest.  A kind of input is a class derived from `Take` with one method,
-`Take.open`.
+The roles of inputs are their names in the manifest.  A setting may name an input as well: ``idf: str = names(Stored("idf", …))``.
+A kind of input is a class derived from `Take`, with one method, `Take.open`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Generic
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, Unpack
 
-from pipelines.engine.stage import C, Input, Reference, Stage, take_of
+from pydantic import Field
+
+from pipelines.engine.command import Command
+from pipelines.engine.shards import run_sharded
+from pipelines.engine.stage import C, Input, Options, Run, Work, check_working_folder, run_stage
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
+
+Reference = str | Path | Sequence[str] | None
+"""How a caller names an input: a name, an id or a path; several where a stage takes several; None for none."""
 
 
 @dataclass
@@ -104,6 +113,18 @@ class Take:
         raise NotImplementedError
 
 
+def names(take: Take, default: Any = "", **rules: Any) -> Any:
+    """A field that names an input, such as an artifact: it is opened under the name of the field, unless it is empty."""
+    more: Any = {"knob": True, "take": take}
+    return Field(default, description=take.help, json_schema_extra=more, **rules)
+
+
+def take_of(info: Any) -> Take | None:
+    """What a field made by `names` names."""
+    found: Take | None = (info.json_schema_extra or {}).get("take")
+    return found
+
+
 def roles(name: str, number: int) -> list[str]:
     """The roles of several inputs of one kind, in their order: ``sequences``, ``sequences-2``, …"""
     return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
@@ -122,6 +143,96 @@ class Stored(Take):
 
     def open(self, reference: str, opening: Opening[Any]) -> Artifact:
         return opening.load(reference, kind=self.kinds[0])
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword argument of a stage that is neither an input nor a setting.
+
+    Attributes:
+        help: what it says, for the help page.
+        many: whether it may be given several times.
+    """
+
+    help: str
+    many: bool = False
+
+
+def _nothing(*given: Any) -> None:
+    """For a stage whose inputs need no more than to be opened."""
+
+
+@dataclass(frozen=True)
+class Stage(Generic[C]):
+    """A stage: what it takes, what it writes, and how people call it.
+
+    Attributes:
+        name: in manifests and recipes.
+        kind: of the artifact that it writes.
+        version: raised whenever the same settings and inputs give another result.
+        config: its settings.
+        build: writes the artifact.
+        takes: its inputs by role, in the order of the arguments of `run`.
+        check: raises an error about settings and names of inputs that cannot work, before any input is opened.
+        prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
+            others, and replaces settings that follow from them.
+        share: for a stage that maps over shards: processes those that ``--shard`` selects, and raises `ShareDone`.
+        options: further keyword arguments of `run`, each with what it says; they are neither inputs nor settings.
+        command: how people call it; None for a stage that other stages run.
+    """
+
+    name: str
+    kind: str
+    version: int
+    config: type[C]
+    build: Callable[[Run[C]], None]
+    takes: Mapping[str, Take] = field(default_factory=dict)
+    check: Callable[[C, Mapping[str, Any]], None] = _nothing
+    prepare: Callable[[Opening[C]], None] = _nothing
+    share: Callable[[Work[C]], object] | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    command: Command | None = None
+
+    def run(
+        self,
+        *references: Any,
+        store: Store,
+        stdin: BinaryIO | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run the stage, unless the artifact that it would write exists and verifies.
+
+        Args:
+            references: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are
+                meant.
+            stdin: what ``-`` reads.
+            options: see `Options`; also inputs by role, instead of by their place.
+
+        Returns:
+            The `Result`; None if ``--shard`` selected a share of the work.
+
+        Raises:
+            InputError: an input does not exist, is of another kind, or does not fit the others.
+        """
+        given = list(references)
+        config = given.pop() if given and isinstance(given[-1], self.config) else self.config()
+        if len(given) > len(self.takes):
+            raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
+        named = dict(zip(self.takes, given, strict=False))
+        named |= {role: options.pop(role) for role in self.takes if role in options}
+        own = {name: options.pop(name) for name in self.options if name in options}
+        check_working_folder()
+        self.check(config, named)
+        with opened(self, config, named, store, stdin, options, own) as opening:
+            return opening.stage.execute(opening, **options)
+
+    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Any:
+        """Run the stage on opened inputs."""
+        config: Any = opening.config
+        inputs, store = opening.inputs, opening.store
+        if self.share:
+            return run_sharded(self, self.share, config, inputs, store=store, **options)
+        return run_stage(self, config, inputs, store=store, **options)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SLOWEST = 10.0
 """Seconds within which the header of a request must have arrived."""
@@ -16,6 +17,8 @@ MOST_WAITING = 64
 
 def protocol() -> type[H11Protocol]:
     """How uvicorn speaks HTTP, as a class of its own for each server, whose connections count together."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol  # of the extra `ui`, which not every installation has
+
     waiting: dict[Any, None] = {}
 
     class Impatient(H11Protocol):

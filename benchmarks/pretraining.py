@@ -39,7 +39,7 @@ from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import FLOORS, p_value
 from pipelines.views.curves import Curve
-from pipelines.views.drawing import draw_floors
+from pipelines.views.learning_curves import draw_floors
 
 WINDOW = 50
 POINTS = 60

@@ -50,7 +50,7 @@ from pipelines.training.learners import masked_lm
 from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import p_value
 from pipelines.views.curves import Curve
-from pipelines.views.drawing import draw_floors
+from pipelines.views.learning_curves import draw_floors
 from pipelines.views.timing import step_seconds
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))

@@ -129,8 +129,8 @@ def _show(found: Any, one: Any, *, ascii: bool) -> None:
 
 
 def _draw(path: Path, found: Any, layer: int | None, head: int | None, model: str) -> None:
+    from pipelines.drawing import attention_grid, pattern_picture
     from pipelines.storage.files import write_file
-    from pipelines.views.drawing import attention_grid, pattern_picture
 
     if head is not None and layer is not None:
         picture = pattern_picture(

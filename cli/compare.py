@@ -111,7 +111,7 @@ def compare_runs(
         progress=session.progress,
     )
     if plot is not None:
-        from pipelines.views.drawing import run_curves
+        from pipelines.views.learning_curves import run_curves
 
         write_file(plot, run_curves(found, form=plot.suffix.lower().removeprefix(".")))
     if csv_file is not None:

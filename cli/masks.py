@@ -73,7 +73,7 @@ def show_masks(
         session.tell(escape(f"left out: {name} ({why})"))
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
-        from pipelines.views.drawing import pattern_grid
+        from pipelines.drawing import pattern_grid
 
         write_file(png, pattern_grid(found.masks, found.labels, title=title))
     if session.json:

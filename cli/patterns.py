@@ -119,7 +119,7 @@ def show_pattern(
     weights = one_text.weights_of(pattern, example)
     title = str(pattern)
     if png is not None:
-        from pipelines.views.drawing import pattern_picture
+        from pipelines.drawing import pattern_picture
 
         write_file(png, pattern_picture(weights, example.labels, title=title, subtitle=pattern.summary))
     if session.json:

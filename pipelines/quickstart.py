@@ -122,7 +122,7 @@ def build(run: Run) -> None:
     from pipelines.views.comparison import Group, compare
     from pipelines.views.comparison_tables import as_json, as_text
     from pipelines.views.curves import Curve
-    from pipelines.views.drawing import learning_curves
+    from pipelines.views.learning_curves import learning_curves
 
     curves = [Curve.of(run.inputs[label], label) for label in ("plain", "guided")]
     known = run.inputs["floors"].counts["nats"] if "floors" in run.inputs else {}
@@ -136,7 +136,7 @@ def build(run: Run) -> None:
 
 
 def _draw_attention(run: Run, steps: Sequence[int]) -> None:
-    from pipelines.views.drawing import attention_grid
+    from pipelines.drawing import attention_grid
 
     maps, tokens = guided_attention(run.inputs["guided"], run.inputs["sequences"], steps, run.config.steps)
     run.out.write(

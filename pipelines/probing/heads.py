@@ -11,10 +11,10 @@ import pyarrow as pa
 from torch import Tensor
 
 from guidance.sites import Site
+from pipelines.drawing import figure_of, png
 from pipelines.engine.stage import Run
 from pipelines.storage.columns import column
 from pipelines.training.learner import name_of_model
-from pipelines.views.drawing import figure_of, png
 
 TABLE = "heads.parquet"
 

@@ -251,7 +251,7 @@ def _by_layer(table: list[dict[str, Any]], masked: Mapping[int, float]) -> list[
 
 
 def _picture(shown: Mapping[str, Any], config: Config, model: str) -> bytes:
-    from pipelines.views.drawing import attention_grid
+    from pipelines.drawing import attention_grid
 
     rows = {
         words: {f"head {n}": found for n, found in enumerate(shown[name])}

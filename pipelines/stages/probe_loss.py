@@ -200,7 +200,7 @@ def _order(part: str) -> tuple[float, str]:
 
 def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
     """The loss of each part of each slice as a bar, with two n-gram floors as marks."""
-    from pipelines.views.drawing import figure_of, png
+    from pipelines.drawing import figure_of, png
 
     figure, ((axes,),) = figure_of(7.0, 1.2 + 0.3 * len(rows))
     places = list(range(len(rows)))[::-1]

@@ -53,6 +53,12 @@ def test_the_library_neither_prints_nor_exits(path: Path) -> None:
             assert node.attr not in ("stdout", "stderr", "exit"), f"line {node.lineno}"
 
 
+@pytest.mark.parametrize("package", ["engine", "probing", "stages", "statistics", "storage", "text", "training"])
+def test_only_quickstart_the_page_and_commands_import_views(package: str) -> None:
+    for path in sources(f"pipelines/{package}"):
+        assert "pipelines.views" not in path.read_text(encoding="utf-8"), path
+
+
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_nothing_imports_a_layer_above_it(package: str) -> None:
     found = {str(path.relative_to(ROOT)): imported(path) & FORBIDDEN[package] for path in sources(package)}

@@ -13,6 +13,7 @@ import pyarrow as pa
 from guidance.errors import InputError
 from guidance.installation import Handle
 from guidance.tasks.entities import OUTSIDE
+from pipelines.drawing import MOST_CLASSES, confusion_picture
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
@@ -28,7 +29,6 @@ from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
 from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import features
-from pipelines.views.confusion import MOST_CLASSES, confusion_picture
 
 MOST_PARTS = 50
 """Slices are left out if there would be more, as there are with a file for each example."""

@@ -533,7 +533,7 @@ def test_json_and_csv_have_the_same_figures(several: Comparison) -> None:
 def test_the_picture_is_a_valid_image_and_reproducible(several: Comparison, form: str) -> None:
     from xml.etree import ElementTree
 
-    from pipelines.views.drawing import run_curves
+    from pipelines.views.learning_curves import run_curves
 
     data = run_curves(several, form=form)
     if form == "png":
@@ -546,13 +546,13 @@ def test_the_picture_is_a_valid_image_and_reproducible(several: Comparison, form
 
 
 def test_only_steps_that_were_timed_are_drawn_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.views import drawing
+    from pipelines.views import learning_curves
 
     figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
+    monkeypatch.setattr(learning_curves, "png", lambda figure: (figures.append(figure), b"")[1])
     runs = singles(curve(PLAIN, "plain"), curve(GUIDED, "guided", seconds=50.0))
-    drawing.run_curves(compare(runs))
-    drawing.run_curves(compare(runs, costs={"plain": 2.0, "guided": 3.0}))
+    learning_curves.run_curves(compare(runs))
+    learning_curves.run_curves(compare(runs, costs={"plain": 2.0, "guided": 3.0}))
     alone, timed = figures
     assert len(alone.axes) == 1 and len(timed.axes) == 2
     ends = [max(line.get_xdata()) for line in timed.axes[1].lines if len(line.get_xdata()) > 1]
@@ -560,12 +560,12 @@ def test_only_steps_that_were_timed_are_drawn_over_seconds(monkeypatch: pytest.M
 
 
 def test_floors_far_below_a_picture_are_told_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.views import drawing
+    from pipelines.views import learning_curves
 
     figures: list[Any] = []
-    monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
+    monkeypatch.setattr(learning_curves, "png", lambda figure: (figures.append(figure), b"")[1])
     floors = {"unigram": 6.7, "previous": 5.2, "neighbours": 3.98}
-    drawing.run_curves(compare(singles(curve([6.9, 6.5, 6.1])), floors=floors))
+    learning_curves.run_curves(compare(singles(curve([6.9, 6.5, 6.1])), floors=floors))
     told = [text.get_text() for text in figures[0].axes[0].texts]
     assert told == ["below this picture: both neighbours 3.98", "word frequencies", "the previous token"]
 
@@ -587,7 +587,7 @@ def test_a_smooth_loss_is_drawn_without_a_bend_where_the_window_is_full() -> Non
 
 
 def test_attention_has_a_colour_bar_labels_at_both_sides_and_readable_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.views import drawing
+    from pipelines import drawing
 
     figures: list[Any] = []
     monkeypatch.setattr(drawing, "png", lambda figure: (figures.append(figure), b"")[1])
@@ -605,7 +605,7 @@ def test_attention_has_a_colour_bar_labels_at_both_sides_and_readable_letters(mo
 
 
 def test_a_run_of_one_step_without_validation_can_be_drawn() -> None:
-    from pipelines.views.drawing import run_curves
+    from pipelines.views.learning_curves import run_curves
 
     assert run_curves(compare(singles(curve([4.0], "$1 run")))).startswith(b"\x89PNG")
 
@@ -624,7 +624,7 @@ def test_translation_runs_compare_by_the_loss_without_label_smoothing(store: Sto
 
 
 def test_a_picture_of_runs_names_them_and_what_they_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.views.drawing import run_curves
+    from pipelines.views.learning_curves import run_curves
 
     figures = figures_saved(monkeypatch)
     run_curves(compare(singles(curve([4.0], "plain"), curve([4.0], "guided"))))

@@ -1,165 +1,21 @@
-"""Pictures of learning curves, attention and patterns; the same data give the same bytes."""
+"""Pictures of attention, patterns and classes; the same data give the same bytes."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from pipelines.progress import log
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from pipelines.views.comparison import Comparison, Group
-    from pipelines.views.curves import Curve
-
-COLOURS = ("#7a7a7a", "#c8452d", "#2d6ac8", "#3a9a5b", "#8a5fbf")
-LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
-MARKERS = "osD^vPX*<>h"
-"""Line styles and markers distinguish runs even without colours."""
-
-NEAR = 1.0
-"""Floors that are more nats below the lowest loss are not drawn."""
-
-MOST_POINTS, MOST_MARKERS = 500, 40
-"""Points and markers per line; more could not be seen and would make an SVG large."""
-
-
-def learning_curves(
-    curves: Sequence[Curve], *, window: int, title: str, floors: Mapping[str, float] = MappingProxyType({})
-) -> bytes:
-    """Training loss (lines, see `Curve.trend`) and validation loss (dots) over steps, as PNG.
-
-    Args:
-        floors: losses of trivial models by name, drawn as dotted lines.
-    """
-    figure, ((axes,),) = figure_of(8, 4.5)
-    for curve, colour in zip(curves, COLOURS, strict=False):
-        shown = _shown(len(curve.losses))
-        axes.plot(shown + 1, curve.trend(window, shown), color=colour, linewidth=2, label=curve.label)
-        axes.plot(*zip(*curve.valid, strict=True), "o", color=colour, markersize=5) if curve.valid else None
-        final = curve.smoothed(window)[-1]
-        axes.annotate(
-            f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
-        )
-    draw_floors(axes, floors, _lowest(curves))
-    axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
-    axes.set_xlabel("optimizer steps")
-    axes.set_ylabel("masked-LM loss (nats per token)")
-    axes.set_title(title)
-    smoothed = f", smoothed over {window} steps on either side\nnumbers: means of the last {window} steps"
-    caption = f"training loss{smoothed if window > 1 else ''}"
-    axes.legend(frameon=False, title=caption, title_fontsize=8, alignment="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    return png(figure)
-
-
-def draw_floors(axes: Any, floors: Mapping[str, float], lowest: float) -> None:
-    """Draw the floors that are near the lowest loss as dotted lines, with their names at the left; tell the others below."""
-    from pipelines.views.comparison_tables import FLOORS
-
-    if far := [f"{FLOORS.get(name, name)} {nats:.2f}" for name, nats in floors.items() if nats < lowest - NEAR]:
-        note = f"below this picture: {', '.join(far)}"
-        axes.annotate(note, (0.01, 0.01), xycoords="axes fraction", fontsize=8, color="#444444")
-    for name, nats in floors.items():
-        if nats < lowest - NEAR:
-            continue
-        axes.axhline(nats, color="#444444", linewidth=0.9, linestyle=":", zorder=0)
-        axes.annotate(
-            FLOORS.get(name, name),
-            (0.01, nats),
-            (0, 2),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            fontsize=8,
-            color="#444444",
-        )
-
-
-def _lowest(curves: Sequence[Curve]) -> float:
-    return min(min(map(float, curve.losses)) for curve in curves)
-
-
-def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
-    """Training loss and validation loss of groups of runs, over steps; over seconds too if their steps were timed in turn.
-
-    Lines are means over seeds of `Curve.trend`, bands their sample standard deviation, markers validation losses.  Seconds are
-    steps times the mean over the seeds of what a step takes.
-
-    Args:
-        form: ``png`` or ``svg``.
-    """
-    import matplotlib
-    import numpy as np
-
-    costs = [row.summary["step_seconds"].mean or 0.0 for row in comparison.rows]
-    panels = 2 if all(costs) else 1
-    figure, (every_axes,) = figure_of(3 + 4 * panels, 4.8, 1, panels)
-    by_step = every_axes[0]
-    shown, window = _shown(comparison.steps), comparison.window
-    groups = [row.group for row in comparison.rows]
-    styles = zip(
-        groups, costs, itertools.cycle(COLOURS), itertools.cycle(LINES), itertools.cycle(MARKERS), strict=False
-    )
-    for group, cost, colour, line, marker in styles:
-        losses = np.stack([curve.trend(window, shown) for curve in group.curves])
-        mean, spread = losses.mean(axis=0), losses.std(axis=0, ddof=1) if len(losses) > 1 else None
-        valid = _validations(group)
-        dots = {"color": colour, "marker": marker, "markersize": 5, "markeredgecolor": "black"}
-        for axes, unit in zip(every_axes, (1, cost), strict=False):
-            positions = unit * np.arange(1, comparison.steps + 1)
-            axes.plot(positions[shown], mean, color=colour, linestyle=line, linewidth=1.8)
-            if spread is not None:
-                axes.fill_between(positions[shown], mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
-            axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
-        seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
-        by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
-    for axes, unit_name in zip(every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False):
-        draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
-        axes.set_xlabel(unit_name)
-        axes.set_ylabel(f"{comparison.loss} loss (nats)")
-        axes.spines[["top", "right"]].set_visible(False)
-    names = [group.label for group in groups]
-    title = f"{', '.join(names[1:])} compared with {names[0]}" if names[1:] else names[0]
-    title = "\n".join(textwrap.wrap(title, 60 * panels))
-    figure.suptitle(title, fontsize=11, parse_math=False)
-    captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
-    captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    captions += [
-        "markers: validation",
-        *(["dotted: what counts of neighbouring tokens reach"] if comparison.floors else []),
-    ]
-    legend = by_step.legend(
-        frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    if form == "png":
-        return png(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "guide"}):
-        return _saved(figure, format=form, metadata={"Date": None})
-
-
-def _shown(steps: int) -> np.ndarray:
-    """The places to draw of so many steps, counted from 0: evenly spread, the first and the last one included."""
-    import numpy as np
-
-    return np.unique(np.linspace(0, steps - 1, MOST_POINTS).astype(int))
-
-
-def _validations(group: Group) -> dict[int, float]:
-    """The mean validation loss over runs, at steps that all of them have: evenly spaced ones, the last included."""
-    runs = [dict(curve.valid) for curve in group.curves]
-    shared = sorted(set.intersection(*(set(run) for run in runs)))
-    shown = shared[:: -max(1, -(-len(shared) // MOST_MARKERS))]
-    return {step: sum(run[step] for run in runs) / len(runs) for step in reversed(shown)}
+MOST_CLASSES = 60
+"""With more classes no cell of a confusion matrix could be read, and no picture is drawn."""
 
 
 def attention_grid(rows: Mapping[str, Mapping[str, np.ndarray]], tokens: Sequence[str], *, title: str) -> bytes:
@@ -201,8 +57,6 @@ def pattern_picture(
 
     One hue from light to dark, so that it also reads in grey and with any kind of colour vision.
     """
-    import numpy as np
-
     inches = _side(len(tokens))
     with letters_of_all_scripts():
         figure, ((axes,),) = figure_of(inches, inches)
@@ -265,7 +119,6 @@ def _font(size: int, inches: float) -> float:
 
 
 def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: float) -> Any:
-    import numpy as np
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -286,6 +139,33 @@ def _matrix(axes: Any, weights_QK: np.ndarray, tokens: Sequence[str], inches: fl
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_color("#bbbbbb")
     return image
+
+
+def confusion_picture(counts: Sequence[Sequence[int]], labels: Sequence[str], *, title: str) -> bytes:
+    """A confusion matrix as PNG: rows are gold labels, columns predictions; cells are shares of the row.
+
+    Args:
+        counts: (labels, labels), how many examples.
+    """
+    table = np.asarray(counts)
+    labels = [label.replace("$", r"\$") for label in labels]  # no formulas
+    size = min(12.0, 3.0 + 0.45 * len(labels))
+    with letters_of_all_scripts():
+        figure, ((axes,),) = figure_of(size, size * 0.9)
+        totals = table.sum(1)
+        shares = 100 * table / np.maximum(totals[:, None], 1)
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+        axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 3 else 0)
+        axes.set_yticks(range(len(labels)), [f"{label} ({n:,})" for label, n in zip(labels, totals, strict=True)])
+        if len(labels) <= 20:
+            for (row, column), number in np.ndenumerate(shares):
+                colour = "white" if number > 50 else "black"
+                axes.text(column, row, f"{number:.0f}", ha="center", va="center", color=colour, fontsize=9)
+        axes.set_xlabel("prediction")
+        axes.set_ylabel("label (examples)")
+        figure.suptitle(title, fontsize=10, parse_math=False)
+        figure.colorbar(image, shrink=0.8, label="% of the label's examples")
+        return png(figure)
 
 
 @contextmanager
@@ -318,10 +198,12 @@ def figure_of(width: float, height: float, rows: int = 1, columns: int = 1) -> t
 
 
 def png(figure: Any, **options: Any) -> bytes:
-    return _saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
+    """A figure as PNG; it is closed."""
+    return saved(figure, format="png", dpi=130, metadata={"Software": None}, **options)
 
 
-def _saved(figure: Any, **options: Any) -> bytes:
+def saved(figure: Any, **options: Any) -> bytes:
+    """A figure as a file, with the options of matplotlib; it is closed."""
     from matplotlib import pyplot
 
     buffer = io.BytesIO()

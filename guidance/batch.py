@@ -29,7 +29,7 @@ from guidance.sites import Site
 
 _REENTRANT = "gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too"
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def _stack_of_keys(site: Site) -> str:
@@ -43,10 +43,9 @@ class BatchGuidance:
     Attributes:
         tokens: the features of the batch, by stack; a stack whose ids were not given is missing.
         step: optimizer steps so far, for masks that follow a schedule.
-        attacking: this is the second pass, in which attacks are made and losses on heads are not measured.
-        seeds_B: int64, from which the attack on each example is drawn.
+        seeds_B: int64, from which the attack on each example is drawn; None but in the second pass.
         measuring: losses on heads are wanted; at inference they are not.
-        found: per (guide, site), the loss of each example, (B,); filled by the forward pass.
+        losses: per (guide, site), the loss of each example, (B,); filled by the forward pass.
         attacks: per (guide, site), what the attack did; filled by the forward pass.
         recorded: None, or per site the probabilities of all its heads, (B, H, Q, K); filled by the forward pass.
         strengths: by number, how much each guide that fades still does; see `GuidedModel.strengths`.
@@ -57,24 +56,27 @@ class BatchGuidance:
     guided: GuidedModel
     tokens: Mapping[str, Tokens]
     step: int = 0
-    attacking: bool = False
     seeds_B: Tensor | None = None
     measuring: bool = True
-    found: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
+    losses: dict[tuple[int, Site], Tensor] = field(default_factory=dict)
     attacks: dict[tuple[int, Site], Attack] = field(default_factory=dict)
     recorded: dict[Site, Tensor] | None = None
     watcher: Callable[[Site, Tensor], object] | None = None
     strengths: Mapping[int, Tensor] = field(default_factory=dict)
     site_plans: Mapping[Site, SitePlan] = field(init=False)
     _cache: dict[Any, Any] = field(default_factory=dict)
-    _booleans: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    _additive: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _converted: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _scopes: list[tuple[Tensor | None, Any, AttentionScope]] = field(default_factory=list)
     _calls: dict[str, int] = field(default_factory=dict)
     _matched: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.site_plans = self.guided.remaining(self.strengths)
+
+    @property
+    def attacking(self) -> bool:
+        """This is the second pass, in which attacks are made and losses on heads are not measured."""
+        return self.seeds_B is not None
 
     # losses
 
@@ -86,23 +88,23 @@ class BatchGuidance:
         Raises:
             GuidanceHadNoEffect: the forward pass did not reach every site of the plan, or its gradients are cut off.
         """
-        losses: dict[str, Tensor] = {}
+        by_label: dict[str, Tensor] = {}
         for site, site_plan in self.guided.site_plans.items():
             learns = self.guided.learns(site)
             for assignment in site_plan.measured():
                 number = assignment.number
-                if (number, site) not in self.found:
+                if (number, site) not in self.losses:
                     raise GuidanceHadNoEffect(
                         f"guide {number + 1} did not reach {site.name}",
                         hint="call the model with guidance=..., once, before asking for the losses",
                     )
-                label, loss = self.guided.plan.labels[number], self.found[number, site]
+                label, loss = self.guided.plan.labels[number], self.losses[number, site]
                 if learns and torch.is_grad_enabled() and not loss.requires_grad:
                     raise GuidanceHadNoEffect(
                         f"guide {number + 1}: its loss at {site.name} has no gradient", hint=_REENTRANT
                     )
-                losses[label] = losses[label] + loss if label in losses else loss
-        return losses
+                by_label[label] = by_label[label] + loss if label in by_label else loss
+        return by_label
 
     def weights_B(self, label: str) -> Tensor:
         """How much each example counts for a guide, (B,).
@@ -119,13 +121,13 @@ class BatchGuidance:
         It is the number of examples that are not only padding, or of mis-predictions for ``logit_loss``, and is known before
         the forward pass.
         """
-        found: dict[str, Tensor] = {}
+        denominators: dict[str, Tensor] = {}
         for label in self.guided.alphas(0, 1):
             number, guide = self._number(label), self._guide(label)
             # only a loss on mis-predictions counts what its pattern says
             pattern = self.pattern(number, guide.stack) if guide.makes("row_losses") else None
-            found[label] = guide.bound_mechanism.denominator(self._stack(guide.stack), pattern)
-        return found
+            denominators[label] = guide.bound_mechanism.denominator(self._stack(guide.stack), pattern)
+        return denominators
 
     def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:
         """How many mis-predictions the pattern of a ``logit_loss`` says anything about, and how many there are."""
@@ -174,9 +176,7 @@ class BatchGuidance:
         if seeds_B is None:
             seeds_B = torch.randint(1 << 62, (len(self._valid),))
         seeds_B = seeds_B.to(self._valid.device)
-        return BatchGuidance(
-            self.guided, self.tokens, self.step, attacking=True, seeds_B=seeds_B, strengths=self.strengths
-        )
+        return BatchGuidance(self.guided, self.tokens, self.step, seeds_B, strengths=self.strengths)
 
     def adversarial_loss(
         self,
@@ -213,16 +213,16 @@ class BatchGuidance:
     def _sentence_output(self, output: Any) -> Tensor:
         """What stands for whole examples in pre-training, (B, D): see `GuidedModel.sentence`."""
         if self.guided.sentence == "head":
-            logits: Tensor = output if isinstance(output, Tensor) else output.logits
-            return logits[:, 0]
-        states = getattr(output, "hidden_states", None)
-        if not states:
+            states = output if isinstance(output, Tensor) else output.logits
+        elif hidden := getattr(output, "hidden_states", None):
+            states = hidden[-1]
+        else:
             raise InputError(
                 "the plan compares hidden states (sentence = 'hidden'), and the outputs have none",
                 hint='give what the model returned for output_hidden_states=True, or write sentence = "head" in the plan',
             )
-        last: Tensor = states[-1]
-        return last[:, 0]
+        first: Tensor = states[:, 0]
+        return first
 
     def penalty(self) -> Tensor:
         """What the adversary pays for the units that it leaves on: summed over layers, averaged over the examples.
@@ -254,27 +254,24 @@ class BatchGuidance:
 
         A row that would be left without a key is not attacked, and so True throughout.
         """
-        found: dict[Site, Tensor] = {}
+        masks: dict[Site, Tensor] = {}
         for (number, site), attack in self._made_attacks():
             batch, _, queries, keys = attack.scores.shape
-            keep = found.setdefault(
-                site,
-                torch.ones(batch, site.num_heads, queries, keys, dtype=torch.bool, device=attack.scores.device),
-            )
+            everything = attack.keep.new_ones(batch, site.num_heads, queries, keys)
             (mine,) = (a for a in self.guided.site_plans[site].making("attack") if a.number == number)
-            keep[:, list(mine.heads)] = attack.keep
-        return found
+            masks.setdefault(site, everything)[:, list(mine.heads)] = attack.keep
+        return masks
 
     def masked_shares_B(self) -> dict[Site, Tensor]:
         """For each attacked site and example, the share of units between valid tokens that is switched off, (B,).
 
         Examples of padding alone have 0.  The device is not synchronised.
         """
-        found: dict[Site, list[Tensor]] = {}
+        shares: dict[Site, list[Tensor]] = {}
         for (_, site), attack in self._made_attacks():
             off_B = attack.units_B - attack.kept_B.detach()
-            found.setdefault(site, []).append(off_B.double() / attack.units_B.clamp(min=1))
-        return {site: torch.stack(shares).mean(0) for site, shares in found.items()}
+            shares.setdefault(site, []).append(off_B.double() / attack.units_B.clamp(min=1))
+        return {site: torch.stack(each).mean(0) for site, each in shares.items()}
 
     def _made_attacks(self) -> list[tuple[tuple[int, Site], Attack]]:
         for number, site in self.guided.attacks:
@@ -294,10 +291,10 @@ class BatchGuidance:
 
     def site_plan(self, site: Site) -> SitePlan | None:
         """What is to be done at a site in this pass; None for nothing."""
-        found = self.site_plans.get(site)
+        plan = self.site_plans.get(site)
         if self.recorded is not None:
-            return found or SitePlan((), site.num_heads)
-        return found if found and found.acts(attacking=self.attacking, measuring=self.measuring) else None
+            return plan or SitePlan((), site.num_heads)
+        return plan if plan and plan.acts(attacking=self.attacking, measuring=self.measuring) else None
 
     def site(self, module: nn.Module) -> Site | None:
         """The site of this call of a module.  Layers that share a module are told apart by their order."""
@@ -310,19 +307,18 @@ class BatchGuidance:
 
     def boolean(self, mask: Tensor) -> Tensor:
         """A mask of numbers as booleans; the same object for the same mask, which layers share."""
-        for known, boolean in self._booleans:
-            if known is mask:
-                return boolean
-        self._booleans.append((mask, mask.bool()))
-        return self._booleans[-1][1]
+        return self._as(torch.bool, mask)
 
     def additive(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """A boolean mask of the model as numbers to add to scores; converted once for all layers."""
-        for known, numbers in self._additive:
-            if known is mask and numbers.dtype == dtype:
-                return numbers
-        self._additive.append((mask, additive(mask, dtype)))
-        return self._additive[-1][1]
+        """A boolean mask as numbers to add to scores; converted once for all layers."""
+        return self._as(dtype, mask)
+
+    def _as(self, dtype: torch.dtype, mask: Tensor) -> Tensor:
+        for known, converted in self._converted:
+            if known is mask and converted.dtype == dtype:
+                return converted
+        self._converted.append((mask, mask.bool() if dtype == torch.bool else additive(mask, dtype)))
+        return self._converted[-1][1]
 
     def scope(
         self, module: nn.Module, mask_B1QK: Tensor | None, query: Tensor, key: Tensor, windowed: bool
@@ -364,11 +360,11 @@ class BatchGuidance:
 
     # what is computed once
 
-    def _once(self, key: tuple[Any, ...], compute: Callable[[], Found]) -> Found:
+    def _once(self, key: tuple[Any, ...], compute: Callable[[], Result]) -> Result:
         if key not in self._cache:
             self._cache[key] = compute()
-        found: Found = self._cache[key]
-        return found
+        result: Result = self._cache[key]
+        return result
 
     def _index(self, scope: AttentionScope) -> int:
         # index, not id(): torch.compile cannot guard on ids
@@ -439,16 +435,17 @@ class BatchGuidance:
             return prepared, mechanism.num_matches(inputs, prepared)
 
         key = (number, masks, self._index(scope))
-        prepared, found = self._once(("prepared", *key), prepare)
-        if counted and found is not None and not torch.compiler.is_exporting():  # it keeps the count, and runs no batch
-            self._once(("counted", *key), lambda: self._count(number, found))
+        prepared, matches = self._once(("prepared", *key), prepare)
+        # an export keeps the count, and runs no batch
+        if counted and matches is not None and not torch.compiler.is_exporting():
+            self._once(("counted", *key), lambda: self._count(number, matches))
         return prepared
 
-    def _count(self, number: int, found: Tensor) -> None:
+    def _count(self, number: int, matches: Tensor) -> None:
         """Count what a pattern matches in this batch; of several scopes or masks, such as those of local layers, the largest."""
         known = self._matched.get(number)
-        self.guided.count_matches(number, found if known is None else (found - known).clamp(min=0))
-        self._matched[number] = found if known is None else torch.maximum(found, known)
+        self.guided.count_matches(number, matches if known is None else (matches - known).clamp(min=0))
+        self._matched[number] = matches if known is None else torch.maximum(matches, known)
 
     def head_inputs(
         self,
@@ -476,34 +473,21 @@ class BatchGuidance:
 
     def allowed(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
         """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
-        return self._once(("allowed", masks, self._index(scope)), lambda: self._joined(masks, site, scope))
 
-    def additive_masks(
-        self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope, dtype: torch.dtype
-    ) -> Tensor:
-        """The same as numbers to add to scores; converted once for all layers."""
-        return self._once(
-            ("additive", masks, self._index(scope), dtype), lambda: additive(self._joined(masks, site, scope), dtype)
-        )
+        def join() -> Tensor:
+            each = {numbers: joined(map(keys, numbers), scope.allowed_BQK) for numbers in set(masks)}
+            return torch.stack([each[numbers] for numbers in masks], dim=1)
 
-    def _joined(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
-        each = {
-            numbers: joined((self._keys(n, site, scope) for n in numbers), scope.allowed_BQK) for numbers in set(masks)
-        }
-        return torch.stack([each[numbers] for numbers in masks], dim=1)
+        def keys(number: int) -> Tensor:
+            return self.guided.plan.guides[number].bound_mechanism.keys(self.prepared(number, site, scope))
 
-    def _keys(self, number: int, site: Site, scope: AttentionScope) -> Tensor:
-        mechanism = self.guided.plan.guides[number].bound_mechanism
-        return mechanism.keys(self.prepared(number, site, scope))
+        return self._once(("allowed", masks, self._index(scope)), join)
 
     def padding(self, stack: str) -> Tensor:
         """Which keys added heads may see, (B, 1, Q, K); the same object for all layers."""
 
-        def expand() -> Tensor:
-            valid_BT = self._stack(stack).valid_BT
-            return valid_BT[:, None, None].expand(-1, 1, valid_BT.shape[1], -1)
-
-        return self._once(("padding", stack), expand)
+        valid_BT = self._stack(stack).valid_BT
+        return self._once(("padding", stack), lambda: valid_BT[:, None, None].expand(-1, 1, valid_BT.shape[1], -1))
 
     def empty(self, scope: AttentionScope) -> Tensor:
         """The queries that may see nothing: (B, 1, Q, 1)."""

@@ -9,32 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from guidance.attention.function import NAME
 from guidance.batch import BatchGuidance
 from guidance.errors import InputError
+from guidance.guided_model import GuidedModel
+from guidance.inputs import guide_batch
 from guidance.patterns.features import INPUTS, Tokens, TokensWithoutIds, is_feature
-
-if TYPE_CHECKING:
-    from guidance.installation import Handle
 
 _SOURCE = "guide_source_"
 """What stands before the names under which the tokens of the source travel with the states of an encoder."""
 
 
-def installed_in(model: nn.Module) -> list[Handle]:
+def installed_in(model: nn.Module) -> list[GuidedModel]:
     """The plans that are installed in a model, in the order of their installation."""
-    found: list[Handle] = model.__dict__.get("guide_handles", [])
-    return found
+    handles: list[GuidedModel] = model.__dict__.get("guide_handles", [])
+    return handles
 
 
-def leading(model: nn.Module) -> Handle | None:
+def leading(model: nn.Module) -> GuidedModel | None:
     """The plan that shapes a model's outputs; of several that do not, the last one installed."""
     handles = installed_in(model)
     return next((handle for handle in handles if handle.shaping), handles[-1] if handles else None)
@@ -43,17 +42,18 @@ def leading(model: nn.Module) -> Handle | None:
 class BeforeCall:
     """A hook before a model runs: it adds the guidance that the call lacks, and makes it record what was asked for."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: GuidedModel) -> None:
         self.handle = handle
         parts = [part for part in handle.model.modules() if isinstance(part, PreTrainedModel)]
         self._configs = [part.config for part in parts if part.config._attn_implementation == NAME]
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        given = kwargs.get("guidance")
-        if leading(self.handle.model) is not self.handle or not (given is None or isinstance(given, BatchGuidance)):
+        passed = kwargs.get("guidance")
+        if leading(self.handle.model) is not self.handle or not (passed is None or isinstance(passed, BatchGuidance)):
             return None
-        recording = self._wants_attentions(kwargs)
-        if given is None and not (self.handle.shaping or recording):
+        asked = kwargs.get("output_attentions")
+        recording = getattr(self.handle.model.config, "output_attentions", False) if asked is None else asked
+        if passed is None and not (self.handle.shaping or recording):
             return None
         _refuse_sharded(self.handle.model)
         if any(config._attn_implementation != NAME for config in self._configs):
@@ -61,34 +61,35 @@ class BeforeCall:
                 "the attention implementation of this model was changed after its plan was installed",
                 hint=f"config._attn_implementation = {NAME!r}, or handle.remove()",
             )
-        if given is not None and self.handle.shaping and given.guided.plan != self.handle.plan:
+        if passed is not None and self.handle.shaping and passed.guided.plan != self.handle.plan:
             raise InputError(
                 "the guidance is of another plan than the one that shapes this model's outputs",
                 hint="make it by the handle of that plan, or remove that plan",
             )
-        guidance = given if given is not None else self._made(module, args, kwargs)
+        guidance = passed if passed is not None else self._made(module, args, kwargs)
         if guidance is None:
             return None
-        if given is None:  # the features went into the guidance
+        if passed is None:  # the features went into the guidance
             kwargs = {name: value for name, value in kwargs.items() if not is_feature(name)}
         if recording and guidance.recorded is None:
             guidance = replace(guidance, recorded={})
         return args, {**kwargs, "guidance": guidance}
 
-    def _wants_attentions(self, kwargs: Mapping[str, Any]) -> bool:
-        asked = kwargs.get("output_attentions")
-        return bool(getattr(self.handle.model.config, "output_attentions", False) if asked is None else asked)
-
     def _made(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
         """The guidance of a call that comes without; it measures no loss."""
         handle = self.handle
-        given = {name: kwargs[name] for name in kwargs if name in INPUTS or is_feature(name)}
-        given = {
-            **dict(zip(INPUTS[:2], args, strict=False)),
-            **given,
-            "decoder_input_ids": self._decoder_ids(module, kwargs),
-        }
-        source, target = (_first_of(given, f"{side}input_ids", f"{side}inputs_embeds") for side in ("", "decoder_"))
+        batch: dict[str, Any] = dict(zip(INPUTS[:2], args, strict=False))
+        batch |= {name: kwargs[name] for name in kwargs if name in INPUTS or is_feature(name)}
+        model: Any = handle.model
+        has_labels = kwargs.get("labels") is not None and model.config.is_encoder_decoder
+        if (
+            batch.get("decoder_input_ids") is None
+            and has_labels
+            and module is handle.model
+            and handle.shapes("decoder")
+        ):
+            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
+        source, target = (_first_of(batch, f"{side}input_ids", f"{side}inputs_embeds") for side in ("", "decoder_"))
         if source is None and target is None:
             reason = "this model's plan shapes its outputs" if handle.shaping else "output_attentions was asked for"
             raise InputError(
@@ -97,21 +98,13 @@ class BeforeCall:
             )
         if source is None and not handle.shapes("decoder"):
             return None
-        mask = given.get("decoder_attention_mask")
+        mask = batch.get("decoder_attention_mask")
         if mask is not None and target is not None:  # it spans the cached tokens too
-            given["decoder_attention_mask"] = mask[..., -target.shape[1] :]
-        guidance = handle.guide_batch(given, measuring=False)
+            batch["decoder_attention_mask"] = mask[..., -target.shape[1] :]
+        guidance = guide_batch(handle, batch, measuring=False)
         if source is None and handle.shapes("decoder", "cross"):
             guidance = replace(guidance, tokens={**guidance.tokens, "encoder": self._source(kwargs)})
         return guidance
-
-    def _decoder_ids(self, module: nn.Module, kwargs: Mapping[str, Any]) -> Tensor | None:
-        found: Tensor | None = kwargs.get("decoder_input_ids")
-        model: Any = self.handle.model
-        has_labels = kwargs.get("labels") is not None and model.config.is_encoder_decoder
-        if found is None and has_labels and module is self.handle.model and self.handle.shapes("decoder"):
-            found = model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
-        return found
 
     def _source(self, kwargs: Mapping[str, Any]) -> Tokens:
         """The tokens of the source, which `keep_source` has put beside the encoder's states."""
@@ -128,8 +121,8 @@ class BeforeCall:
         return kind(columns.pop("ids_BT", valid_BT), valid_BT, columns, self.handle.tables)
 
 
-def _first_of(given: Mapping[str, Any], *names: str) -> Any:
-    return next((given[name] for name in names if given.get(name) is not None), None)
+def _first_of(batch: Mapping[str, Any], *names: str) -> Any:
+    return next((batch[name] for name in names if batch.get(name) is not None), None)
 
 
 def _refuse_sharded(model: nn.Module) -> None:

@@ -51,6 +51,8 @@ class GuidedModel:
         backends: the function that computes the heads of each path; see `guidance.attention.backends`.
         fading: the guides that a schedule takes away in the course of training, by number.
         progress: the step that training is at, and the last one, for guides that fade; None if that is not known.
+        shaping: the plan shapes outputs of this model, which computes something else without it.
+        is_installed: the model follows the plan.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class GuidedModel:
         self.fading = {
             number: guide for number, guide in self.guides.items() if guide.is_partial and number in self.num_guided
         }
+        self.shaping, self.is_installed = bool(self.shaped_modules()), False
         self._remaining: dict[frozenset[int], Mapping[Site, SitePlan]] = {frozenset(): self.site_plans}
 
     def _check_tables(self) -> None:
@@ -135,6 +138,15 @@ class GuidedModel:
 
     def _has_parameters(self, number: int) -> bool:
         return any(self.parameters_of(module, number) is not None for module in self.sites)
+
+    def shaped_modules(self) -> list[nn.Module]:
+        """The attention modules whose outputs the plan shapes."""
+        plans = self.site_plans
+        return [
+            module
+            for module, sites in self.sites.items()
+            if any(site in plans and plans[site].shapes_output for site in sites) or module in self.added
+        ]
 
     def shapes(self, stack: str, attention: str | None = None) -> bool:
         """Whether the plan shapes the outputs of heads of this stack, or of one kind of attention there."""

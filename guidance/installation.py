@@ -6,7 +6,6 @@ canary that all of it is reached.  `Handle.guide` makes the guidance of one batc
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -19,14 +18,15 @@ from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
 from guidance.calls import BeforeCall, installed_in, keep_source, leading
-from guidance.errors import InputError, PlanError, UnsupportedModel, did_you_mean
+from guidance.errors import InputError, PlanError, UnsupportedModel
 from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel
+from guidance.inputs import guide_batch, tokens_of
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
 from guidance.models.methods import drop_marker, replace_forward, replace_methods
-from guidance.patterns.features import FEATURES, INPUTS, TABLES, Tokens, TokensWithoutIds, Vocabulary, is_feature
+from guidance.patterns.features import FEATURES, INPUTS, TABLES, Vocabulary, is_feature
 from guidance.patterns.predicates import Pairs, Predicate
 from guidance.patterns.scope import AttentionScope
 from guidance.plan import Plan
@@ -38,7 +38,6 @@ class Handle(GuidedModel):
     """A plan installed in a model: what `install` returns.
 
     Attributes:
-        shaping: the plan shapes outputs of this model, which computes something else without it.
         forward: ``model.forward(...)`` follows the plan as ``model(...)`` does.
     """
 
@@ -57,8 +56,9 @@ class Handle(GuidedModel):
             )
         super().__init__(model, plan, **given)
         self.backends = choose_backends(backend, self.site_plans.values())
-        self.shaping, self.forward = bool(self.shaped_modules()), forward
-        self._installation = Installation(self)
+        self.forward = forward
+        # functions of modules and bound methods, so that a model can be copied and pickled with its plan
+        self._undo: list[Any] = []
 
     def guide(
         self,
@@ -85,8 +85,8 @@ class Handle(GuidedModel):
             InputError: the plan was removed; or a feature that the plan needs is not given, does not exist, or has another
                 shape or type.
         """
-        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask)
-        return self.guide_batch({**dict(zip(INPUTS, given, strict=False)), **columns}, step=step)
+        values = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask)
+        return guide_batch(self, {**dict(zip(INPUTS, values, strict=False)), **columns}, step=step)
 
     def at_inference(self, **batch: Tensor) -> dict[str, BatchGuidance]:
         """The further argument of a model that is evaluated: ``guidance`` that measures no loss.
@@ -96,7 +96,7 @@ class Handle(GuidedModel):
         Args:
             batch: what `guide` takes.  Features that only losses read need not be given.
         """
-        return {"guidance": self.guide_batch(batch, measuring=False)} if self.plan.shapes_outputs else {}
+        return {"guidance": guide_batch(self, batch, measuring=False)} if self.plan.shapes_outputs else {}
 
     def probabilities(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> dict[Site, Tensor]:
         """Where the heads look: per site, (B, H, Q, K), as in evaluation.
@@ -123,82 +123,11 @@ class Handle(GuidedModel):
         """
         step = more.pop("step", 0)
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, **more}
-        guidance = self.guide_batch(batch, step=step, measuring=False)
+        guidance = guide_batch(self, batch, step=step, measuring=False)
         guidance.recorded, guidance.watcher = {}, watcher
         inputs = {name: value for name, value in batch.items() if not is_feature(name)}
         with evaluating(self.model), torch.no_grad():
             self.model(**inputs, guidance=guidance)
-
-    def guide_batch(self, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True) -> BatchGuidance:
-        """The guidance of a batch.
-
-        Args:
-            batch: the arguments of `guide`.
-            measuring: losses will be asked for.
-
-        Raises:
-            InputError: see `guide`; or a guide fades, and nothing says how far training is.
-        """
-        tokens = self.tokens_of(batch)
-        self._check_features(tokens, measuring)
-        return BatchGuidance(self, tokens, step, measuring=measuring, strengths=self.strengths())
-
-    def tokens_of(self, batch: Mapping[str, Any]) -> dict[str, Tokens]:
-        """The features of a batch by stack; the batch need not have all that the plan reads.
-
-        Raises:
-            InputError: see `guide`.
-        """
-        if not self._installation.is_active:
-            raise InputError(
-                "this plan is not installed in its model any more", hint="handle.install() puts it in again"
-            )
-        self._check_names(batch)
-        columns = {name: batch[name] for name in batch if is_feature(name)}
-        for name, column in columns.items():
-            if not isinstance(column, Tensor):
-                raise InputError(
-                    f"the feature {name!r} is a {type(column).__name__}, not a tensor (B, T)",
-                    hint="guidance.FeatureCollator makes tensors of lists",
-                )
-        mine = {name: column for name, column in columns.items() if not name.startswith("decoder_")}
-        theirs = {name.removeprefix("decoder_"): column for name, column in columns.items() if name not in mine}
-        tokens: dict[str, Tokens] = {}
-        for prefix, stack, own in (("", self.stack_of_inputs, mine), ("decoder_", "decoder", theirs)):
-            ids, embeddings = batch.get(f"{prefix}input_ids"), batch.get(f"{prefix}inputs_embeds")
-            if ids is not None or embeddings is not None:
-                tokens[stack] = self._tokens(ids, embeddings, batch.get(f"{prefix}attention_mask"), own, prefix)
-        if not tokens:
-            raise InputError(
-                "there is no batch to guide", hint="give input_ids, and decoder_input_ids where a decoder is guided"
-            )
-        return tokens
-
-    def _check_names(self, batch: Mapping[str, Any]) -> None:
-        """Raises InputError if a name is neither a feature nor an argument of the model."""
-        others = [name for name in batch if name not in INPUTS and not is_feature(name)]
-        known = inspect.signature(self.model.forward).parameters if others else {}
-        for name in others:
-            if name not in known:
-                feature = name.removeprefix("decoder_")
-                raise InputError(
-                    f"there is no feature {feature!r}{did_you_mean(feature, FEATURES)}",
-                    hint=f"known: {', '.join(sorted(FEATURES))}",
-                )
-
-    def _check_features(self, tokens: Mapping[str, Tokens], measuring: bool) -> None:
-        """Raises InputError if a batch lacks features that the plan reads."""
-        lacking: dict[str, str] = {}
-        for name, label in self.needs(training=measuring).items():
-            stack = "decoder" if name.startswith("decoder_") else self.stack_of_inputs
-            if stack in tokens and name.removeprefix("decoder_") not in tokens[stack].columns:
-                lacking[name] = label
-        if lacking:
-            names, labels = (", ".join(map(repr, dict.fromkeys(each))) for each in (lacking, lacking.values()))
-            sources = dict.fromkeys(FEATURES[name.removeprefix("decoder_")].source for name in lacking)
-            raise InputError(
-                f"the batch has no feature {names}, which the plan reads (guide {labels})", hint="\n".join(sources)
-            )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the plan added to the model, for optimizer groups of their own."""
@@ -207,134 +136,70 @@ class Handle(GuidedModel):
                 yield parameter
 
     def install(self) -> None:
-        """Put the plan into the model; `guidance.install` has done so already."""
-        self._installation.install()
-
-    def remove(self) -> None:
-        """Give the model its own attention back, and take away what the plan added, also in the configuration.
-
-        Raises:
-            InputError: another plan was installed after this one.
-        """
-        self._installation.remove()
-
-    def shaped_modules(self) -> list[nn.Module]:
-        """The attention modules whose outputs the plan shapes."""
-        plans = self.site_plans
-        return [
-            module
-            for module, sites in self.sites.items()
-            if any(site in plans and plans[site].shapes_output for site in sites) or module in self.added
-        ]
-
-    def _tokens(
-        self,
-        ids_BT: Tensor | None,
-        embeddings_BTD: Any,
-        mask_BT: Tensor | None,
-        columns: Mapping[str, Tensor],
-        prefix: str,
-    ) -> Tokens:
-        """The tokens of a stack, of which the ids or the embeddings are given."""
-        if ids_BT is not None and (ids_BT.dim() not in (2, 3) or ids_BT.is_floating_point()):
-            raise InputError(
-                f"input_ids are {ids_BT.dtype} {tuple(ids_BT.shape)}, not whole numbers (B, T)",
-                hint="give the batch that the model gets",
-            )
-        like_BT = embeddings_BTD[..., 0] if ids_BT is None else ids_BT
-        if mask_BT is not None and mask_BT.dim() == 4:
-            raise InputError(
-                f"the attention mask is {tuple(mask_BT.shape)}, and patterns read which tokens are padding, (B, T)",
-                hint="pass guidance=handle.guide(input_ids, padding_mask) beside a mask of your own, which must be boolean",
-            )
-        valid_BT = torch.ones_like(like_BT, dtype=torch.bool) if mask_BT is None else mask_BT.bool()
-        if like_BT.dim() == 3:  # (B, choices, T), which models of multiple choice flatten too
-            like_BT, valid_BT = like_BT.flatten(0, 1), valid_BT.flatten(0, 1)
-            columns = {name: column.flatten(0, 1) for name, column in columns.items()}
-        if ids_BT is None:
-            return TokensWithoutIds(like_BT, valid_BT, columns, self.tables)
-        vocabulary = self.decoder_vocabulary if prefix else self.vocabulary
-        reads = self.reads()
-        names = [name for name in Vocabulary.FEATURES if prefix + name in reads]
-        known = vocabulary.columns(like_BT, names) if vocabulary else {}
-        return Tokens(like_BT, valid_BT, {**known, **columns}, self.tables)
-
-
-class Installation:
-    """What makes a model follow a plan: hooks, added parameters, and how all of it is undone."""
-
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.is_active = False
-        # functions of modules and bound methods, so that a model can be copied and pickled with its plan
-        self._undo: list[Any] = []
-
-    def install(self) -> None:
-        """Make the model follow the plan.
+        """Put the plan into the model; `guidance.install` has done so already.
 
         Raises:
             PlanError: another plan shapes the outputs of this model already, or has added parameters of the same name.
             UnsupportedModel: guidance does not reach every site.
         """
-        if self.is_active:
+        if self.is_installed:
             raise InputError("this plan is installed already", hint="handle.remove() takes it out")
-        if self.handle.shaping and any("guide_required" in module.__dict__ for module in self.handle.model.modules()):
+        if self.shaping and any("guide_required" in module.__dict__ for module in self.model.modules()):
             raise PlanError(
                 "another plan shapes the outputs of this model already",
                 hint="remove that plan first, or put the rows of both into one plan",
             )
-        self.is_active = True
+        self.is_installed = True
         try:
-            self._undo.append(adapt(self.handle.model, guided_attention))
-            self._undo.append(switch(self.handle.model, NAME))
-            for module, sites in self.handle.sites.items():
-                self._mark(module, sites)
-            send(self.handle.model, self.handle.sites)
+            self._undo.append(adapt(self.model, guided_attention))
+            self._undo.append(switch(self.model, NAME))
+            for module, sites in self.sites.items():
+                self._mark(module, "guide_sites", sites)
+            send(self.model, self.sites)
             self._add_heads()
             self._add_parameters()
             self._freeze()
             self._require()
-            self.handle.model.__dict__.setdefault("guide_handles", []).append(self.handle)
-            self._undo.append(self._forget)
-            _carry(self.handle.model)
+            self.model.__dict__.setdefault("guide_handles", []).append(self)
+            self._undo.append(self._leave)
+            _carry(self.model)
         except Exception:
             self.remove()
             raise
 
-    def _forget(self) -> None:
-        installed = installed_in(self.handle.model)
+    def _leave(self) -> None:
+        installed = installed_in(self.model)
         installed.pop()
         if not installed:
-            del self.handle.model.__dict__["guide_handles"]
-        _carry(self.handle.model)
+            del self.model.__dict__["guide_handles"]
+        _carry(self.model)
 
-    def _mark(self, module: nn.Module, sites: tuple[Site, ...]) -> None:
-        # another plan that was installed before this one still needs its sites
-        if "guide_sites" not in module.__dict__:
-            module.guide_sites = sites  # type: ignore[assignment]
-            self._undo.append(partial(_forget, module, "guide_sites"))
+    def _mark(self, module: nn.Module, name: str, value: Any) -> None:
+        # another plan that was installed before this one still needs its marks
+        if name not in module.__dict__:
+            module.__dict__[name] = value
+            self._undo.append(partial(_forget, module, name))
 
     def _add_heads(self) -> None:
         """Extra heads, as the plan's ``[pal]`` says."""
-        for module, sites in self.handle.added.items():
-            pal = self.handle.plan.pal
+        for module, sites in self.added.items():
+            pal = self.plan.pal
             assert pal is not None
-            place, is_after = place_of(self.handle.model, module, pal.placement)
+            joined, is_after = place_of(self.model, module, pal.placement)
             added = ProjectedAttention(pal, _width(module))
             self._attach(module, "pal", added)
-            self.handle.sites[added] = added.guide_sites = sites
+            self.sites[added] = added.guide_sites = sites
             # in a tuple, so that it does not count as a second child module, and is copied with the model
-            place.__dict__["guide_pal"] = (added,)
-            self._undo.append(partial(_forget, place, "guide_pal"))
+            self._mark(joined, "guide_pal", (added,))
             if is_after:
-                self._hook(place.register_forward_hook(add_to_output))
+                self._hook(joined.register_forward_hook(add_to_output))
             else:
-                self._hook(place.register_forward_pre_hook(add_pending))
+                self._hook(joined.register_forward_pre_hook(add_pending))
 
     def _add_parameters(self) -> None:
         """The parameters of mechanisms, and the hooks that show what layers read to mechanisms and to added heads."""
-        for module, sites in list(self.handle.sites.items()):
-            mine = [a for site in sites if site in self.handle.site_plans for a in self._in_order_of_drawing(site)]
+        for module, sites in list(self.sites.items()):
+            mine = [a for site in sites if site in self.site_plans for a in self._in_order_of_drawing(site)]
             for assignment in dict.fromkeys(mine):
                 number, heads = assignment.number, assignment.heads
                 added = assignment.mechanism.module(len(heads), _width(module))
@@ -343,18 +208,18 @@ class Installation:
                 if any(other.number == number and other.heads != heads for other in mine):
                     raise PlanError(
                         f"guide {number + 1}: layers {sites[0].layer} to {sites[-1].layer} share their module, and with"
-                        f" it the parameters of {self.handle.plan.guides[number].mechanism}",
+                        f" it the parameters of {self.plan.guides[number].mechanism}",
                         hint="select the same heads in all of them",
                     )
-                self._attach(module, self.handle.key_of(number), added)
-            if module in self.handle.added:
+                self._attach(module, self.key_of(number), added)
+            if module in self.added:
                 self._hook(module.register_forward_pre_hook(_run_added_heads, with_kwargs=True))
             if any(assignment.mechanism.needs_layer_input for assignment in mine):
                 self._hook(module.register_forward_pre_hook(_show_layer_input, with_kwargs=True))
 
     def _in_order_of_drawing(self, site: Site) -> list[HeadAssignment]:
         """The assignments of a site in the order in which their parameters are drawn: attacks first."""
-        plan = self.handle.site_plans[site]
+        plan = self.site_plans[site]
         return sorted(plan.assignments, key=lambda a: "attack" not in a.mechanism.contributes)
 
     def _attach(self, module: nn.Module, key: str, added: nn.Module) -> None:
@@ -374,47 +239,45 @@ class Installation:
         """Freeze the parameters that the plan leaves unused: data parallelism waits for a gradient of all others."""
         whole = any(
             sum(len(a.heads) for a in plan.making("replace") if a.number not in plan.fading) == plan.num_heads
-            for plan in self.handle.site_plans.values()
+            for plan in self.site_plans.values()
         )
         if whole:
-            own = {module: sites for module, sites in self.handle.sites.items() if sites[0].attention != "pal"}
-            plain = used_parameters(self.handle.model, own)
-            for parameter in plain - used_parameters(self.handle.model, own, partial(_EveryKey, self.handle)):
+            own = {module: sites for module, sites in self.sites.items() if sites[0].attention != "pal"}
+            plain = used_parameters(self.model, own)
+            for parameter in plain - used_parameters(self.model, own, partial(_EveryKey, self)):
                 parameter.requires_grad_(False)
                 self._undo.append(partial(_train, parameter))
 
     def _require(self) -> None:
         """Give guidance to calls without it, and refuse calls and methods that would lose it."""
-        handle = self.handle
-        model: Any = handle.model
-        for module in handle.shaped_modules():
-            module.guide_required = True  # type: ignore[assignment]
-            self._undo.append(partial(_forget, module, "guide_required"))
+        model: Any = self.model
+        for module in self.shaped_modules():
+            self._mark(module, "guide_required", True)
         self._undo.append(replace_methods(model))
-        if handle.shaping and handle.forward:
+        if self.shaping and self.forward:
             self._undo.append(replace_forward(model))
         self._hook(model.register_load_state_dict_pre_hook(drop_marker))
-        before = BeforeCall(handle)
+        before = BeforeCall(self)
         for entry in {model, *([model.get_encoder()] if model.config.is_encoder_decoder else [])}:
             self._hook(entry.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-            if entry is not model and handle.shapes("decoder", "cross"):
+            if entry is not model and self.shapes("decoder", "cross"):
                 self._hook(entry.register_forward_hook(keep_source, with_kwargs=True))
 
     def _hook(self, hook: Any) -> None:
         self._undo.append(hook.remove)
 
     def remove(self) -> None:
-        """Give the model its own attention back, and take away what the plan added.
+        """Give the model its own attention back, and take away what the plan added, also in the configuration.
 
         Raises:
             InputError: another plan was installed after this one.
         """
-        installed = installed_in(self.handle.model)
-        if self.handle in installed and installed[-1] is not self.handle:
+        installed = installed_in(self.model)
+        if self in installed and installed[-1] is not self:
             raise InputError("another plan was installed after this one", hint="remove that one first")
         while self._undo:
             self._undo.pop()()
-        self.is_active = False
+        self.is_installed = False
 
 
 class _EveryKey(BatchGuidance):
@@ -424,8 +287,7 @@ class _EveryKey(BatchGuidance):
         nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
         given = {key: value for key, value in batch.items() if key != "use_cache"}
         given |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
-        tokens = handle.tokens_of(given)
-        super().__init__(handle, tokens, strengths=dict.fromkeys(handle.fading, torch.tensor(0.5)))
+        super().__init__(handle, tokens_of(handle, given), strengths=dict.fromkeys(handle.fading, torch.tensor(0.5)))
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))

@@ -111,7 +111,7 @@ def _output(call: AttentionCall) -> Tensor:
         for assignment in plan.making("row_losses"):
             query, key = heads_of(call.query, assignment.heads), heads_of(call.key, assignment.heads)
             loss_B = assignment.mechanism.row_losses(query, key, call.scale, call.inputs(assignment))
-            batch.found[assignment.number, call.site] = loss_B
+            batch.losses[assignment.number, call.site] = loss_B
     output = _recorded(call) if batch.recorded is not None else _cheapest(call)
     for assignment in plan.making("edit_output"):
         output = edited(output, assignment.heads, call.edit(assignment, "edit_output"), dim=2)

@@ -58,7 +58,7 @@ def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequen
         rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in parts], dim=1)
         target = assignment.mechanism.target(call.prepared(assignment, counted=False))
         # assigned, not appended: gradient checkpointing runs the forward pass twice
-        call.batch.found[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)
+        call.batch.losses[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)
 
 
 def attend_rows(

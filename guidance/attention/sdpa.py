@@ -19,7 +19,7 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     if call.position_bias is not None:
         mask = _biased(call, heads, masks)
     elif any(masks):
-        mask = call.batch.additive_masks(masks, call.site, call.scope, mask_dtype(call.query))
+        mask = call.batch.additive(call.batch.allowed(masks, call.site, call.scope), mask_dtype(call.query))
     elif call.mask_B1QK is not None:
         mask = call.batch.additive(call.mask_B1QK, mask_dtype(call.query))
     else:

@@ -129,6 +129,7 @@ def _plan_passes(run: Run) -> tuple[Passes, int, Any, Callable[..., list[str]]]:
     """The passes in which the plan of a guided model attacks."""
     import torch
 
+    from guidance.inputs import guide_batch
     from guidance.models.canary import evaluating
     from guidance.patterns.features import is_feature
     from pipelines.probing.sequences import WatchedSequences, token_labels
@@ -147,7 +148,7 @@ def _plan_passes(run: Run) -> tuple[Passes, int, Any, Callable[..., list[str]]]:
 
             def attacked(watcher: Callable[..., object], inputs: Any = inputs, batch: Any = batch) -> Any:
                 seeds_B = torch.tensor([(config.seed << 32) + n for n in batch.numbers]) % 2**62
-                guidance = handle.guide_batch(inputs, measuring=False).attack(seeds_B)
+                guidance = guide_batch(handle, inputs, measuring=False).attack(seeds_B)
                 guidance.recorded, guidance.watcher = {}, watcher
                 given = {name: value for name, value in inputs.items() if not is_feature(name)}
                 with evaluating(watched.model), torch.no_grad():

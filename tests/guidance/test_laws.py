@@ -425,7 +425,7 @@ def test_probabilities_are_read_before_dropout(family: str) -> None:
     for training in (False, True):
         model.train(training)
         guidance = handle.guide(**inputs, mispredicted=inputs["input_ids"] == 8)
-        guidance.recorded, guidance.found = {}, {}
+        guidance.recorded, guidance.losses = {}, {}
         model(**{key: value for key, value in inputs.items() if key != "labels"}, guidance=guidance)
         probabilities.append(next(iter(guidance.recorded.values())))
     torch.testing.assert_close(*probabilities, rtol=0, atol=0)

@@ -345,7 +345,7 @@ def test_patterns_act_on_added_heads_only(family: str) -> None:
             torch.testing.assert_close(found[head], other[added][b, head, :n, :n], rtol=0.0, atol=1e-12)
     guidance = handle.guide(**inputs)
     model(**inputs, guidance=guidance)
-    assert {site for _, site in guidance.found} == {added}
+    assert {site for _, site in guidance.losses} == {added}
     assert not torch.allclose(model(**inputs).logits, plain(**inputs).logits, atol=1e-3)
 
 

@@ -8,34 +8,48 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from guidance.attention.backends import register_backend
-    from guidance.batch import BatchGuidance
-    from guidance.checkpoint import load, save
-    from guidance.collator import FeatureCollator
-    from guidance.errors import (
-        GuidanceHadNoEffect,
-        GuideError,
-        InputError,
-        MachineError,
-        NumericalError,
-        PlanError,
-        UnknownName,
-        UnsupportedModel,
-    )
-    from guidance.installation import Handle, install
-    from guidance.measures import attention_loss, logit_loss, pattern
-    from guidance.mechanisms import register_mechanism
-    from guidance.mechanisms.attacks import AttackMechanism
-    from guidance.mechanisms.base import Mechanism
-    from guidance.models.added_heads import Pal
-    from guidance.models.families import register_family
-    from guidance.options import Within
-    from guidance.patterns import Columns, Pairs, Predicate, Rule, Shift, Weights, register_pattern
-    from guidance.patterns.features import RELATIONS, UPOS, Cooccurrence, Tokens, register_feature
-    from guidance.plan import Guide, Plan
-    from guidance.sites import Site
-    from guidance.statistics.texts import Word, word_features
-    from guidance.trainer import GuidedTrainer
+    from guidance.attention.backends import register_backend as register_backend
+    from guidance.batch import BatchGuidance as BatchGuidance
+    from guidance.checkpoint import load as load
+    from guidance.checkpoint import save as save
+    from guidance.collator import FeatureCollator as FeatureCollator
+    from guidance.errors import GuidanceHadNoEffect as GuidanceHadNoEffect
+    from guidance.errors import GuideError as GuideError
+    from guidance.errors import InputError as InputError
+    from guidance.errors import MachineError as MachineError
+    from guidance.errors import NumericalError as NumericalError
+    from guidance.errors import PlanError as PlanError
+    from guidance.errors import UnknownName as UnknownName
+    from guidance.errors import UnsupportedModel as UnsupportedModel
+    from guidance.installation import Handle as Handle
+    from guidance.installation import install as install
+    from guidance.measures import attention_loss as attention_loss
+    from guidance.measures import logit_loss as logit_loss
+    from guidance.measures import pattern as pattern
+    from guidance.mechanisms import register_mechanism as register_mechanism
+    from guidance.mechanisms.attacks import AttackMechanism as AttackMechanism
+    from guidance.mechanisms.base import Mechanism as Mechanism
+    from guidance.models.added_heads import Pal as Pal
+    from guidance.models.families import register_family as register_family
+    from guidance.options import Within as Within
+    from guidance.patterns import Columns as Columns
+    from guidance.patterns import Pairs as Pairs
+    from guidance.patterns import Predicate as Predicate
+    from guidance.patterns import Rule as Rule
+    from guidance.patterns import Shift as Shift
+    from guidance.patterns import Weights as Weights
+    from guidance.patterns import register_pattern as register_pattern
+    from guidance.patterns.features import RELATIONS as RELATIONS
+    from guidance.patterns.features import UPOS as UPOS
+    from guidance.patterns.features import Cooccurrence as Cooccurrence
+    from guidance.patterns.features import Tokens as Tokens
+    from guidance.patterns.features import register_feature as register_feature
+    from guidance.plan import Guide as Guide
+    from guidance.plan import Plan as Plan
+    from guidance.sites import Site as Site
+    from guidance.statistics.texts import Word as Word
+    from guidance.statistics.texts import word_features as word_features
+    from guidance.trainer import GuidedTrainer as GuidedTrainer
 
 _HOMES = {
     "attention.backends": ("register_backend",),
@@ -69,50 +83,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "RELATIONS",
-    "UPOS",
-    "AttackMechanism",
-    "BatchGuidance",
-    "Columns",
-    "Cooccurrence",
-    "FeatureCollator",
-    "GuidanceHadNoEffect",
-    "Guide",
-    "GuideError",
-    "GuidedTrainer",
-    "Handle",
-    "InputError",
-    "MachineError",
-    "Mechanism",
-    "NumericalError",
-    "Pairs",
-    "Pal",
-    "Plan",
-    "PlanError",
-    "Predicate",
-    "Rule",
-    "Shift",
-    "Site",
-    "Tokens",
-    "UnknownName",
-    "UnsupportedModel",
-    "Weights",
-    "Within",
-    "Word",
-    "attention_loss",
-    "install",
-    "load",
-    "logit_loss",
-    "pattern",
-    "register_backend",
-    "register_family",
-    "register_feature",
-    "register_mechanism",
-    "register_pattern",
-    "save",
-    "word_features",
-]
+__all__ = list(_HOME_OF)
 
 
 class _Public:

@@ -34,7 +34,7 @@ from pipelines.engine.shards import parquet_file, row_groups, shards_of
 from pipelines.stages import cooccurrence, corpus, tokenizer
 from pipelines.statistics import pair_files
 from pipelines.storage.store import Store
-from pipelines.text.tokens import tokenizer_folder
+from pipelines.text.encoding import tokenizer_folder
 
 KERNEL, FILES, SCIPY, NUMPY, GLOVE = "ours", "ours, files", "scipy.sparse", "numpy", "GloVe's cooccur"
 

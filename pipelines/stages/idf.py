@@ -77,7 +77,7 @@ def _count(work: Work[Config]) -> Sequence[Path]:
     config = work.config
     settings: dict[str, Any] = {"unit": config.unit, "block": BLOCK_OF_COLUMN.get(config.column)}
     if "tokenizer" in work.inputs:
-        from pipelines.text.tokens import tokenizer_folder
+        from pipelines.text.encoding import tokenizer_folder
 
         settings["tokenizer"] = tokenizer_folder(work.inputs["tokenizer"])
     return map_shards(
@@ -140,9 +140,9 @@ def count(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     folder = settings.get("tokenizer")
     frequencies: Any = document_frequencies(_tokens(folder, blocks) if folder else _words(blocks))
     if folder:
-        from pipelines.text.tokens import load
+        from pipelines.text.encoding import open_encoder
 
-        name = load(folder).id_to_token
+        name = open_encoder(folder).tokenizer.id_to_token
         frequencies = {name(id_): number for id_, number in frequencies.items()}
     tokens = sorted(frequencies)
     table = pa.table([tokens, [frequencies[token] for token in tokens]], schema=_partial_schema(blocks.units))
@@ -204,7 +204,7 @@ def _tokens(folder: str, blocks: _Blocks) -> Iterator[tuple[object, list[int]]]:
     """(Key of the unit, its token ids); a unit may come in several parts."""
     import numpy as np
 
-    from pipelines.text.tokens import tokens_of
+    from pipelines.text.encoding import tokens_of
 
     for tokens in tokens_of(folder, blocks):
         unit = np.stack([tokens.document, tokens.sentence if blocks.unit == "sentence" else 0 * tokens.document])

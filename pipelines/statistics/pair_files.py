@@ -1,32 +1,36 @@
-"""The map and merge functions of ``build-cooccur``: text to ids, ids to pairs, and merging partial files of either."""
+"""The work of ``build-cooccur``: text to ids, ids to pairs, and merging partial files of either.
+
+There are two maps.  The first encodes text and stores the ids, since reading them back takes a hundredth of the time of
+encoding again.  The second counts pairs in far larger pieces, since the counts of a piece are as large as a few megabytes
+of text.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pipelines.engine.shards import Shard, parquet_file, row_groups
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from guidance.errors import InputError
+from pipelines.engine.shards import Shard, ShareDone, map_shards, merge_tree, parquet_file, row_groups, shards_of
+from pipelines.engine.stage import Work
+from pipelines.progress import log
+from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.files import DigestWriter, open_parquet
-from pipelines.text.corpus_files import training_blocks
-from pipelines.text.encoding import BLOCK_COLUMNS
-from pipelines.text.tokens import tokens_of
+from pipelines.text.corpus_files import BLOCK_OF_COLUMN, training_blocks
+from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, tokenizer_folder, tokens_of
 
-__all__ = [
-    "Piece",
-    "arrays_of",
-    "count",
-    "count_schema",
-    "encode",
-    "encoded_schema",
-    "merge_frequencies",
-    "merge_pairs",
-    "sum_of_frequencies",
-]
+PIECE = 32_000_000
+"""Approximate number of characters whose pairs are counted at once.  It determines how many files the second map writes."""
 
 BAND = 1 << 23
 """Cells of the table in memory at once while merging, 8 bytes each."""
@@ -41,9 +45,6 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     A row has the ids in order, the length of each unit (a sentence, or a block with ``cross``), which windows do not cross,
     and how often each id occurs.
     """
-    import numpy as np
-    import pyarrow as pa
-
     schema = encoded_schema()
     with parquet_file(path, schema) as file:
         for blocks in shard.tables((*BLOCK_COLUMNS, "block")):
@@ -62,8 +63,6 @@ def encode(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
 
 def encoded_schema() -> Any:
     """Columns of a partial file of the first map."""
-    import pyarrow as pa
-
     kinds = {"token": pa.int32(), "length": pa.int32(), "id": pa.int32(), "count": pa.int64()}
     return pa.schema(
         [pa.field(name, pa.list_(pa.field("element", kind, False)), False) for name, kind in kinds.items()]
@@ -72,9 +71,6 @@ def encoded_schema() -> Any:
 
 def merge_frequencies(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
     """Merge partial files: sum how often each id occurs."""
-    import numpy as np
-    import pyarrow as pa
-
     counts = sum_of_frequencies(paths, np.zeros(settings["size"], np.int64))
     ids = np.flatnonzero(counts)
     schema = pa.schema([field for field in encoded_schema() if field.name in ("id", "count")])
@@ -87,8 +83,8 @@ def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
     """``counts``, one number per id, to which the counts of partial files are added in place."""
     for path in paths:
         for table in row_groups(path, ["id", "count"]):
-            ids, found = (table[name].combine_chunks().flatten().to_numpy() for name in ("id", "count"))
-            counts[ids] += found  # a row has each id only once
+            ids, numbers = (table[name].combine_chunks().flatten().to_numpy() for name in ("id", "count"))
+            counts[ids] += numbers  # a row has each id only once
     return counts
 
 
@@ -97,8 +93,6 @@ def sum_of_frequencies(paths: Sequence[Path], counts: Any) -> Any:
 
 def count_schema() -> Any:
     """Columns of ``counts.parquet``: the pairs that occur, sorted."""
-    import pyarrow as pa
-
     return pa.schema(
         [
             column("i", pa.int32(), "row in vocabulary.parquet"),
@@ -123,8 +117,6 @@ class Piece:
 
 def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
     """Count the pairs of a piece; the partial file has the columns of ``counts.parquet``."""
-    import pyarrow as pa
-
     from pipelines.statistics.pair_counting import count_pairs
 
     ids, options = settings["ids"], {"window": settings["window"], "presence": settings["presence"]}
@@ -136,8 +128,6 @@ def count(piece: Piece, settings: Mapping[str, Any], path: Path) -> None:
 
 def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
     """The row of each token of a piece, ``len(ids)`` for tokens that are not counted; and where units begin."""
-    import numpy as np
-
     row_of = np.full(max(ids) + 2, len(ids), np.uint16)
     row_of[list(ids)] = np.arange(len(ids), dtype=np.uint16)
     rows, lengths = [np.empty(0, np.uint16)], [np.zeros(1, np.int64)]
@@ -151,9 +141,6 @@ def _rows_of(piece: Piece, ids: Sequence[int]) -> tuple[Any, Any]:
 
 def merge_pairs(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> None:
     """Merge partial files, a band of rows at a time: memory is bounded by a band and a batch of each file."""
-    import numpy as np
-    import pyarrow as pa
-
     size = settings["rows"]
     band = max(1, BAND // size)
     with contextlib.ExitStack() as stack, _count_file(path) as out:
@@ -197,9 +184,72 @@ def arrays_of(batch: Any) -> tuple[Any, Any, Any]:
 @contextlib.contextmanager
 def _count_file(path: Path) -> Iterator[Any]:
     """A writer for a partial file of counts; delta encoding of sorted numbers takes half the time and space of dictionaries."""
-    import pyarrow.parquet as pq
-
     differences = dict.fromkeys(count_schema().names, "DELTA_BINARY_PACKED")
     options = {"compression": "zstd", "use_dictionary": False, "column_encoding": differences}
     with DigestWriter(path) as file, pq.ParquetWriter(file, count_schema(), **options) as writer:
         yield writer
+
+
+# both
+
+
+class Counting:
+    """The two maps, and the vocabulary, which is chosen between them.
+
+    Attributes:
+        frequencies: how often each id occurs, int64; None before `run`.
+        ids: ids of the counted tokens, most frequent first; None before `run`.
+    """
+
+    def __init__(self, work: Work[Any]) -> None:
+        self._config, self._folder, self._progress = work.config, work.partial, work.progress
+        self._corpus: Artifact = work.inputs["corpus"]
+        self._tokenizer_folder = tokenizer_folder(work.inputs["tokenizer"])
+        self.encoder = Encoder(work.inputs["tokenizer"])
+        self.vocabulary_size = 1 + max(self.encoder.tokenizer.get_vocab().values(), default=-1)
+        self.frequencies: Any = None
+        self.ids: Any = None
+
+    def run(self) -> list[Path]:
+        """The partial files of the second map.
+
+        Raises:
+            ShareDone: ``--shard`` asked for a share, which is done.
+        """
+        from pipelines.statistics.pair_counting import most_frequent
+
+        encoded = self._encode()
+        size = self.vocabulary_size
+        merged = merge_tree(merge_frequencies, encoded, {"size": size}, self._config)
+        self.frequencies = sum_of_frequencies([merged], np.zeros(size, np.int64))
+        self.ids = most_frequent(self.frequencies, self._config.top, exclude=self.encoder.special_tokens())
+        if not len(self.ids):
+            raise InputError(f"{self._corpus.reference} has no training text that this tokenizer turns into tokens")
+        window = None if self._config.window == "sentence" else int(self._config.window)
+        settings = {"ids": self.ids.tolist(), "window": window, "presence": self._config.presence}
+        pieces, folder = self._pieces(encoded), self._folder / "pairs"
+        return map_shards(count, pieces, settings, folder, self._config, self._progress)
+
+    def _encode(self) -> list[Path]:
+        """The partial files of the first map.  With ``--shard`` raises ShareDone unless all shards are encoded now."""
+        shards = shards_of(self._corpus, self._config.shard_size)
+        settings = {"tokenizer": self._tokenizer_folder, "cross": self._config.cross_sentences}
+        settings["block"] = BLOCK_OF_COLUMN.get(self._config.column)
+        folder = self._folder / "ids"
+        try:
+            return map_shards(encode, shards, settings, folder, self._config, self._progress)
+        except ShareDone:
+            done = {path.name.split(".")[0]: path for path in folder.glob("*.partial")}
+            missing = sum(shard.name not in done for shard in shards)
+            if missing:
+                log.info(
+                    "%d shards are not encoded yet; once they are, run the same shares again to count pairs", missing
+                )
+                raise
+            return [done[shard.name] for shard in shards]
+
+    def _pieces(self, encoded: Sequence[Path]) -> list[Piece]:
+        """Consecutive files in pieces of about `PIECE` characters; independent of ``--shard``, so that all shares agree."""
+        number = min(len(encoded), max(1, round(self._corpus.counts.get("characters", 0) / PIECE)))
+        bounds = [len(encoded) * piece // number for piece in range(number + 1)]
+        return [Piece(tuple(map(str, encoded[start:stop]))) for start, stop in itertools.pairwise(bounds)]

@@ -16,7 +16,6 @@ Sources: Liu & Lapata 2019, published code; Lukasik et al. 2020; Li et al. 2022,
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,11 +31,9 @@ from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
-from pipelines.text.corpus_files import SPLITS, read_blocks
-from pipelines.text.encoding import Encoder, block_columns
-from pipelines.text.packing import NOT_TEXT, Packed, Tokens
-from pipelines.text.sequence_files import SequenceFile, document_schema, warn
-from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.corpus_files import whole_documents
+from pipelines.text.encoding import Encoder, Tokens, block_columns
+from pipelines.text.sequence_files import Packed, counts_of_splits, document_schema, lay_out, one_each, write_sequences
 
 FEWEST_WORDS, MOST_WORDS = 6, 200
 """Words of a sentence, for summaries: shorter sentences are left out, longer ones are cut."""
@@ -47,7 +44,6 @@ MOST_SENTENCES = 100
 FEWEST_SENTENCES = 3
 """Sentences of a training document."""
 
-_COLUMNS = ("document", "block", "split", "start", "first_sentence", "text", "sentences")
 _ROWS = 1000
 """Sequences that are written at once."""
 
@@ -73,16 +69,10 @@ class Text:
 
 def texts_of(corpus: Artifact) -> Iterator[Text]:
     """The documents of a dataset, in their order."""
-    pending: list[Any] = []
-    for batch in read_blocks(corpus, _COLUMNS):
-        split = batch.schema.get_field_index("split")
-        table = pa.Table.from_batches([batch])
-        table = pa.concat_tables([*pending, table.set_column(split, "split", table["split"].cast(pa.string()))])
-        bounds = np.flatnonzero(np.diff(table["document"].to_numpy(), prepend=-1))
+    for table in whole_documents(corpus):
+        bounds = np.flatnonzero(np.diff(table["document"].to_numpy(), prepend=-1, append=-1))
         for start, end in itertools.pairwise(bounds):
             yield _text(table.slice(start, end - start))
-        pending = [table.slice(bounds[-1])]
-    yield from map(_text, pending)
 
 
 def _text(blocks: Any) -> Text:
@@ -100,14 +90,9 @@ def _text(blocks: Any) -> Text:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence: its tokens, and what `document_schema` has besides.
+    """A sequence, and what `document_schema` has besides."""
 
-    Attributes:
-        columns: ``id, document, sentence, start, end`` of its tokens.
-    """
-
-    columns: Tokens
-    special: Any
+    packed: Packed
     text: Any
     segment: Any
     label: str
@@ -116,75 +101,55 @@ class Row:
 
 
 def build(run: Run) -> None:
-    """Write the documents of a dataset as sequences; see `pipelines.stages.sequences.run`."""
+    """Write the documents of a dataset as sequences; see `pipelines.stages.sequences.build`."""
     corpus: Artifact = run.inputs["corpus"]
-    files = tokenizer_files(run.inputs["tokenizer"])
-    tokenizer = load_tokenizer(files)
-    special = special_ids(files, tokenizer)
-    encoder = Encoder(tokenizer, special)
-    counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
-    shape = corpus.counts["shape"]
-    layout: _Summaries | _Segments
+    encoder, counts = Encoder(run.inputs["tokenizer"]), counts_of_splits()
+    shape, length = corpus.counts["shape"], run.config.max_length
+    layout: _Summaries | _Segments = _Segments(length, encoder)
     if shape == "summaries":
-        layout = _Summaries(run.config.max_length, special, references(corpus), corpus.counts["summary_sentences"])
-    else:
-        layout = _Segments(run.config.max_length, special)
-    total = int(corpus.counts.get("documents", 0)) or None
-    written: dict[str, _Writer] = {}
-    with contextlib.ExitStack() as stack, run.progress.task("sequences", total=total, unit="documents") as bar:
-        for text in texts_of(corpus):
-            blocks = block_columns(text.blocks)
-            tokens, _ = encoder(blocks, tokenizer.encode_batch(blocks["text"], add_special_tokens=False))
-            for row in layout.rows(text, tokens, counts[text.split]):
-                if text.split not in written:
-                    file = SequenceFile(text.split, document_schema(), special["unk"], run, stack)
-                    written[text.split] = _Writer(file)
-                written[text.split].add(row)
-            bar.advance(1)
-        for writer in written.values():
-            writer.flush()
-    if not written:
-        raise InputError(f"{corpus.reference} has no document that a sequence can be made of")
-    for name, data in plain_tokenizer(files, tokenizer).items():
-        run.out.write(f"tokenizer/{name}", data)
-    run.out.counts |= {
-        "max_length": run.config.max_length,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "special_tokens": special,
-        "shape": shape,
-        **{key: corpus.counts[key] for key in ("summary_sentences", "sharing_test_documents") if key in corpus.counts},
-        "splits": {split: {**written[split].file.counts, **counts[split]} for split in SPLITS if split in written},
-    }
-    warn(run, encoder.replaced)
+        layout = _Summaries(length, encoder, references(corpus), corpus.counts["summary_sentences"])
+    with run.progress.task("sequences", total=corpus.counts.get("documents") or None, unit="documents") as bar:
 
+        def sequences() -> Iterator[tuple[str, Packed, list[Any]]]:
+            held: dict[str, list[Row]] = {split: [] for split in counts}
+            for text in texts_of(corpus):
+                tokens, _ = encoder(block_columns(text.blocks))
+                rows = held[text.split]
+                for row in layout.rows(text, tokens, counts[text.split]):
+                    rows.append(row)
+                    if len(rows) == _ROWS:
+                        yield text.split, *_joined(rows)
+                        rows.clear()
+                bar.advance(1)
+            yield from ((split, *_joined(rows)) for split, rows in held.items() if rows)
 
-class _Writer:
-    """Collects the rows of a split."""
-
-    def __init__(self, file: SequenceFile) -> None:
-        self.file = file
-        self._rows: list[Row] = []
-
-    def add(self, row: Row) -> None:
-        self._rows.append(row)
-        if len(self._rows) == _ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        rows, self._rows = self._rows, []
-        if not rows:
-            return
-        tokens = Tokens(*(np.concatenate(parts) for parts in zip(*(row.columns for row in rows), strict=True)))
-        offsets = np.cumsum([0, *(len(row.special) for row in rows)]).astype(np.int32)
-        packed = Packed(tokens, np.concatenate([row.special for row in rows]), offsets)
-        self.file.write(
-            packed,
-            np.concatenate([row.text for row in rows]),
-            pa.array([row.label for row in rows], pa.string()),
-            pa.array([row.document for row in rows], pa.int32()),
-            np.concatenate([row.segment for row in rows]),
-            pa.array([row.sentences for row in rows], pa.list_(pa.int32())),
+        write_sequences(
+            run,
+            {"tokenizer": encoder},
+            document_schema(),
+            sequences(),
+            counts,
+            InputError(f"{corpus.reference} has no document that a sequence can be made of"),
+            shape=shape,
+            **{
+                key: corpus.counts[key]
+                for key in ("summary_sentences", "sharing_test_documents")
+                if key in corpus.counts
+            },
         )
+
+
+def _joined(rows: Sequence[Row]) -> tuple[Packed, list[Any]]:
+    """Some rows as sequences, and their further columns."""
+    tokens = Tokens(*(np.concatenate(parts) for parts in zip(*(row.packed.tokens for row in rows), strict=True)))
+    offsets = np.cumsum([0, *(len(row.text) for row in rows)]).astype(np.int32)
+    return Packed(tokens, np.concatenate([row.packed.special for row in rows]), offsets), [
+        np.concatenate([row.text for row in rows]),
+        pa.array([row.label for row in rows], pa.string()),
+        pa.array([row.document for row in rows], pa.int32()),
+        np.concatenate([row.segment for row in rows]),
+        pa.array([row.sentences for row in rows], pa.list_(pa.int32())),
+    ]
 
 
 def references(corpus: Artifact) -> list[list[str]]:
@@ -201,11 +166,8 @@ def oracle(sentences: Sequence[str], reference: str, size: int) -> list[int]:
 class _Summaries:
     """Lays out documents with summaries."""
 
-    def __init__(
-        self, length: int, special: dict[str, int | None], summaries: Sequence[Sequence[str]], size: int
-    ) -> None:
-        self._length, self._begin, self._separator = length, special["cls"], special["sep"]
-        self._references, self._size = summaries, size
+    def __init__(self, length: int, encoder: Encoder, summaries: Sequence[Sequence[str]], size: int) -> None:
+        self._length, self._encoder, self._references, self._size = length, encoder, summaries, size
 
     def rows(self, text: Text, tokens: Tokens, counts: Counter[str]) -> Iterator[Row]:
         """The row of a document; none if it is dropped."""
@@ -213,16 +175,16 @@ class _Summaries:
         chosen = set(oracle(text.sentences[:MOST_SENTENCES], self._references[text.number][0], self._size))
         counts["empty_oracles"] += not chosen
         words = [sentence.split() for sentence in text.sentences]
-        kept = [number for number, found in enumerate(words) if len(found) >= FEWEST_WORDS]
+        kept = [number for number, own in enumerate(words) if len(own) >= FEWEST_WORDS]
         if not kept and not is_training:
             kept = list(range(len(words)))
         bounds = np.searchsorted(tokens.sentence, np.arange(len(words) + 1))
         pieces = [(n, self._pieces(text, n, bounds, tokens)) for n in kept[:MOST_SENTENCES]]
-        pieces = [(number, found) for number, found in pieces if len(found)]
+        pieces = [(number, places) for number, places in pieces if len(places)]
         if is_training and len(pieces) < FEWEST_SENTENCES:
             counts["short_documents"] += 1
             return
-        lengths = np.cumsum([len(found) + 2 for _, found in pieces])
+        lengths = np.cumsum([len(places) + 2 for _, places in pieces])
         fitting = int((lengths <= self._length).sum())
         counts["cut_documents"] += fitting < len(pieces)
         if not fitting and pieces and not is_training:
@@ -234,31 +196,28 @@ class _Summaries:
 
     def _pieces(self, text: Text, number: int, bounds: Any, tokens: Tokens) -> Any:
         """The places among the tokens of those of a sentence, cut after `MOST_WORDS` words."""
-        found = np.arange(bounds[number], bounds[number + 1])
+        places = np.arange(bounds[number], bounds[number + 1])
         words = text.sentences[number].split()
         if len(words) > MOST_WORDS:
             end = text.starts[number] + len(" ".join(words[:MOST_WORDS]))
-            found = found[tokens.end[found] <= end]
-        return found
+            places = places[tokens.end[places] <= end]
+        return places
 
     def _row(self, text: Text, pieces: Sequence[tuple[int, Any]], tokens: Tokens, chosen: set[int]) -> Row:
-        sizes = np.array([len(found) + 2 for _, found in pieces])
-        segment = np.repeat(np.arange(len(pieces)), sizes).astype(np.int32)
-        ends = np.cumsum(sizes)
-        special = np.zeros(ends[-1], bool)
-        special[ends - sizes] = special[ends - 1] = True
-        columns = _spread(tokens, np.concatenate([found for _, found in pieces]), special)
-        columns.id[ends - sizes], columns.id[ends - 1] = self._begin, self._separator
+        sizes = np.array([len(places) for _, places in pieces])
+        own = tokens.at(np.concatenate([places for _, places in pieces]))
+        segment = np.repeat(np.arange(len(pieces)), sizes + 2).astype(np.int32)
         numbers = [number for number, _ in pieces]
         label = " ".join("1" if number in chosen else "0" for number in numbers)
-        return Row(columns, special, (segment % 2).astype(np.int8), segment, label, text.number, numbers)
+        packed = one_each(own, sizes, self._encoder.begin, self._encoder.separator)
+        return Row(packed, (segment % 2).astype(np.int8), segment, label, text.number, numbers)
 
 
 class _Segments:
     """Lays out the boundaries between the sentences of documents."""
 
-    def __init__(self, length: int, special: dict[str, int | None]) -> None:
-        self._side, self._begin, self._separator = (length - 2) // 2, special["cls"], special["sep"]
+    def __init__(self, length: int, encoder: Encoder) -> None:
+        self._side, self._encoder = (length - 2) // 2, encoder
 
     def rows(self, text: Text, tokens: Tokens, counts: Counter[str]) -> Iterator[Row]:
         """One row for each sentence but the last."""
@@ -269,29 +228,16 @@ class _Segments:
         # where each sentence but the first begins among the tokens
         bounds = np.searchsorted(tokens.sentence, np.arange(1, len(text.sentences))).tolist()
         for number, bound in enumerate(bounds):
-            left = np.arange(max(0, bound - self._side), bound)
-            right = np.arange(bound, min(bound + self._side, len(tokens.id)))
-            special = np.zeros(len(left) + len(right) + 2, bool)
-            special[[0, len(left) + 1]] = True
-            columns = _spread(tokens, np.concatenate([left, right]), special)
-            columns.id[0], columns.id[len(left) + 1] = self._begin, self._separator
-            position = np.arange(len(special))
+            start, end = max(0, bound - self._side), min(bound + self._side, len(tokens.id))
+            separator, position = 1 + bound - start, np.arange(end - start + 2)
+            places = np.delete(position, [0, separator])
+            ends = np.array([len(position)])
+            packed = lay_out(tokens.at(slice(start, end)), places, ends, self._encoder.begin, self._encoder.separator)
             yield Row(
-                columns,
-                special,
-                (position > len(left) + 1).astype(np.int8),  # the separator is of the first type
-                (position > len(left)).astype(np.int32),  # but of the right context
+                packed,
+                (position > separator).astype(np.int8),  # the separator is of the first type
+                (position >= separator).astype(np.int32),  # but of the right context
                 str(int(text.ends_section[number])),
                 text.number,
                 [number],
             )
-
-
-def _spread(tokens: Tokens, places: Any, special: Any) -> Tokens:
-    """The tokens at some places, with room for special tokens between them."""
-    found = []
-    for column in tokens:
-        wide = np.full(len(special), NOT_TEXT, column.dtype)
-        wide[~special] = column[places]
-        found.append(wide)
-    return Tokens(*found)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
 
 from guidance.errors import InputError
-from pipelines.text.corpus_files import SPLITS
-from pipelines.text.packing import Tokens
+from pipelines.engine.shards import remembered
+from pipelines.engine.stage import Files
+from pipelines.storage.artifacts import Artifact
+from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
 
 _BATCH_CHARACTERS = 1 << 20
 
@@ -18,8 +25,6 @@ BLOCK_COLUMNS = ("document", "split", "start", "first_sentence", "text", "senten
 
 def batches_of(part: Any) -> Iterator[dict[str, Any]]:
     """A record batch of blocks, cut into batches of about `_BATCH_CHARACTERS`; see `block_columns`."""
-    import pyarrow.compute as pc
-
     sums = [0, *itertools.accumulate(pc.utf8_length(part.column("text")).to_pylist())]
     first = 0
     while first < part.num_rows:
@@ -34,38 +39,73 @@ def block_columns(part: Any) -> dict[str, Any]:
     """A record batch of blocks as columns by name: lists for text, numpy arrays for numbers."""
     spans = part.column("sentences")
     return {
+        **{name: part.column(name).to_numpy() for name in ("document", "start", "first_sentence")},
         "text": part.column("text").to_pylist(),
-        "document": part.column("document").to_numpy(),
         "split": part.column("split").cast("string").to_pylist(),
-        "start": part.column("start").to_numpy(),
-        "first_sentence": part.column("first_sentence").to_numpy(),
         "sentence_counts": spans.value_lengths().to_numpy(),
         "sentence_starts": spans.flatten().field("start").to_numpy(),
     }
 
 
-class Encoder:
-    """Turns blocks and their encodings into `Tokens`.
+class Tokens(NamedTuple):
+    """Columns of T tokens, in reading order.
 
     Attributes:
+        id: int32_T, token id.
+        document: int32_T.
+        sentence: int32_T, running number in the document.
+        start, end: int64_T, code points in the document, end exclusive.
+    """
+
+    id: Any
+    document: Any
+    sentence: Any
+    start: Any
+    end: Any
+
+    def at(self, places: Any) -> Tokens:
+        """The tokens at some places: a slice, numbers, or a mask."""
+        return Tokens(*(column[places] for column in self))
+
+
+class Encoder:
+    """A tokenizer that turns blocks into `Tokens`.
+
+    Attributes:
+        files: the files of the tokenizer; special: the ids of its special tokens, see `special_ids`.
+        begin, separator: the ids of the first and the last token of a sequence.
         replaced: number of text tokens that had the id of a special token and became the unknown token.
     """
 
-    def __init__(self, tokenizer: Any, special: Mapping[str, int | None]) -> None:
-        import numpy as np
-
-        unknown = special["unk"]
-        added = [id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-        forbidden = ({*added, *(id_ for id_ in special.values() if id_ is not None)}) - {unknown}
-        self._forbidden = np.array(sorted(forbidden), np.int32)
-        self._bare = np.array([i for i in map(tokenizer.token_to_id, ("▁", "Ġ")) if i is not None], np.int32)
-        self._unknown = unknown
+    def __init__(self, tokenizer: Artifact | Files) -> None:
+        self.files = tokenizer_files(tokenizer)
+        self.tokenizer = load_tokenizer(self.files)
+        self.special = special_ids(self.files, self.tokenizer)
+        begin, separator, self._unknown = (self.special[role] for role in ("cls", "sep", "unk"))
+        assert begin is not None and separator is not None, "special_ids refuses such tokenizers"
+        self.begin, self.separator = begin, separator
+        self._forbidden = np.array(sorted(self.special_tokens() - {self._unknown}), np.int32)
+        word_starts = map(self.tokenizer.token_to_id, ("▁", "Ġ"))
+        self._bare = np.array([id_ for id_ in word_starts if id_ is not None], np.int32)
         self.replaced = 0
 
-    def __call__(self, blocks: Mapping[str, Any], encodings: list[Any]) -> tuple[Tokens, Any]:
-        """All tokens of a batch, and the split of each as its number in `SPLITS`."""
-        import numpy as np
+    def special_tokens(self) -> set[int]:
+        """The ids of all special tokens, also of those without a role."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {id_ for id_ in self.special.values() if id_ is not None} | {id_ for id_, t in added if t.special}
 
+    def encode(self, blocks: Mapping[str, Any]) -> list[Any]:
+        """The encoding of each block, without special tokens."""
+        encodings: list[Any] = self.tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
+        return encodings
+
+    def __call__(self, blocks: Mapping[str, Any], encodings: list[Any] | None = None) -> tuple[Tokens, Any]:
+        """All tokens of a batch, and how many each block has.
+
+        Args:
+            encodings: of the blocks, if they are known.
+        """
+        encodings = self.encode(blocks) if encodings is None else encodings
         ids_lists = [encoding.ids for encoding in encodings]
         counts = np.fromiter(map(len, ids_lists), np.int64, len(ids_lists))
         total = int(counts.sum())
@@ -86,8 +126,8 @@ class Encoder:
         first_boundary = np.concatenate([[0], np.cumsum(sentence_counts)[:-1]])
         # the last character decides: a token may include the space before its sentence
         last_letter = np.maximum(end - 1, start) + np.repeat(shifts, counts)
-        found = np.searchsorted(boundaries, last_letter, side="right") - 1
-        within = np.maximum(found - np.repeat(first_boundary, counts), 0)
+        sentence = np.searchsorted(boundaries, last_letter, side="right") - 1
+        within = np.maximum(sentence - np.repeat(first_boundary, counts), 0)
         block_start = np.repeat(blocks["start"], counts)
         tokens = Tokens(
             ids,
@@ -97,9 +137,7 @@ class Encoder:
             start + block_start,
             end + block_start,
         )
-        number = {split: index for index, split in enumerate(SPLITS)}
-        splits = np.fromiter((number[split] for split in blocks["split"]), np.int8, len(counts))
-        return tokens, np.repeat(splits, counts)
+        return tokens, counts
 
     def _replace_special(self, ids: Any) -> None:
         """Replace special tokens by the unknown token, in place: text never becomes a special token, even if the
@@ -108,8 +146,6 @@ class Encoder:
         Raises:
             InputError: the tokenizer has no unknown token.
         """
-        import numpy as np
-
         wrong = np.isin(ids, self._forbidden)
         count = int(wrong.sum())
         if count:
@@ -120,3 +156,35 @@ class Encoder:
                 )
             ids[wrong] = self._unknown
             self.replaced += count
+
+
+# in the worker processes of a statistic
+
+
+def tokenizer_folder(tokenizer: Artifact | Files) -> str:
+    """The folder of the tokenizer's files, as an absolute path that other processes can open."""
+    return str((tokenizer.path if isinstance(tokenizer, Artifact) else tokenizer.paths[0].parent).absolute())
+
+
+def open_encoder(folder: str) -> Encoder:
+    """The encoder with the tokenizer of a folder; each process opens it once."""
+    return _opened(os.path.join(folder, "tokenizer.json"))
+
+
+@remembered
+def _opened(file: str) -> Encoder:
+    folder = Path(file).parent
+    names = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    return Encoder(Files.of((folder / name for name in names), names))
+
+
+def tokens_of(folder: str, tables: Iterable[Any]) -> Iterator[Tokens]:
+    """The tokens of some tables of blocks, with the ids that ``build-sequences`` gives them, but without special tokens.
+
+    Comes in batches of about a million characters.  The tables must have the `BLOCK_COLUMNS`.
+    """
+    encoder = open_encoder(folder)
+    for table in tables:
+        for part in table.combine_chunks().to_batches():
+            for batch in batches_of(part):
+                yield encoder(batch)[0]

@@ -13,7 +13,7 @@ too long has several rows, one after the other, that overlap by half and begin w
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,89 +25,40 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
 from pipelines.text.corpus_files import SPLITS, whole_documents
-from pipelines.text.encoding import Encoder, block_columns
-from pipelines.text.packing import Packed, Tokens, lay_out
-from pipelines.text.sequence_files import SequenceFile, example_schema, warn, word_schema
-from pipelines.text.tokenizer_files import load_tokenizer, plain_tokenizer, special_ids, tokenizer_files
+from pipelines.text.encoding import Encoder, Tokens, block_columns
+from pipelines.text.sequence_files import (
+    Counts,
+    Packed,
+    counts_of_splits,
+    example_schema,
+    lay_out,
+    word_schema,
+    write_sequences,
+)
 
 
 def build(run: Run) -> None:
-    """Write the examples of a dataset as sequences; see `pipelines.stages.sequences.run`."""
+    """Write the examples of a dataset as sequences; see `pipelines.stages.sequences.build`."""
     corpus: Artifact = run.inputs["corpus"]
-    if corpus.counts.get("shape") in ("summaries", "segments"):
-        from pipelines.text import document_sequences
+    encoder, counts = Encoder(run.inputs["tokenizer"]), counts_of_splits()
+    labels, shape = _labels(corpus), corpus.counts.get("shape", "examples")
+    layout = _Layout(run.config.max_length, encoder, shape, bool(corpus.counts.get("dialogues")))
+    with run.progress.task("sequences", total=len(labels), unit="examples") as bar:
 
-        return document_sequences.build(run)
-    files = tokenizer_files(run.inputs["tokenizer"])
-    tokenizer = load_tokenizer(files)
-    special = special_ids(files, tokenizer)
-    labels = _labels(corpus)
-    encoder = Encoder(tokenizer, special)
-    shape = corpus.counts.get("shape", "examples")
-    layout = _Layout(
-        run.config.max_length,
-        special,
-        tokenizer,
-        cut="first" if shape == "choices" else "longer",
-        from_start=bool(corpus.counts.get("dialogues")),
-    )
-    schema = word_schema() if shape == "tags" else example_schema()
-    written: dict[str, SequenceFile] = {}
-    cut, divided = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-    with contextlib.ExitStack() as stack, run.progress.task("sequences", total=len(labels), unit="examples") as bar:
-        for table in whole_documents(corpus):
-            (batch,) = table.combine_chunks().to_batches()
-            blocks = block_columns(batch)
-            encodings = tokenizer.encode_batch(blocks["text"], add_special_tokens=False)
-            tokens, _ = encoder(blocks, encodings)
-            sizes = np.fromiter((len(encoding.ids) for encoding in encodings), np.int64, len(encodings))
-            number = table["block"].to_numpy()
-            words = _words(blocks, encodings) if shape == "tags" else None
-            splits = np.array(blocks["split"], dtype=object)
-            for split in SPLITS:
-                kept = splits == split
-                if not kept.any():
-                    continue
-                if split not in written:
-                    written[split] = SequenceFile(split, schema, special["unk"], run, stack)
-                order = _pairs_in_order(kept, number)
-                first, size = (np.cumsum(sizes) - sizes)[order], sizes[order]
-                if words is not None:
-                    order, first, size, num_divided = _windows(order, first, size, words, run.config.max_length - 2)
-                    divided[split] += num_divided
-                is_pair = number[order] > 0
-                taken = _spans(first, size)
-                packed, parts, num_cut, places = layout(Tokens(*(column[taken] for column in tokens)), size, is_pair)
-                documents = blocks["document"][order][~is_pair]
-                its_labels = pa.array([labels[document] for document in documents.tolist()], pa.string())
-                more: list[Any] = [parts, its_labels, pa.array(documents, pa.int32())]
-                if words is not None:
-                    numbers = np.full(len(packed.tokens.id), -1, np.int32)
-                    numbers[places] = words[taken]
-                    more.append(numbers)
-                written[split].write(packed, *more)
-                cut[split] += num_cut
-            bar.advance(int((number == 0).sum()))
-    if not written:
-        raise InputError(f"{corpus.reference} has no examples")
-    for name, data in plain_tokenizer(files, tokenizer).items():
-        run.out.write(f"tokenizer/{name}", data)
-    run.out.counts |= {
-        "max_length": run.config.max_length,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "special_tokens": special,
-        "shape": shape,
-        "splits": {
-            split: {
-                **written[split].counts,
-                "cut_examples": cut[split],
-                **({"divided_examples": divided[split]} if divided[split] else {}),
-            }
-            for split in SPLITS
-            if split in written
-        },
-    }
-    warn(run, encoder.replaced)
+        def sequences() -> Iterator[tuple[str, Packed, list[Any]]]:
+            for table in whole_documents(corpus):
+                yield from layout.sequences(table, labels, counts)
+                bar.advance(int((table["block"].to_numpy() == 0).sum()))
+
+        write_sequences(
+            run,
+            {"tokenizer": encoder},
+            word_schema() if shape == "tags" else example_schema(),
+            sequences(),
+            counts,
+            InputError(f"{corpus.reference} has no examples"),
+            shape=shape,
+        )
 
 
 def _labels(corpus: Artifact) -> list[str | None]:
@@ -123,8 +74,8 @@ def _labels(corpus: Artifact) -> list[str | None]:
             f"{corpus.reference} is running text, not examples of a task",
             hint="--packing full-sentences, or build it with: guide build-dataset",
         )
-    found: list[str | None] = table["label"].to_pylist()
-    return found
+    labels: list[str | None] = table["label"].to_pylist()
+    return labels
 
 
 def _spans(first: Any, size: Any) -> Any:
@@ -138,20 +89,20 @@ def _windows(order: Any, first: Any, size: Any, words: Any, room: int) -> tuple[
     The windows of a block overlap by half of ``room``, or by more, so that each begins with the first token of a word; a word
     of more than ``room`` tokens loses its last ones.  The number of blocks that were divided comes last.
     """
-    found = []
+    windows = []
     for block, start, length in zip(order.tolist(), first.tolist(), size.tolist(), strict=True):
         begins = np.flatnonzero(np.diff(words[start : start + length], prepend=-1))  # the first token of each word
         here = 0
         while here + room < length:
-            found.append((block, start + here, room))
+            windows.append((block, start + here, room))
             beginning = begins[begins <= here + room // 2]
             after = begins[begins > here]
             if not len(after):
                 break
             here = max(int(beginning[-1]), int(after[0]))
         else:
-            found.append((block, start + here, length - here))
-    blocks, firsts, sizes = np.array(found, np.int64).reshape(-1, 3).T
+            windows.append((block, start + here, length - here))
+    blocks, firsts, sizes = np.array(windows, np.int64).reshape(-1, 3).T
     return blocks, firsts, sizes, int((size > room).sum())
 
 
@@ -165,32 +116,60 @@ def _pairs_in_order(kept: Any, number: Any) -> Any:
 
 def _words(blocks: Any, encodings: Any) -> Any:
     """For each token of some blocks, the number of its word in the block; words are parted by single spaces."""
-    found = [np.zeros(0, np.int32)]
+    words = [np.zeros(0, np.int32)]
     for text, encoding in zip(blocks["text"], encodings, strict=True):
         spaces = np.flatnonzero(np.frombuffer(text.encode("utf-32-le"), np.uint32) == ord(" "))
         # the space before a word may belong to its first token
         inside = np.array([end - 1 for _, end in encoding.offsets], np.int64)
-        found.append(np.searchsorted(spaces, inside).astype(np.int32))
-    return np.concatenate(found)
+        words.append(np.searchsorted(spaces, inside).astype(np.int32))
+    return np.concatenate(words)
 
 
 class _Layout:
-    """Puts the texts of examples between special tokens."""
+    """Puts the texts of examples between special tokens.
 
-    def __init__(
-        self, length: int, special: dict[str, int | None], tokenizer: Any, *, cut: str, from_start: bool
-    ) -> None:
-        """
-        Args:
-            cut: which of two texts is cut first: the ``first`` or the ``longer``.
-            from_start: whether first texts lose their beginning.
-        """
-        begin, separator = special["cls"], special["sep"]
-        assert begin is not None and separator is not None
-        self._length, self._begin, self._separator = length, begin, separator
+    Args:
+        shape: of the dataset.  Of two texts the longer one is cut first, but of ``choices`` the first one.
+        from_start: whether first texts lose their beginning.
+    """
+
+    def __init__(self, length: int, encoder: Encoder, shape: str, from_start: bool) -> None:
+        self._length, self._encoder, self._shape, self._from_start = length, encoder, shape, from_start
         # RoBERTa's template is <s> A </s></s> B </s>
-        self._between = 2 if tokenizer.num_special_tokens_to_add(True) == 4 else 1
-        self._cut, self._from_start = cut, from_start
+        self._between = 2 if encoder.tokenizer.num_special_tokens_to_add(True) == 4 else 1
+
+    def sequences(
+        self, table: pa.Table, labels: list[str | None], counts: Counts
+    ) -> Iterator[tuple[str, Packed, list[Any]]]:
+        """The sequences of a table of whole documents, by split."""
+        (batch,) = table.combine_chunks().to_batches()
+        blocks, number = block_columns(batch), table["block"].to_numpy()
+        encodings = self._encoder.encode(blocks)
+        tokens, sizes = self._encoder(blocks, encodings)
+        words = _words(blocks, encodings) if self._shape == "tags" else None
+        splits = np.array(blocks["split"], dtype=object)
+        for split in SPLITS:
+            kept = splits == split
+            if not kept.any():
+                continue
+            order = _pairs_in_order(kept, number)
+            first, size, divided = (np.cumsum(sizes) - sizes)[order], sizes[order], 0
+            if words is not None:
+                order, first, size, divided = _windows(order, first, size, words, self._length - 2)
+            is_pair = number[order] > 0
+            taken = _spans(first, size)
+            packed, parts, cut, places = self(tokens.at(taken), size, is_pair)
+            counts[split]["cut_examples"] += cut
+            if divided:
+                counts[split]["divided_examples"] += divided
+            documents = blocks["document"][order][~is_pair]
+            its_labels = pa.array([labels[document] for document in documents.tolist()], pa.string())
+            columns: list[Any] = [parts, its_labels, pa.array(documents, pa.int32())]
+            if words is not None:
+                numbers = np.full(len(packed.tokens.id), -1, np.int32)
+                numbers[places] = words[taken]
+                columns.append(numbers)
+            yield split, packed, columns
 
     def __call__(self, tokens: Tokens, sizes: Any, is_pair: Any) -> tuple[Packed, Any, int, Any]:
         """Sequences of examples, the number of each token's text (0 or 1), how many examples were cut, and where the tokens
@@ -207,7 +186,7 @@ class _Layout:
         second[two] = sizes[is_pair]
         room = self._length - np.where(two, 2 + self._between, 2)
         # the longer text is cut first; of an odd number of tokens the first text gets one more
-        least = room if self._cut == "first" else room // 2
+        least = room if self._shape == "choices" else room // 2
         kept_second = np.minimum(second, np.maximum(room - first, least))
         kept_first = np.minimum(first, room - kept_second)
         kept = np.where(is_pair, kept_second[example], kept_first[example])
@@ -221,7 +200,7 @@ class _Layout:
         chosen = (within >= 0) & (within < np.repeat(kept, sizes))
         places = (np.repeat(start_of_block, sizes) + within)[chosen]
 
-        packed = lay_out(Tokens(*(column[chosen] for column in tokens)), places, ends, self._begin, self._separator)
+        packed = lay_out(tokens.at(chosen), places, ends, self._encoder.begin, self._encoder.separator)
         position = np.arange(ends[-1]) - np.repeat(starts, ends - starts)
         # as BERT counts them: the first separator belongs to the first text, the last one to the second
         second_begins = np.where(two, kept_first + 1 + self._between, self._length + 1)

@@ -1,46 +1,70 @@
-"""Packs whole sentences into sequences of bounded length: numpy over tokens, a plain loop over sentences."""
+"""Sequences of running text, ``build-sequences --packing full-sentences`` or ``document``: whole sentences of a corpus.
+
+Numpy works over tokens, a plain loop over sentences.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-NOT_TEXT = -1
-"""Document, sentence and offsets of a special token, which is not part of the text."""
+import numpy as np
 
-
-class Tokens(NamedTuple):
-    """Columns of T tokens, in reading order.
-
-    Attributes:
-        id: int32_T, token id.
-        document: int32_T.
-        sentence: int32_T, running number in the document.
-        start, end: int64_T, code points in the document, end exclusive.
-    """
-
-    id: Any
-    document: Any
-    sentence: Any
-    start: Any
-    end: Any
-
-    def slice(self, first: int, last: int | None = None) -> Tokens:
-        return Tokens(*(column[first:last] for column in self))
+from guidance.errors import InputError
+from pipelines.engine.stage import Run
+from pipelines.storage.artifacts import Artifact
+from pipelines.text.corpus_files import SPLITS, read_blocks
+from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, Tokens, batches_of
+from pipelines.text.sequence_files import Counts, Packed, counts_of_splits, lay_out, sequence_schema, write_sequences
 
 
-class Packed(NamedTuple):
-    """Finished sequences, concatenated.
+def build(run: Run) -> None:
+    """Write the text of a corpus as sequences; see `pipelines.stages.sequences.build`."""
+    corpus: Artifact = run.inputs["corpus"]
+    encoder, counts = Encoder(run.inputs["tokenizer"]), counts_of_splits()
+    empty = InputError(f"{corpus.reference} has no text that this tokenizer turns into tokens")
+    sequences = _sequences(run, corpus, encoder, counts)
+    write_sequences(run, {"tokenizer": encoder}, sequence_schema(), sequences, counts, empty)
 
-    Attributes:
-        tokens: all tokens, special ones included.
-        special: bool_T, whether a token is special.
-        offsets: int32, 0 and then the end of each sequence.
-    """
 
-    tokens: Tokens
-    special: Any
-    offsets: Any
+def _sequences(run: Run, corpus: Artifact, encoder: Encoder, counts: Counts) -> Iterator[tuple[str, Packed, list[Any]]]:
+    crosses, packers = run.config.packing == "full-sentences", dict[str, Packer]()
+    with run.progress.task("sequences", total=corpus.counts.get("characters") or None, unit="chars") as bar:
+        for blocks, encodings in _encoded_ahead(encoder, corpus):
+            tokens, sizes = encoder(blocks, encodings)
+            del encodings
+            splits = np.repeat(np.array([SPLITS.index(split) for split in blocks["split"]], np.int8), sizes)
+            for number, split in enumerate(SPLITS):
+                chosen = splits == number
+                if not chosen.any():
+                    continue
+                if split not in packers:
+                    packers[split] = Packer(run.config.max_length, encoder.begin, encoder.separator, crosses)
+                if packed := packers[split].add(tokens if chosen.all() else tokens.at(chosen)):
+                    yield split, packed, []
+            bar.advance(sum(map(len, blocks["text"])))
+        for split, packer in packers.items():
+            if packed := packer.flush():
+                yield split, packed, []
+            counts[split]["cut_sentences"] = packer.cut
+
+
+def _encoded_ahead(encoder: Encoder, corpus: Artifact) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Blocks with their encodings.  The next ones are encoded in a thread meanwhile; the tokenizer releases the GIL."""
+    batches = (b for part in read_blocks(corpus, BLOCK_COLUMNS, batch=4096) for b in batches_of(part))
+
+    def encode() -> tuple[dict[str, Any], list[Any]] | None:
+        blocks = next(batches, None)
+        return None if blocks is None else (blocks, encoder.encode(blocks))
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting = pool.submit(encode)
+        while (ready := waiting.result()) is not None:
+            waiting = pool.submit(encode)
+            yield ready
+            del ready
 
 
 @dataclass
@@ -67,8 +91,6 @@ class Packer:
 
         Each call must end at the end of a sentence.
         """
-        import numpy as np
-
         if self._pending is not None:
             tokens = Tokens(*(np.concatenate(pair) for pair in zip(self._pending, tokens, strict=True)))
             self._pending = None
@@ -80,8 +102,6 @@ class Packer:
         return self._pack(pending, last=True) if pending is not None else None
 
     def _pack(self, tokens: Tokens, *, last: bool) -> Packed | None:
-        import numpy as np
-
         total = len(tokens.id)
         if not total:
             return None
@@ -116,7 +136,7 @@ class Packer:
             complete = open_unit
         kept = int(lengths[:complete].sum())
         if not last:
-            self._pending = tokens.slice(kept)
+            self._pending = tokens.at(slice(kept, None))
         # the first piece of a long sentence fills a sequence, so pending sentences are short and are not counted again
         self.cut += len(long)
         if not complete:
@@ -125,44 +145,11 @@ class Packer:
             np.asarray(places[:complete]) - np.concatenate([[0], np.cumsum(lengths[: complete - 1])]),
             lengths[:complete],
         )
-        return lay_out(tokens.slice(0, kept), target, np.asarray(ends), self.begin, self.separator)
-
-
-def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed:
-    """One sequence for each run of ``lengths`` tokens, between a begin and a separator token."""
-    import numpy as np
-
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    places = np.arange(len(tokens.id)) + 2 * rows + 1
-    return lay_out(tokens, places, np.cumsum(lengths + 2), begin, separator)
-
-
-def lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
-    """The concatenated sequences: tokens at ``places``, a begin token at the start of each sequence, separators elsewhere.
-
-    Args:
-        ends: the end of each sequence, exclusive.
-    """
-    import numpy as np
-
-    size = int(ends[-1])
-    special = np.ones(size, bool)  # first, last, and between documents
-    special[places] = False
-    ids = np.full(size, separator, np.int32)
-    ids[np.concatenate([[0], ends[:-1]])] = begin
-    ids[places] = tokens.id
-    columns = [ids]
-    for column in tokens[1:]:
-        wide = np.full(size, NOT_TEXT, column.dtype)
-        wide[places] = column
-        columns.append(wide)
-    return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
+        return lay_out(tokens.at(slice(kept)), target, np.asarray(ends), self.begin, self.separator)
 
 
 def _cut_long(lengths: Any, documents: Any, capacity: int) -> tuple[Any, Any]:
     """Lengths and documents of units, where units over ``capacity`` are cut into full pieces and a last, shorter one."""
-    import numpy as np
-
     pieces = -(-lengths // capacity)
     cut = np.full(int(pieces.sum()), capacity)
     lasts = np.cumsum(pieces) - 1

@@ -1,18 +1,69 @@
-"""Files of sequences: their columns, the writer, and warnings about what was written."""
+"""Files of sequences: their columns, writing them, and warnings about what was written."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from guidance.errors import InputError
 from pipelines.engine.stage import Run
 from pipelines.storage.columns import column, list_column
-from pipelines.text.packing import Packed
+from pipelines.text.corpus_files import SPLITS
+from pipelines.text.encoding import Encoder, Tokens
+from pipelines.text.tokenizer_files import plain_tokenizer
+
+NOT_TEXT = -1
+"""Document, sentence and offsets of a special token, which is not part of the text."""
 
 
-def sequence_schema() -> Any:
+class Packed(NamedTuple):
+    """Finished sequences, concatenated.
+
+    Attributes:
+        tokens: all tokens, special ones included.
+        special: bool_T, whether a token is special.
+        offsets: int32, 0 and then the end of each sequence.
+    """
+
+    tokens: Tokens
+    special: Any
+    offsets: Any
+
+
+def one_each(tokens: Tokens, lengths: Any, begin: int, separator: int) -> Packed:
+    """One sequence for each run of ``lengths`` tokens, between a begin and a separator token."""
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    places = np.arange(len(tokens.id)) + 2 * rows + 1
+    return lay_out(tokens, places, np.cumsum(lengths + 2), begin, separator)
+
+
+def lay_out(tokens: Tokens, places: Any, ends: Any, begin: int, separator: int) -> Packed:
+    """The concatenated sequences: tokens at ``places``, a begin token at the start of each sequence, separators elsewhere.
+
+    Args:
+        ends: the end of each sequence, exclusive.
+    """
+    size = int(ends[-1])
+    special = np.ones(size, bool)  # first, last, and between documents
+    special[places] = False
+    ids = np.full(size, separator, np.int32)
+    ids[np.concatenate([[0], ends[:-1]])] = begin
+    ids[places] = tokens.id
+    columns = [ids]
+    for values in tokens[1:]:
+        wide = np.full(size, NOT_TEXT, values.dtype)
+        wide[places] = values
+        columns.append(wide)
+    return Packed(Tokens(*columns), special, np.concatenate([[0], ends]).astype(np.int32))
+
+
+def sequence_schema() -> pa.Schema:
     """Columns of a file of sequences: lists of equal length with one entry per token, -1 for special tokens."""
-    import pyarrow as pa
-
     return pa.schema(
         [
             list_column("id", pa.int32(), "piece of the vocabulary"),
@@ -25,19 +76,15 @@ def sequence_schema() -> Any:
     )
 
 
-def pair_schema() -> Any:
+def pair_schema() -> pa.Schema:
     """Columns of a file of pairs: those of a sequence for the source, and the target, whose length may differ."""
-    import pyarrow as pa
-
     return sequence_schema().append(
         list_column("target", pa.int32(), "piece of the target's vocabulary, its end token last")
     )
 
 
-def example_schema() -> Any:
+def example_schema() -> pa.Schema:
     """Columns of a file of examples: those of a sequence, the text that each token belongs to, the label, and the example."""
-    import pyarrow as pa
-
     text = list_column("text", pa.int8(), "0 for the first text with its begin token and separators, 1 for the second")
     label = pa.field("label", pa.string(), metadata={"unit": "label of the example; null if it has none"})
     return (
@@ -45,19 +92,15 @@ def example_schema() -> Any:
     )
 
 
-def word_schema() -> Any:
+def word_schema() -> pa.Schema:
     """Columns of a file of tagged words: those of an example, and the word of each token; the label has a tag for each word."""
-    import pyarrow as pa
-
     return example_schema().append(
         list_column("word", pa.int32(), "number of its word in the example; -1 for special tokens")
     )
 
 
-def document_schema() -> Any:
+def document_schema() -> pa.Schema:
     """Columns of a file of documents with summaries or sections: those of examples, and what is said of each sentence."""
-    import pyarrow as pa
-
     segment = list_column(
         "segment", pa.int32(), "running number in the sequence of the part that each token belongs to"
     )
@@ -67,38 +110,69 @@ def document_schema() -> Any:
     return example_schema().append(segment).append(numbers)
 
 
-class SequenceFile:
-    """Writes the file of one split.
+Counts = Mapping[str, Counter[str]]
+"""For each split what was cut, dropped or is odd in it; see `_WARNINGS`."""
 
-    Attributes:
-        counts: number of ``sequences``, of ``tokens`` (including special ones) and of ``unknown_tokens`` (text only).
+
+def counts_of_splits() -> Counts:
+    """Counts that begin at nothing."""
+    return {split: Counter() for split in SPLITS}
+
+
+def write_sequences(
+    run: Run,
+    encoders: Mapping[str, Encoder],
+    schema: pa.Schema,
+    sequences: Iterable[tuple[str, Packed, list[Any]]],
+    counts: Counts,
+    empty: InputError,
+    **more: Any,
+) -> None:
+    """Write the files of ``build-sequences``, one for each split that has sequences, with tokenizers and counts.
+
+    Args:
+        encoders: by the folder of their tokenizers, first that of the sequences.
+        sequences: some sequences of a split at a time, with the schema's further columns: arrow arrays, or numpy arrays over
+            tokens.
+        counts: complete once all sequences were taken.
+        empty: raised if there are no sequences.
+        more: further counts of the artifact.
     """
+    encoder = next(iter(encoders.values()))
+    sizes: dict[str, Counter[str]] = {}
+    files: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for split, packed, columns in sequences:
+            if split not in files:
+                files[split] = stack.enter_context(run.out.parquet(f"{split}.parquet", schema))
+                sizes[split] = Counter(sequences=0, tokens=0, unknown_tokens=0)
+            files[split].write_table(_table(packed, columns, schema))
+            unknown = int((packed.tokens.id == encoder.special["unk"]).sum())  # no id equals None
+            sizes[split].update(sequences=len(packed.offsets) - 1, tokens=len(packed.special), unknown_tokens=unknown)
+    if not files:
+        raise empty
+    for folder, own in encoders.items():
+        for name, data in plain_tokenizer(own.files, own.tokenizer).items():
+            run.out.write(f"{folder}/{name}", data)
+    run.out.counts |= {
+        "max_length": run.config.max_length,
+        "vocab_size": encoder.tokenizer.get_vocab_size(),
+        "special_tokens": encoder.special,
+        **more,
+        "splits": {split: {**sizes[split], **counts[split]} for split in SPLITS if split in files},
+    }
+    _warn(run, sum(own.replaced for own in encoders.values()))
 
-    def __init__(self, split: str, schema: Any, unknown: int | None, run: Run, stack: Any) -> None:
-        self._file = stack.enter_context(run.out.parquet(f"{split}.parquet", schema))
-        self._schema, self._unknown = schema, unknown
-        self.counts = {"sequences": 0, "tokens": 0, "unknown_tokens": 0}
 
-    def write(self, packed: Packed, *more: Any) -> None:
-        """Add sequences; ``more`` are the schema's further columns: arrow arrays, or lists; or numpy arrays over tokens."""
-        import numpy as np
-        import pyarrow as pa
-
-        more = tuple(
-            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column))
-            if isinstance(column, np.ndarray)
-            else column
-            for column in more
-        )
-        arrays = [
-            pa.ListArray.from_arrays(pa.array(packed.offsets), pa.array(column), type=field.type)
-            for column, field in zip([*packed.tokens, packed.special], self._schema, strict=False)
-        ]
-        self._file.write_table(pa.table([*arrays, *more], schema=self._schema))
-        self.counts["sequences"] += len(packed.offsets) - 1
-        self.counts["tokens"] += len(packed.special)
-        if self._unknown is not None:
-            self.counts["unknown_tokens"] += int((packed.tokens.id == self._unknown).sum())
+def _table(packed: Packed, columns: list[Any], schema: pa.Schema) -> pa.Table:
+    offsets = pa.array(packed.offsets)
+    arrays = [
+        pa.ListArray.from_arrays(offsets, pa.array(values), type=field.type)
+        if isinstance(values, np.ndarray)
+        else values
+        for values, field in zip([*packed.tokens, packed.special, *columns], schema, strict=True)
+    ]
+    return pa.table(arrays, schema=schema)
 
 
 _WARNINGS = {
@@ -116,12 +190,8 @@ _WARNINGS = {
 }
 
 
-def warn(run: Run, replaced: int) -> None:
-    """Warn of cut, dropped and unknown text, from the counts of the splits.
-
-    Args:
-        replaced: number of text tokens that spelled a special token; see `Encoder.replaced`.
-    """
+def _warn(run: Run, replaced: int) -> None:
+    """Warn of cut, dropped and unknown text, and of tokens that became unknown because they spelled a special one."""
     if replaced:
         run.warn(f"{replaced:,} pieces of text spelled a special token and became unknown tokens")
     for split, counts in run.out.counts["splits"].items():

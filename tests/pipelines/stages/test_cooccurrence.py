@@ -23,7 +23,7 @@ import guidance
 from guidance.errors import InputError
 from guidance.statistics.cooccurrence import context_scores
 from pipelines.engine.shards import parquet_file, shards_of
-from pipelines.stages import cooccurrence, corpus, dataset, sequences, tokenizer
+from pipelines.stages import corpus, dataset, sequences, tokenizer
 from pipelines.stages.cooccurrence import Config, run
 from pipelines.statistics import pair_counting, pair_files
 from pipelines.statistics.cooccurrence_table import Counts, check_tokenizer, load_table
@@ -266,7 +266,7 @@ def test_counts_do_not_depend_on_shards_and_workers(
     text = make_corpus(store, random_texts(1, 20))
     made = make_tokenizer(store, text)
     whole = digests(counted(store, text, made))
-    monkeypatch.setattr(cooccurrence, "PIECE", 500)
+    monkeypatch.setattr(pair_files, "PIECE", 500)
     assert digests(counted(store, text, made, jobs=jobs, shard_size=size)) == whole
     assert not store.unfinished()
 
@@ -277,7 +277,7 @@ def test_shares_encode_then_count_and_the_plain_command_merges(store: Store, mon
     with counted(store, text, made) as artifact:
         whole = digests(artifact)
     store.remove(artifact.path)
-    monkeypatch.setattr(cooccurrence, "PIECE", 1500)
+    monkeypatch.setattr(pair_files, "PIECE", 1500)
 
     def share(number: int) -> None:
         config = Config(shard=f"{number}/2", shard_size=300)

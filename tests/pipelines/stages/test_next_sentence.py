@@ -19,7 +19,9 @@ from guidance.plan import Plan
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.store import Store
-from pipelines.text.packing import Packed, Packer, Tokens
+from pipelines.text.encoding import Tokens
+from pipelines.text.packing import Packer
+from pipelines.text.sequence_files import Packed
 from pipelines.training import models
 from pipelines.training.batches import Examples
 from pipelines.training.learner import Given

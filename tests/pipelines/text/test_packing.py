@@ -7,7 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from pipelines.text.packing import Packed, Packer, Tokens
+from pipelines.text.encoding import Tokens
+from pipelines.text.packing import Packer
+from pipelines.text.sequence_files import Packed
 
 CLS, SEP = 1000, 2000
 

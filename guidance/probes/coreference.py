@@ -80,10 +80,10 @@ def queries(
         unit: ``mention``: any antecedent is right; ``pair``: one question for each mention and antecedent.
     """
     ordered = sorted(mentions, key=lambda mention: (mention.head, mention.start, mention.end))
-    found = []
+    asked = []
     for mention in ordered:
         if mention.asks is not None:
-            found += _choice(mention, ordered, ordinary, target) if mention.asks else []
+            asked += _choice(mention, ordered, ordinary, target) if mention.asks else []
             continue
         before = [other for other in ordered if other.head < mention.head]
         antecedents = [other for other in before if other.entity == mention.entity]
@@ -98,8 +98,8 @@ def queries(
             targets = _words_of(group, target) - {mention.head}
             wrong = allowed - targets - {mention.head}
             nearest = tuple(sorted(before, key=lambda other: (other.head, other.start), reverse=True))
-            found.append(Query(mention, mention.head, tuple(sorted(targets)), tuple(sorted(wrong)), nearest))
-    return found
+            asked.append(Query(mention, mention.head, tuple(sorted(targets)), tuple(sorted(wrong)), nearest))
+    return asked
 
 
 def _words_of(mentions: Iterable[Mention], target: Target) -> set[int]:
@@ -134,13 +134,13 @@ def answers(attention_HWW: Tensor, asked: Sequence[Query]) -> Tensor:
     Args:
         attention_HWW: between all words of the text, special tokens included.
     """
-    found = torch.zeros(len(attention_HWW), len(asked), dtype=torch.bool)
+    right = torch.zeros(len(attention_HWW), len(asked), dtype=torch.bool)
     for number, query in enumerate(asked):
         row_HW = attention_HWW[:, query.word]
         right_H = row_HW[:, list(query.targets)].amax(-1)
         wrong_H = row_HW[:, list(query.others)].amax(-1) if query.others else right_H.new_full(right_H.shape, -1.0)
-        found[:, number] = (right_H > wrong_H).cpu()
-    return found
+        right[:, number] = (right_H > wrong_H).cpu()
+    return right
 
 
 # rules
@@ -158,52 +158,13 @@ PRONOUNS: Mapping[str, tuple[str, str, int]] = {
 }
 """English pronouns: number, gender and person; "" where it is open."""
 
-_HE = frozenset(
-    [
-        "mr",
-        "sir",
-        "lord",
-        "king",
-        "prince",
-        "duke",
-        "count",
-        "man",
-        "men",
-        "boy",
-        "boys",
-        "father",
-        "brother",
-        "son",
-        "husband",
-        "uncle",
-        "nephew",
-        "gentleman",
-        "grandfather",
-    ]
-)
-_SHE = frozenset(
-    [
-        "mrs",
-        "miss",
-        "ms",
-        "madam",
-        "lady",
-        "queen",
-        "princess",
-        "woman",
-        "women",
-        "girl",
-        "girls",
-        "mother",
-        "sister",
-        "daughter",
-        "wife",
-        "aunt",
-        "niece",
-        "grandmother",
-    ]
-)
-_MANY = frozenset(["people", "men", "women", "children", "ladies", "gentlemen", "police", "mice", "feet", "teeth"])
+_WORDS = {
+    "he": "mr sir lord king prince duke count man men boy boys father brother son husband uncle nephew gentleman grandfather",
+    "she": "mrs miss ms madam lady queen princess woman women girl girls mother sister daughter wife aunt niece grandmother",
+    "many": "people men women children ladies gentlemen police mice feet teeth",
+    "after head": "of in on at for from with to by about as over under between who whom whose which that where , ( ; : --",
+}
+_HE, _SHE, _MANY, _AFTER_HEAD = (frozenset(words.split()) for words in _WORDS.values())
 
 
 def head_word(words: Sequence[str], start: int, end: int) -> int:
@@ -212,44 +173,13 @@ def head_word(words: Sequence[str], start: int, end: int) -> int:
     Possessive endings and closing punctuation are passed over.
     """
     last = end
-    for place in range(start + 1, end):
-        if words[place].lower() in _AFTER_HEAD:
-            last = place
+    for word in range(start + 1, end):
+        if words[word].lower() in _AFTER_HEAD:
+            last = word
             break
     while last - 1 > start and (words[last - 1] in ("'s", "’s", "'") or not words[last - 1][-1:].isalnum()):
         last -= 1
     return last - 1
-
-
-_AFTER_HEAD = frozenset(
-    [
-        "of",
-        "in",
-        "on",
-        "at",
-        "for",
-        "from",
-        "with",
-        "to",
-        "by",
-        "about",
-        "as",
-        "over",
-        "under",
-        "between",
-        "who",
-        "whom",
-        "whose",
-        "which",
-        "that",
-        "where",
-        ",",
-        "(",
-        ";",
-        ":",
-        "--",
-    ]
-)
 
 
 def kind_of(words: Sequence[str], mention_start: int, head: int, end: int) -> Kind:
@@ -273,7 +203,7 @@ def _facts(words: Sequence[str], mention: Mention) -> tuple[str, str, int]:
     head = words[mention.head].lower()
     if mention.kind == "pronominal":
         return PRONOUNS.get(head, ("", "", 3))
-    its = {words[place].lower().rstrip(".") for place in range(mention.start, mention.head + 1)}
+    its = {word.lower().rstrip(".") for word in words[mention.start : mention.head + 1]}
     gender = "he" if its & _HE else "she" if its & _SHE else ""
     if mention.kind == "proper":
         return "one", gender, 3
@@ -289,18 +219,14 @@ def _same_head(words: Sequence[str], one: Mention, other: Mention) -> bool:
 
 
 def _same_text(words: Sequence[str], one: Mention, other: Mention) -> bool:
-    texts = [[word.lower() for word in words[mention.start : mention.end]] for mention in (one, other)]
-    return texts[0] == texts[1]
-
-
-def _any(words: Sequence[str], one: Mention, other: Mention) -> bool:
-    return True
+    left, right = ([word.lower() for word in words[mention.start : mention.end]] for mention in (one, other))
+    return left == right
 
 
 BASELINES: Mapping[str, tuple[Rule, ...]] = {
-    "nearest": (_any,),
+    "nearest": (lambda words, one, other: True,),
     "head match": (_same_head,),
-    "rules": (_same_text, _same_head, agree, _any),
+    "rules": (_same_text, _same_head, agree, lambda words, one, other: True),
 }
 """Baselines, each a list of rules.  The first rule that some candidate satisfies decides: a mention before, or one of the candidates
 of a pronoun.  Of several the nearest is chosen."""
@@ -308,12 +234,12 @@ of a pronoun.  Of several the nearest is chosen."""
 
 def baseline(words: Sequence[str], asked: Sequence[Query], rules: Sequence[Rule]) -> list[bool]:
     """Whether a system of rules answers each question right; a mention without a candidate that fits is wrong."""
-    found = []
+    right = []
     for query in asked:
         fitting = (other for rule in rules for other in query.candidates if rule(words, query.mention, other))
         chosen = next(fitting, None)
-        found.append(chosen is not None and chosen.entity == query.mention.entity)
-    return found
+        right.append(chosen is not None and chosen.entity == query.mention.entity)
+    return right
 
 
 # over documents

@@ -5,6 +5,7 @@ Source: Clark et al. 2019, section 4.2, and their published code, whose quirks a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,8 +35,8 @@ def most_attended(attention_HWW: Tensor) -> Tensor:
     others_HWW = attention_HWW.masked_fill(own, -torch.inf)
     if size == 2:
         return others_HWW.argmax(-1)
-    (best, second), places = (found.unbind(-1) for found in others_HWW.topk(2, dim=-1))
-    return places[0].masked_fill(best == second, -1)
+    highest, words = others_HWW.topk(2, dim=-1)
+    return words[..., 0].masked_fill(highest[..., 0] == highest[..., 1], -1)
 
 
 @dataclass
@@ -61,8 +62,8 @@ class Parser:
         for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
             if head == ROOT or relation in UNSCORED:
                 continue
-            found = torch.stack([guess[:, word] == head for guess in guesses]).long()
-            self.right[relation] = self.right[relation] + found if relation in self.right else found
+            right = torch.stack([guess[:, word] == head for guess in guesses]).long()
+            self.right[relation] = self.right[relation] + right if relation in self.right else right
             self.total[relation] = self.total.get(relation, 0) + 1
 
     def scores(self) -> dict[str, Tensor]:
@@ -83,19 +84,14 @@ def offset_baseline(
         sentences: of each the heads and the relations of its words.
         furthest: the largest distance that is tried.
     """
-    counts: dict[str, dict[int, int]] = {}
-    totals: dict[str, int] = {}
+    offsets: dict[str, Counter[int]] = {}
     for heads, relations in sentences:
         for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
-            if head == ROOT or relation in UNSCORED:
-                continue
-            totals[relation] = totals.get(relation, 0) + 1
-            if abs(head - word) <= furthest:
-                own = counts.setdefault(relation, {})
-                own[head - word] = own.get(head - word, 0) + 1
-    found = {}
-    for relation, total in totals.items():
-        own = counts.get(relation, {1: 0})
-        best = min(own, key=lambda offset: (-own[offset], abs(offset), offset))
-        found[relation] = best, own[best] / total
-    return found
+            if head != ROOT and relation not in UNSCORED:
+                offsets.setdefault(relation, Counter())[head - word] += 1
+    best = {}
+    for relation, counts in offsets.items():
+        near = {offset: counts[offset] for offset in counts if abs(offset) <= furthest} or {1: 0}
+        offset = min(near, key=lambda offset: (-near[offset], abs(offset), offset))
+        best[relation] = offset, near[offset] / counts.total()
+    return best

@@ -7,7 +7,7 @@ the best of many heads looks better than it is on the data that chose it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -70,31 +70,23 @@ def candidates(
         importance: of each site the importance of each head, (H,).
     """
     important = _most_important(importance) if importance else None
-    found = []
+    kept = []
     for name in relevance.names:
-        halves = [_flat(relevance.of(name, half)) for half in ("first", "second")]
-        (heads, first), (_, second) = halves
+        (heads, first), (_, second) = (_flat(relevance.of(name, half)) for half in ("first", "second"))
         if not heads or bool(second.isnan().any()) or bool(first.isnan().any()):
             continue
         even = relevance.by_chance(name)
         stands = outstanding(first, deviations) & outstanding(second, deviations) & (second > even)
         if not bool(stands.any()):
             continue
-        chosen = sorted(stands.nonzero()[:, 0].tolist(), key=lambda place: -float(second[place]))
-        best, spread = float(second[chosen[0]]), float(second.std(correction=0))
-        own = tuple(heads[place] for place in chosen)
-        found.append(
-            Candidate(
-                name,
-                own,
-                best,
-                (best - float(second.mean())) / spread,
-                best / even if even else float("inf"),
-                None if important is None else len(important & set(own)),
-            )
+        order = sorted(stands.nonzero()[:, 0].tolist(), key=lambda index: -float(second[index]))
+        best, spread = float(second[order[0]]), float(second.std(correction=0))
+        own = tuple(heads[index] for index in order)
+        above, lift = (best - float(second.mean())) / spread, best / even if even else float("inf")
+        kept.append(
+            Candidate(name, own, best, above, lift, len(important & set(own)) if important is not None else None)
         )
-    found.sort(key=lambda candidate: -candidate.lift)
-    return _with_covered(found)
+    return _with_covered(sorted(kept, key=lambda candidate: -candidate.lift))
 
 
 def _flat(values: Mapping[Site, Tensor]) -> tuple[list[Head], Tensor]:
@@ -112,19 +104,19 @@ def _most_important(importance: Mapping[Site, Tensor]) -> set[Head]:
     }
 
 
-def _with_covered(found: Sequence[Candidate]) -> list[Candidate]:
+def _with_covered(sorted_by_lift: Sequence[Candidate]) -> list[Candidate]:
     """Mark a candidate that has no head of its own beside a better one."""
     marked: list[Candidate] = []
-    for candidate in found:
+    for candidate in sorted_by_lift:
         others = (c for c in marked if not c.covered_by and c.pattern not in SINKS)
         better = next((c.pattern for c in others if set(candidate.heads) <= set(c.heads)), "")
-        marked.append(Candidate(**{**vars(candidate), "covered_by": better}))
+        marked.append(replace(candidate, covered_by=better))
     return marked
 
 
-def chosen(found: Sequence[Candidate], most: int = 4) -> list[Candidate]:
+def chosen(kept: Sequence[Candidate], most: int = 4) -> list[Candidate]:
     """The candidates that a plan is proposed for: at most ``most``, no `SINKS`, none that a better one covers."""
-    return [c for c in found if c.pattern not in SINKS and not c.covered_by][:most]
+    return [c for c in kept if c.pattern not in SINKS and not c.covered_by][:most]
 
 
 def plan_for(
@@ -147,16 +139,16 @@ def plan_for(
         PlanError, UnknownName: a pattern does not exist, or the mechanism does not take it.
     """
     guides = []
-    for place, (spec, heads) in enumerate(patterns):
+    for number, (spec, heads) in enumerate(patterns):
         how = mechanism if mechanism != "auto" else ("fix" if read_pattern(spec).positional else "mask")
         if pal:
-            guides.append(Guide(spec, how, heads=(f"pal:{place}",)))
+            guides.append(Guide(spec, how, heads=(f"pal:{number}",)))
         elif into == "each-layer":
-            guides.append(Guide(spec, how, heads=(place,)))
+            guides.append(Guide(spec, how, heads=(number,)))
         elif into == "least-important":
             # one after the other: the first pattern takes the least important head of each layer
-            taken = (f"not least important {place} per layer",) if place else ()
-            guides.append(Guide(spec, how, heads=(f"least important {place + 1} per layer", *taken)))
+            taken = (f"not least important {number} per layer",) if number else ()
+            guides.append(Guide(spec, how, heads=(f"least important {number + 1} per layer", *taken)))
         else:
             guides += [
                 Guide(spec, how, layers=(layer,), heads=tuple(sorted(head for own, head in heads if own == layer)))

@@ -26,11 +26,11 @@ def head_distances(one_HQK: Tensor, other_HQK: Tensor, valid_Q: Tensor | None = 
         ((1 - SMOOTHING) * maps.double() + SMOOTHING / keys)[:, slice(None) if valid_Q is None else valid_Q]
         for maps in (one_HQK, other_HQK)
     )
-    found = torch.empty(len(one), len(other), dtype=torch.float64, device=one.device)
+    distances = torch.empty(len(one), len(other), dtype=torch.float64, device=one.device)
     negative_entropies = [(maps * maps.log()).sum(-1) for maps in (one, other)]
     for head, rows_QK in enumerate(one):  # one head against all others, so that no (H, H, Q, K) is held
         middle = (rows_QK + other) / 2
         mixed = (middle * middle.log()).sum(-1)
         own = (negative_entropies[0][head] + negative_entropies[1]) / 2
-        found[head] = (own - mixed).mean(-1).clamp(min=0)
-    return found
+        distances[head] = (own - mixed).mean(-1).clamp(min=0)
+    return distances

@@ -51,18 +51,16 @@ class Importance:
 
     def scores(self) -> dict[Site, Tensor]:
         """The importance of each head, (H,), float64; a parameter without a gradient counts nothing."""
-        found: dict[Site, Tensor] = {}
+        scores: dict[Site, Tensor] = {}
         for sites, parts in self._parts:
             heads = sites[0].num_heads
             terms = [
-                _by_head(parameter, heads, dim, groups)
-                for parameter, dim, groups in parts
-                if parameter.grad is not None
+                _by_head(weights, heads, dim, groups) for weights, dim, groups in parts if weights.grad is not None
             ]
             products_HN = torch.cat(terms, dim=1) if terms else torch.zeros(heads, 1, dtype=torch.float64)
             summed = products_HN.square().sum(-1) if self.form == "elementwise" else products_HN.sum(-1).square()
-            found |= dict.fromkeys(sites, summed.cpu())
-        return found
+            scores |= dict.fromkeys(sites, summed.cpu())
+        return scores
 
 
 def _by_head(parameter: Tensor, heads: int, dim: int, groups: int) -> Tensor:
@@ -145,12 +143,10 @@ def normalised(scores: Mapping[Site, Tensor], *, by_layer: bool = False) -> dict
         NumericalError: see `check_finite`.
     """
     check_finite(scores)
-    groups = [[site] for site in scores] if by_layer else [list(scores)]
-    found: dict[Site, Tensor] = {}
-    for group in groups:
-        values = torch.cat([scores[site] for site in group])
-        low, spread = values.min(), values.max() - values.min()
-        found |= {
-            site: (scores[site] - low) / spread if spread > 0 else torch.zeros_like(scores[site]) for site in group
-        }
-    return found
+    everything = torch.cat(list(scores.values())) if scores else torch.zeros(0)
+    scaled = {}
+    for site, values in scores.items():
+        group = values if by_layer else everything
+        low, spread = group.min(), group.max() - group.min()
+        scaled[site] = (values - low) / spread if spread > 0 else torch.zeros_like(values)
+    return scaled

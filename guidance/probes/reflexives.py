@@ -12,55 +12,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-DETERMINERS = ("the", "this", "that", "our", "my", "every")
-NOUNS = {
-    "himself": (
-        "man",
-        "boy",
-        "father",
-        "brother",
-        "son",
-        "husband",
-        "uncle",
-        "king",
-        "prince",
-        "gentleman",
-        "waiter",
-        "actor",
-    ),
-    "herself": (
-        "woman",
-        "girl",
-        "mother",
-        "sister",
-        "daughter",
-        "wife",
-        "aunt",
-        "queen",
-        "princess",
-        "lady",
-        "waitress",
-        "actress",
-    ),
+_GRAMMAR = {
+    "determiners": "the this that our my every",
+    "himself": "man boy father brother son husband uncle king prince gentleman waiter actor",
+    "herself": "woman girl mother sister daughter wife aunt queen princess lady waitress actress",
+    "auxiliaries": "can will would could might did should may",
+    "transitive": "hurt see help blame praise trust defend describe admire doubt forgive teach find hide",
+    "intransitive": "sleep laugh smile wait run walk swim work talk sing dance cry",
 }
-AUXILIARIES = ("can", "will", "would", "could", "might", "did", "should", "may")
-TRANSITIVE = (
-    "hurt",
-    "see",
-    "help",
-    "blame",
-    "praise",
-    "trust",
-    "defend",
-    "describe",
-    "admire",
-    "doubt",
-    "forgive",
-    "teach",
-    "find",
-    "hide",
-)
-INTRANSITIVE = ("sleep", "laugh", "smile", "wait", "run", "walk", "swim", "work", "talk", "sing", "dance", "cry")
+DETERMINERS, _HIMSELF, _HERSELF, AUXILIARIES, TRANSITIVE, INTRANSITIVE = map(str.split, _GRAMMAR.values())
+NOUNS = {"himself": _HIMSELF, "herself": _HERSELF}
 LONG = 0.443
 """The share of sentences with a relative clause, as in the published set: 4,430 of 10,000."""
 
@@ -99,18 +60,14 @@ class Reflexive:
 
     def beside(self, distractor: Sequence[str], *, before: bool) -> Reflexive:
         """The sentence with other words before or after it."""
-        found = (places_of(phrase.split(), distractor) for phrase in OTHERS)
         more, shift = (len(distractor), 0) if before else (0, len(self.words))
+        words = (*distractor, *self.words) if before else (*self.words, *distractor)
         first, second = self.antecedent
-        return Reflexive(
-            (*distractor, *self.words) if before else (*self.words, *distractor),
-            self.place + more,
-            (first + more, second + more),
-            (
-                *(tuple(place + more for place in places) for places in self.others),
-                *(tuple(place + shift for place in places) for places in found if places),
-            ),
-        )
+        others = [tuple(word + more for word in phrase) for phrase in self.others]
+        for phrase in OTHERS:
+            if phrase_words := places_of(phrase.split(), distractor):
+                others.append(tuple(word + shift for word in phrase_words))
+        return Reflexive(words, self.place + more, (first + more, second + more), tuple(others))
 
 
 def places_of(phrase: Sequence[str], words: Sequence[str]) -> tuple[int, ...]:
@@ -142,15 +99,17 @@ def confusion(attention_HW: Tensor, antecedent: Sequence[int], others: Sequence[
 
 
 def sentences(number: int, seed: int = 0) -> Iterator[Reflexive]:
-    """Sentences of the grammar, all different, at most `MOST`: ``Det N [who Aux V] Aux V himself``.  The antecedent is words 0 and 1, and never
-    next to the reflexive."""
+    """Sentences of the grammar, all different, at most `MOST`: ``Det N [who Aux V] Aux V himself``.
+
+    The antecedent is words 0 and 1, and never next to the reflexive.
+    """
     drawn, known = random.Random(seed), set[tuple[str, ...]]()
     for _ in range(number):
         is_long = drawn.random() < LONG
-        while (found := _words(drawn, is_long)) in known:
+        while (words := _words(drawn, is_long)) in known:
             pass
-        known.add(found)
-        yield Reflexive(found, len(found) - 1, (0, 1))
+        known.add(words)
+        yield Reflexive(words, len(words) - 1, (0, 1))
 
 
 def _words(drawn: random.Random, is_long: bool) -> tuple[str, ...]:
@@ -160,7 +119,7 @@ def _words(drawn: random.Random, is_long: bool) -> tuple[str, ...]:
     return (*subject, *clause, drawn.choice(AUXILIARIES), drawn.choice(TRANSITIVE), reflexive)
 
 
-def with_distractors(found: Sequence[Reflexive], *, before: bool, seed: int = 0) -> list[Reflexive]:
+def with_distractors(questions: Sequence[Reflexive], *, before: bool, seed: int = 0) -> list[Reflexive]:
     """Each sentence with one of `DISTRACTORS`, drawn anew for each."""
     drawn = random.Random(seed)
-    return [one.beside(drawn.choice(DISTRACTORS).split(), before=before) for one in found]
+    return [one.beside(drawn.choice(DISTRACTORS).split(), before=before) for one in questions]

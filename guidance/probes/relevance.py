@@ -96,17 +96,17 @@ class Relevance:
 
     def add(self, site: Site, masses_BHP: Tensor) -> None:
         """Add a layer of the batch that was announced."""
-        found = masses_BHP.double().cpu()
+        masses_BHP = masses_BHP.double().cpu()
         for half, chosen_B in (("first", ~self._is_second), ("second", self._is_second)):
-            self._sums[site, half] = self._sums.get((site, half), 0) + found[chosen_B].sum(0)
-        self._squares[site] = self._squares.get(site, 0) + found.square().sum(0)
+            self._sums[site, half] = self._sums.get((site, half), 0) + masses_BHP[chosen_B].sum(0)
+        self._squares[site] = self._squares.get(site, 0) + masses_BHP.square().sum(0)
 
     def snapshot(self) -> Relevance:
         """What is known so far, which later batches do not change."""
-        found = copy(self)
-        found.examples, found._sums, found._squares = dict(self.examples), dict(self._sums), dict(self._squares)
-        found._uniform = self._uniform.clone()
-        return found
+        known = copy(self)
+        known.examples, known._sums, known._squares = dict(self.examples), dict(self._sums), dict(self._squares)
+        known._uniform = self._uniform.clone()
+        return known
 
     def join(self, other: Relevance) -> None:
         """Add the patterns that another pass over the same examples measured."""
@@ -119,21 +119,21 @@ class Relevance:
 
     def of(self, name: str, half: Half | None = None) -> Mapping[Site, Tensor]:
         """The relevance of a pattern for the heads of each site, (H,); NaN where a half has no example."""
-        place, halves = self.names.index(name), (half,) if half else ("first", "second")
+        column, halves = self.names.index(name), (half,) if half else ("first", "second")
         number = sum(self.examples[each] for each in halves)
         return {
-            site: sum((self._sums[site, each][:, place] for each in halves), torch.zeros(())) / (number or torch.nan)
+            site: sum((self._sums[site, each][:, column] for each in halves), torch.zeros(())) / (number or torch.nan)
             for site in self._squares
         }
 
     def standard_error(self, name: str) -> Mapping[Site, Tensor]:
         """The standard error of `of` over the examples, (H,); NaN of one example."""
-        place, number = self.names.index(name), sum(self.examples.values())
-        found = {}
+        column, number = self.names.index(name), sum(self.examples.values())
+        errors = {}
         for site, mean in self.of(name).items():
-            variance = (self._squares[site][:, place] / number - mean.square()).clamp(min=0) * number
-            found[site] = (variance / ((number - 1) or torch.nan) / number).sqrt()
-        return found
+            variance = (self._squares[site][:, column] / number - mean.square()).clamp(min=0) * number
+            errors[site] = (variance / ((number - 1) or torch.nan) / number).sqrt()
+        return errors
 
     def by_chance(self, name: str) -> float:
         """The relevance of a pattern for a head that looks at all tokens alike."""

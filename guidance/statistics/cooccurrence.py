@@ -17,8 +17,6 @@ from torch import Tensor
 from guidance.errors import InputError
 from guidance.patterns.features import Cooccurrence
 
-__all__ = ["Pairs", "context_scores", "cooccurrence_table", "totals_of"]
-
 Pairs = Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Parts (i, j, count) of an upper triangle; each pair is in exactly one part.  Must allow iterating more than once."""
 

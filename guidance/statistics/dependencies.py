@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Scheme", "Tree", "label_scheme", "spell", "without"]
-
 Scheme = Literal["ud", "spacy-en", "other"]
 """Label scheme of relations: Universal Dependencies (``obj``), spaCy's English models (``dobj``), or unknown."""
 
@@ -57,16 +55,8 @@ def without(tree: Tree, dropped: Iterable[int]) -> Tree:
         while head in gone and tree.head[head] != head:
             head = tree.head[head]
         heads.append(new_index.get(head, new_index[word]))
-    return Tree(
-        [tree.start[word] for word in kept],
-        [tree.end[word] for word in kept],
-        [tree.form[word] for word in kept],
-        [tree.lemma[word] for word in kept],
-        [tree.upos[word] for word in kept],
-        heads,
-        [tree.relation[word] for word in kept],
-        tree.status,
-    )
+    lists = {name: [values[word] for word in kept] for name, values in vars(tree).items() if name != "status"}
+    return Tree(**{**lists, "head": heads}, status=tree.status)
 
 
 def spell(token: str, start: int, end: int, words: Sequence[str]) -> list[tuple[int, int]]:

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from guidance.errors import NumericalError, UnknownName
 from guidance.statistics.words import word_forms
 
-__all__ = ["FORMULAS", "counted_words", "document_frequencies", "inverse_document_frequency"]
-
 Frequencies = NDArray[np.int64]
 Formula = Callable[[Frequencies, int, int], NDArray[np.float64]]
 T = TypeVar("T", bound=Hashable)
@@ -74,10 +72,10 @@ def document_frequencies(parts: Iterable[tuple[object, Iterable[T]]]) -> Counter
         >>> document_frequencies([(0, "ab"), (0, "a"), (1, "bb")])
         Counter({'b': 2, 'a': 1})
     """
-    found: Counter[T] = Counter()
+    frequencies: Counter[T] = Counter()
     for _, unit in itertools.groupby(parts, key=operator.itemgetter(0)):
-        found.update(set().union(*(words for _, words in unit)))
-    return found
+        frequencies.update(set().union(*(words for _, words in unit)))
+    return frequencies
 
 
 def inverse_document_frequency(

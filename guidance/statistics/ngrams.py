@@ -36,12 +36,12 @@ REACH = 2
 """The farthest place of a context."""
 
 _DENSE = 1 << 24
-"""Up to so many possible keys are looked up in a table, more in a sorted list."""
+"""The most possible numbers that are looked up in a table; more are looked up in a sorted list."""
 
 _HALVINGS = 60
 
 _PART = 1 << 22
-"""So many ids are counted at a time."""
+"""How many ids are counted at a time."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def estimates(
     """
     others = Places(counted.seen, counted.words, counted.at[~held])
     chains: dict[tuple[int, ...], tuple[tuple[Ints, Ints], tuple[Ints, Ints]]] = {}
-    found = {}
+    by_floor = {}
     for name, contexts in FLOORS.items():
         before, estimate = (np.full(len(places), 1 / num_words) for places in (fitted, read))
         for context in contexts:
@@ -113,8 +113,8 @@ def estimates(
             weights = fit_weights(_frequency(seen_fitted, with_fitted), before, level(seen_fitted))
             before = _mix(weights, seen_fitted, with_fitted, before)
             estimate = _mix(weights, seen, with_word, estimate)
-        found[name] = estimate
-    return found
+        by_floor[name] = estimate
+    return by_floor
 
 
 def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
@@ -131,46 +131,55 @@ def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Place
     """
     if not len(read):
         raise ValueError("no place to predict")
-    found = estimates(counted, held, fitted, read, num_words)
-    return {name: float(-np.log(estimate).mean()) for name, estimate in found.items()}
+    by_floor = estimates(counted, held, fitted, read, num_words)
+    return {name: float(-np.log(estimate).mean()) for name, estimate in by_floor.items()}
 
 
 def count(counted: Places, asked: Places, context: Sequence[int]) -> tuple[Ints, Ints]:
     """How often the context of each asked place was counted, n(c), and how often with the word there, n(c, w): int64_N each.
 
     Args:
-        context: the offsets of its tokens, in the order in which the counted places are narrowed down.
+        context: the offsets of its tokens.
     """
-    at, here, there = counted.at, np.zeros(len(counted), np.int64), np.zeros(len(asked), np.int64)
+    at = counted.at
+    group, asked_group = np.zeros(len(counted), np.int64), np.zeros(len(asked), np.int64)
     for offset in context:
-        at, here, there = _narrow(counted, at, here, asked, there, offset)
-    seen = np.bincount(here, minlength=int(there.max(initial=0)) + 1)[there]
-    at, here, there = _narrow(counted, at, here, asked, there, 0)
-    return seen, np.bincount(here, minlength=int(there.max(initial=0)) + 1)[there]
+        at, group, asked_group = _split(counted, at, group, asked, asked_group, offset)
+    seen = _sizes(group, asked_group)
+    _, group, asked_group = _split(counted, at, group, asked, asked_group, 0)
+    return seen, _sizes(group, asked_group)
 
 
-def _narrow(counted: Places, at: Ints, here: Ints, asked: Places, there: Ints, offset: int) -> tuple[Ints, Ints, Ints]:
-    """Keep the counted places that agree with an asked one in one more token.
+def _split(
+    counted: Places, at: Ints, group: Ints, asked: Places, asked_group: Ints, offset: int
+) -> tuple[Ints, Ints, Ints]:
+    """Groups of places that agree in all tokens so far, split by one more token.
 
-    Args:
-        here, there: of each counted and of each asked place, the number of what was compared so far.
-
-    Returns:
-        The places that are kept, and the new numbers of counted and of asked places.
+    Counted places without an asked one in their group are dropped.  Returns those that stay, their groups, and those of the
+    asked places.
     """
-    ids, theirs = counted.column(offset, at), asked.column(offset, asked.at)
-    base = int(max(ids.max(initial=0), theirs.max(initial=0))) + 1
-    keys, numbers = np.unique(there * base + theirs, return_inverse=True)
-    wanted, size = here * base + ids, (int(there.max(initial=0)) + 1) * base
+    ids, asked_ids = counted.column(offset, at), asked.column(offset, asked.at)
+    base = int(max(ids.max(initial=0), asked_ids.max(initial=0))) + 1
+    groups, asked_group = np.unique(asked_group * base + asked_ids, return_inverse=True)
+    group = _index_in(groups, group * base + ids)
+    stays = group >= 0
+    return at[stays], group[stays], asked_group
+
+
+def _index_in(values: Ints, wanted: Ints) -> Ints:
+    """The index of each wanted number among some sorted ones; -1 for those that are not there."""
+    size = int(max(values.max(initial=0), wanted.max(initial=0))) + 1
     if size <= _DENSE:
         table = np.full(size, -1, np.int64)
-        table[keys] = np.arange(len(keys))
-        place = table[wanted]
-        kept = place >= 0
-    else:
-        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        kept = keys[place] == wanted
-    return at[kept], place[kept], numbers
+        table[values] = np.arange(len(values))
+        return table[wanted]
+    index = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    return np.where(values[index] == wanted, index, -1)
+
+
+def _sizes(group: Ints, asked_group: Ints) -> Ints:
+    """How many counted places are in the group of each asked one."""
+    return np.bincount(group, minlength=int(asked_group.max(initial=0)) + 1)[asked_group]
 
 
 def level(seen: Ints) -> Ints:
@@ -225,7 +234,7 @@ def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
 
 def _counts(ids: Ints, size: int) -> Ints:
     """How often each id below ``size`` occurs; in parts, because numpy makes 64-bit copies of what it counts."""
-    found = np.zeros(size, np.int64)
+    counts = np.zeros(size, np.int64)
     for start in range(0, len(ids), _PART):
-        found += np.bincount(ids[start : start + _PART], minlength=size)[:size]
-    return found
+        counts += np.bincount(ids[start : start + _PART], minlength=size)[:size]
+    return counts

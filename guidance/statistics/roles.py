@@ -17,31 +17,11 @@ from guidance.patterns.features import RELATIONS, UPOS, relation_id
 from guidance.statistics.idf import counted_words
 from guidance.statistics.words import is_candidate
 
-__all__ = [
-    "COLUMNS",
-    "NEGATIONS",
-    "ColumnType",
-    "Pieces",
-    "Rarity",
-    "Roles",
-    "Words",
-    "assign",
-    "parts_of_speech",
-    "relations",
-    "role_columns",
-    "segment_numbers",
-]
-
 Ints = NDArray[np.int64]
 
 
 class ColumnType(NamedTuple):
-    """One row of `COLUMNS`.
-
-    Attributes:
-        fill: the value for tokens to which the column does not apply, such as special tokens, and for padding.
-        dtype: type of the values.
-    """
+    """A row of `COLUMNS`: the value of tokens to which it does not apply, such as special tokens, and the type of values."""
 
     fill: int | bool
     dtype: type[np.generic]
@@ -125,9 +105,9 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
     is_text = pieces.document >= 0
     sequence = np.repeat(np.arange(len(pieces.bounds) - 1), np.diff(pieces.bounds))
     word = assign(pieces, words)
-    found = word >= 0
+    has_word = word >= 0
     # one key for each word of each sequence
-    keys, numbers = np.unique(sequence[found] * size + word[found], return_inverse=True)
+    keys, numbers = np.unique(sequence[has_word] * size + word[has_word], return_inverse=True)
     firsts = np.searchsorted(keys, np.arange(len(pieces.bounds) - 1) * size)
     key_sequence = keys // max(size, 1)
     number = np.arange(len(keys)) - firsts[key_sequence]
@@ -135,21 +115,17 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
 
     def spread(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
         column = np.full(len(word), *COLUMNS[name])
-        column[found] = values[numbers]
+        column[has_word] = values[numbers]
         return column
 
     segment = segment_numbers(pieces)
     last = np.zeros(len(keys), np.int64)
-    np.maximum.at(last, numbers, np.flatnonzero(found))
+    np.maximum.at(last, numbers, np.flatnonzero(has_word))
     # a bare word-start mark (▁) follows the end of the sentence before, but belongs to its word's sentence
-    segment[found] = segment[last[numbers]]
-    columns: dict[str, NDArray[np.generic]] = {
-        "word": spread("word", number),
-        "segment": segment.astype(COLUMNS["segment"].dtype),
-    }
-    counts = {"words": len(keys), "lone_tokens": int((is_text & ~found).sum())}
+    segment[has_word] = segment[last[numbers]]
+    columns = {"word": spread("word", number), "segment": segment.astype(COLUMNS["segment"].dtype)}
     owner, silent = _owners(pieces, words, word, sequence)
-    counts["silent_words"] = silent
+    counts = {"words": len(keys), "lone_tokens": int((is_text & ~has_word).sum()), "silent_words": silent}
     if words.head is not None:
         head = words.head[word_of_key]
         has_head = head >= 0
@@ -159,8 +135,7 @@ def role_columns(pieces: Pieces, words: Words) -> Roles:
         in_sequence = (wanted >= 0) & (keys[key] == key_sequence * size + wanted)
         columns["head"] = spread("head", np.where(in_sequence, number[key], -1))
         counts |= {"arcs": int(has_head.sum()), "cut_arcs": int((has_head & ~in_sequence).sum())}
-    for name, values in words.features.items():
-        columns[name] = spread(name, values[word_of_key])
+    columns |= {name: spread(name, values[word_of_key]) for name, values in words.features.items()}
     return Roles(columns, counts)
 
 
@@ -207,10 +182,9 @@ def _scale(pieces: Pieces, words: Words) -> tuple[int, int]:
 
 
 def _owners(pieces: Pieces, words: Words, word: Ints, sequence: Ints) -> tuple[Ints, int]:
-    """For each word the word that represents it; and how many words inside a sequence have no representative.
+    """For each word the one that represents it: itself if it has pieces, else the word that has its characters, or none (-1).
 
-    A word with pieces represents itself.  A word without pieces is represented by the word that has its characters, or by
-    none (-1).
+    Also how many words inside a sequence have no representative.
     """
     owner = np.arange(len(words.start))
     has_piece = np.zeros(len(owner), bool)

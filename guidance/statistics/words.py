@@ -13,8 +13,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-__all__ = ["is_candidate", "word_forms", "word_spans"]
-
 _JOINERS = "\u200c\u200d"
 _SKIN_TONES = "\U0001f3fb-\U0001f3ff"
 _SIMPLE = re.compile(r"\w+(?:['\-]\w+)*|[^\w\s]")

@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from guidance.plan import Guide, Plan
+from guidance.tasks.significance import holm, paired_t
 from pipelines.stages import (
     corpus,
     dataset,
@@ -44,7 +45,6 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.views.comparison import Summary
-from pipelines.views.significance import holm, paired_t
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, create_model
@@ -29,8 +28,8 @@ from pipelines.text.readers import format_of, known_extension
 from pipelines.text.sources import STDIN
 from pipelines.text.task_formats import FORMATS as TASK_FORMATS
 from pipelines.training.learner import folder_of
-from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
+from pipelines.training.task import Task
 from pipelines.training.tasks import TASKS, task_of
 
 _OF_FILES = (
@@ -92,7 +91,7 @@ def predict(
             segmentation a file is a document.
 
     Returns:
-        For each example its ``id`` and what the model says, in JSON's types; see the ``answers`` of the row of its task.
+        For each example its ``id`` and what the model says, in JSON's types; see the ``answers`` of its task.
 
     Raises:
         InputError: the model has no head for a task, or a file cannot be read.
@@ -139,9 +138,8 @@ def predict(
         if config.scores:
             inputs["scores"] = stage.Files.of([Path(config.scores)], [Path(config.scores).name])
         check_needs(plan, str(folder), inputs, training=False)
-        assert task.evaluation is not None
-        opened, handle = open_trained(weights, read_tables(inputs), config.device, task.evaluation.auto_class)
-        settings = SimpleNamespace(split="test", limit=config.limit, batch_size=config.batch_size)
+        opened, handle = open_trained(weights, read_tables(inputs), config.device, task.opened_as())
+        settings = evaluate.Config(split="test", limit=config.limit, batch_size=config.batch_size)
         yield from task.answers(_Job(settings, inputs, progress or Progress()), opened, handle)
 
 
@@ -156,7 +154,7 @@ def _warnings_only() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _spool(stdin: BinaryIO | None, task: Task, folder: Path) -> str:
+def _spool(stdin: BinaryIO | None, task: type[Task], folder: Path) -> str:
     """A file with what stdin holds; its name says whether these are JSON lines."""
     data = stdin.read() if stdin is not None else b""
     is_json = data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
@@ -170,7 +168,7 @@ _OF_TEXT = {"examples": "lines", "tags": "words", "summaries": "documents", "seg
 """For each shape, the format of text files."""
 
 
-def _dataset(task: Task, sources: Sequence[str], config: Any, store: Store, progress: Progress | None) -> str:
+def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store, progress: Progress | None) -> str:
     """The reference of a dataset of these files, all of it in the split ``test``."""
     first = next((source for source in sources if known_extension(source)), sources[0])
     kind = config.format or (format_of(first, None) if known_extension(first) else "text")

@@ -41,10 +41,11 @@ from pipelines.storage.store import Store
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import document_schema as document_sequence_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
-from pipelines.training.learners.document_scores import boundary_fields, summary_fields
 from pipelines.training.learners.masked_scores import OF_PAIRS, OF_TOKENS, OF_WORDS, score_schema
 from pipelines.training.learners.task_scores import prediction_schema
 from pipelines.training.learners.translation_scores import prediction_schema as translation_schema
+from pipelines.training.tasks.segmentation import boundary_fields
+from pipelines.training.tasks.summarization import summary_fields
 from tests import trainings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")

@@ -17,16 +17,16 @@ from guidance.objectives.masked_lm import masked_lm_loss
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from pipelines.training.batches import Examples
-from pipelines.training.evaluations import evaluation_of
+from pipelines.training.evaluations import measured_by
 from pipelines.training.learner import folder_of
-from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of
+from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of, targets_of
 from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import mask_probability_of, masker_of, read_tokenizer
 from pipelines.training.opening import Unguided, open_trained
 from pipelines.training.plan_inputs import check_needs, features, read_tables
-from pipelines.training.tasks import TASKS
+from pipelines.training.task import Task
 
 MASKED_LM = "masked-lm"
 
@@ -78,9 +78,9 @@ class HeldOut:
             PlanError: its plan needs a feature that is not there.
         """
         self.config, self._data, folder = config, inputs["sequences"], folder_of(inputs["model"])
-        evaluation = evaluation_of(folder, self._data)
-        task = TASKS.get(evaluation.task)
-        if task is None and evaluation.task not in ("masked-lm", "masked-lm-nsp"):
+        row = measured_by(folder, self._data)
+        task = row if issubclass(row, Task) else None
+        if task is None and row.measured_as not in ("masked-lm", "masked-lm-nsp"):
             raise InputError(
                 f"{folder}: has no head for a task, and predicts no masked words",
                 hint="guide finetune DATASET --init MODEL",
@@ -88,7 +88,7 @@ class HeldOut:
         self.task = task.name if task else MASKED_LM
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
-        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device, evaluation.auto_class)
+        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device, row.opened_as())
         if isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
         self.tokenizer = read_tokenizer(self._data, masked=task is None)
@@ -105,7 +105,7 @@ class HeldOut:
             **own,  # type: ignore[arg-type]
         )
         check_lengths(self.model.config, {config.split: self._rows}, self._data.reference)
-        self._head = task.head().of_model(self.model.config) if task else None
+        self._head = task.of_model(self.model.config) if task else None
         self._examples = Grouped(self._rows, together=self._head.together) if self._head else None
         known = len(self._examples) if self._examples is not None else len(self._rows)
         self.number = min(known, config.limit or known)
@@ -160,7 +160,7 @@ class HeldOut:
     def loss_of(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         """The sum of the losses of outputs."""
         assert self._head is not None
-        return self._head.loss(outputs, self._head.targets(batch.examples).to(outputs.device), batch.examples)
+        return self._head.loss(outputs, targets_of(self._head, outputs, batch.examples), batch.examples)
 
     @property
     def is_regression(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 STAGES = (
@@ -17,21 +18,16 @@ STAGES = (
     "pipelines.stages.masks:STAGE",
     "pipelines.stages.pretrain:STAGE",
     "pipelines.stages.finetune:STAGE",
-    "pipelines.stages.probe_coreference:STAGE",
-    "pipelines.stages.probe_dependencies:STAGE",
-    "pipelines.stages.probe_reflexives:STAGE",
-    "pipelines.stages.probe_relevance:STAGE",
-    "pipelines.stages.probe_pairs:STAGE",
-    "pipelines.stages.probe_loss:STAGE",
-    "pipelines.stages.probe_attack:STAGE",
-    "pipelines.stages.probe_sinks:STAGE",
-    "pipelines.stages.probe_distance:STAGE",
-    "pipelines.stages.probe_importance:STAGE",
+    *(f"pipelines.stages.{path.stem}:STAGE" for path in sorted(Path(__file__).parent.glob("probe_*.py"))),
 )
-"""Where the stages are that have a command, in the order of the help page."""
+"""Where the stages are that have a command, in the order of the help page; every file ``probe_NAME.py`` holds one."""
 
 
 def find(name: str) -> Any:
     """The stage of a command by the name that manifests give it; None if there is none."""
-    found = (getattr(import_module(module), attribute) for module, attribute in (place.split(":") for place in STAGES))
-    return next((stage for stage in found if stage.name == name), None)
+    for home in STAGES:
+        module, attribute = home.split(":")
+        stage = getattr(import_module(module), attribute)
+        if stage.name == name:
+            return stage
+    return None

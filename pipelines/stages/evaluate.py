@@ -21,11 +21,11 @@ from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
-from pipelines.training.evaluations import EVALUATIONS, EvaluationConfig, evaluation_of
+from pipelines.training.evaluations import MEASURED, EvaluationConfig, measured_by
 from pipelines.training.learner import folder_of
-from pipelines.training.objective import Evaluation
+from pipelines.training.objective import Objective
 from pipelines.training.plan_inputs import check_needs, load_inputs, read_tables
-from pipelines.training.tasks import TASKS
+from pipelines.training.task import Task
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -52,7 +52,7 @@ class SharedConfig(stage.Config):
 
 
 class Config(EvaluationConfig, SharedConfig):
-    """Settings of an evaluation; those of a single task are in the row of its objective."""
+    """Settings of an evaluation; those of a single task are in its class."""
 
     if TYPE_CHECKING:
         floors: bool = True
@@ -96,33 +96,32 @@ def _prepare(opening: Opening[Config]) -> None:
         InputError: no objective can measure this model; or the split is empty.
     """
     config, inputs, sequences = opening.config, opening.inputs, opening.inputs["sequences"]
-    evaluation = evaluation_of(folder_of(inputs["model"]), sequences)
-    _check_settings(evaluation, config)
-    if evaluation.needs_corpus:
+    row = measured_by(folder_of(inputs["model"]), sequences)
+    _check_settings(row, config)
+    if row.needs_corpus:
         inputs["corpus"] = opening.load_input(sequences, "corpus")
-    if evaluation.task in TASKS:
-        opening.stage = replace(
-            opening.stage, version=2
-        )  # since version 2 seen examples and unknown labels are counted
+    if issubclass(row, Task):
+        # since version 2 seen examples and unknown labels are counted
+        opening.stage = replace(opening.stage, version=2)
         if (trained_on := task_inputs.training_data(inputs["model"], opening.store)) is not None:
             inputs["trained_on"] = opening.stack.enter_context(trained_on)
     inputs |= load_inputs(config, [sequences], opening.store)
     task_inputs.check_split(sequences, config.split)
-    if evaluation.floors and config.floors:
+    if row.floors and config.floors:
         if _rows(sequences, "train"):
-            inputs["floors"] = _floors(evaluation, opening)
+            inputs["floors"] = _floors(row, opening)
         else:
             log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
 
 
-def _check_settings(evaluation: Evaluation, config: Any) -> None:
+def _check_settings(row: type[Objective], config: Any) -> None:
     """Raises InputError when a setting of another evaluation was changed."""
-    own = {name for group in evaluation.settings for name in group.model_fields}
-    for other in EVALUATIONS:
-        for name, field in ((name, field) for group in other.settings for name, field in group.model_fields.items()):
+    own = {name for group in row.evaluation_settings for name in group.model_fields}
+    for task, other in MEASURED.items():
+        for name, field in (pair for group in other.evaluation_settings for pair in group.model_fields.items()):
             if name not in own and getattr(config, name) != field.default:
                 flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag} is for {other.task}, and this model is measured as {evaluation.task}")
+                raise InputError(f"{flag} is for {task}, and this model is measured as {row.measured_as}")
 
 
 def _rows(data: Artifact, split: str) -> int:
@@ -130,7 +129,7 @@ def _rows(data: Artifact, split: str) -> int:
     return int(data.files.get(f"{split}.parquet", {}).get("rows") or 0)
 
 
-def _floors(evaluation: Evaluation, opening: Opening[Config]) -> Artifact:
+def _floors(row: type[Objective], opening: Opening[Config]) -> Artifact:
     """The n-gram floors of the tokens that will be predicted."""
     from pipelines.stages import floors
     from pipelines.training.learners.masked_scores import probability
@@ -138,7 +137,7 @@ def _floors(evaluation: Evaluation, opening: Opening[Config]) -> Artifact:
     config: Any = opening.config
     settings = floors.Config(
         split=config.split,
-        layout=evaluation.floors,
+        layout=row.floors,
         seed=config.mask_seed,
         mask_probability=probability(config, opening.inputs["model"]),
         limit=config.limit,
@@ -165,10 +164,10 @@ def build(run: Run[Config]) -> None:
         if not (isinstance(given, Artifact) and f"{weights}/{CONFIG_FILE}" in given.files):
             raise no_weights(folder, weights)
         folder = folder / weights
-    evaluation = evaluation_of(folder, run.inputs["sequences"])
+    row = measured_by(folder, run.inputs["sequences"])
     check_needs(find_plan(folder) or Plan(), str(folder), run.inputs, training=False)
-    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device, evaluation.auto_class)
-    evaluation.run(run, folder, model, handle)
+    model, handle = open_trained(folder, read_tables(run.inputs), run.config.device, row.opened_as())
+    row.evaluate(run, folder, model, handle)
 
 
 def no_weights(folder: Path, weights: str) -> InputError:

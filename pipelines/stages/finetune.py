@@ -25,11 +25,11 @@ from pipelines.training.adversarial import AdversarialConfig, without_defaults
 from pipelines.training.config import TrainingConfig
 from pipelines.training.learner import folder_of
 from pipelines.training.models import HEADLESS, WORD_MODELS
-from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import model_input
 from pipelines.training.plans import load_plan, name_of
 from pipelines.training.rows import check_settings
 from pipelines.training.run import RUN_OPTIONS, Training, add_inputs, build
+from pipelines.training.task import Task
 from pipelines.training.tasks import OWNERS, TASKS, TaskConfig, task_for
 from pipelines.training.topics import FINETUNE_TOPICS
 
@@ -37,7 +37,7 @@ AnyConfig = TypeVar("AnyConfig", bound="Config")
 
 
 class Config(TrainingConfig, AdversarialConfig, TaskConfig):
-    """Settings of a fine-tuning run; those of a single task are in its row of `TASKS`."""
+    """Settings of a fine-tuning run; those of a single task are in its class in `TASKS`."""
 
     if TYPE_CHECKING:
         task: str = "auto"
@@ -116,7 +116,7 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
         return self
 
     @property
-    def row(self) -> Task:
+    def row(self) -> type[Task]:
         """What is known about the task."""
         return TASKS[self.task]
 
@@ -186,14 +186,14 @@ def _prepare(opening: Opening[Config]) -> None:
     add_inputs(opening, plan)
 
 
-def resolved(config: AnyConfig, task: Task) -> AnyConfig:
+def resolved(config: AnyConfig, task: type[Task]) -> AnyConfig:
     """The configuration with its task named.
 
     Raises:
         InputError: a setting belongs to another task, or ``select`` names no metric.
     """
-    if config.select not in ("loss", *task.metrics):
-        raise InputError(f"--select {config.select}: {task.name} has {', '.join(('loss', *task.metrics))}")
+    if config.select not in ("loss", *task.selectable):
+        raise InputError(f"--select {config.select}: {task.name} has {', '.join(('loss', *task.selectable))}")
     try:
         check_settings(config, "--task", task.name, OWNERS)
     except ValueError as error:

@@ -25,7 +25,7 @@ from pipelines.training.topics import TOPICS
 
 
 class Config(TrainingConfig, ObjectiveConfig):
-    """Settings of a pre-training run; those of a single objective are in its row of `OBJECTIVES`."""
+    """Settings of a pre-training run; those of a single objective are in its class in `OBJECTIVES`."""
 
     if TYPE_CHECKING:
         objective: str = DEFAULT
@@ -36,7 +36,7 @@ class Config(TrainingConfig, ObjectiveConfig):
         return self
 
     @property
-    def row(self) -> Objective:
+    def row(self) -> type[Objective]:
         """What is known about the objective."""
         return OBJECTIVES[self.objective]
 

@@ -38,7 +38,7 @@ from pipelines.training.checkpoints import best_name
 from pipelines.training.tasks import task_for
 
 if TYPE_CHECKING:
-    from pipelines.training.objective import Task
+    from pipelines.training.task import Task
 
 RUNS = "runs.parquet"
 MOST_RUNS = 10_000
@@ -252,7 +252,7 @@ def _starts(pretrained: Artifact) -> list[Start]:
 
 def _members(
     config: Config,
-    task: Task,
+    task: type[Task],
     settings: Sequence[Mapping[str, Any]],
     parts: Sequence[str],
     starts: Sequence[Start | None],

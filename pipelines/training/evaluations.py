@@ -1,4 +1,4 @@
-"""Every way in which ``guide evaluate`` can measure a model: those of the objectives, and those of the tasks."""
+"""Every objective and task whose models ``guide evaluate`` can measure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pydantic import create_model
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.artifacts import Artifact
-from pipelines.training.objective import Evaluation
+from pipelines.training.objective import Objective
 from pipelines.training.objectives import OBJECTIVES
 from pipelines.training.rows import fields
 from pipelines.training.tasks import TASKS, task_of
 
-EVALUATIONS: tuple[Evaluation, ...] = tuple(
-    row.evaluation for row in (*TASKS.values(), *OBJECTIVES.values()) if row.evaluation
-)
-"""In the order in which they are asked whether they are for a model."""
+MEASURED: dict[str, type[Objective]] = {
+    row.measured_as: row for row in (*TASKS.values(), *OBJECTIVES.values()) if row.measured_as
+}
+"""By what ``metrics.json`` calls the task, in the order in which they are asked whether they measure a model."""
 
 EvaluationConfig: Any = create_model(
     "EvaluationConfig",
     __base__=stage.Config,
-    **fields(group for evaluation in EVALUATIONS for group in evaluation.settings),
+    **fields(group for row in MEASURED.values() for group in row.evaluation_settings),
 )
 """The settings of all evaluations, as one flat configuration."""
 
 
-def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
-    """How the model of a folder is measured on some sequences.
+def measured_by(folder: Path, data: Artifact) -> type[Objective]:
+    """What measures the model of a folder on some sequences; if several can, the one whose name the model's output has.
 
     Raises:
-        InputError: no objective can measure it.
+        InputError: nothing can measure it.
     """
     from guidance.checkpoint import CONFIG_FILE, read_config
 
@@ -40,17 +40,17 @@ def evaluation_of(folder: Path, data: Artifact) -> Evaluation:
         config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
-    found = next((evaluation for evaluation in EVALUATIONS if evaluation.is_for(config, data)), None)
-    if found is None and (learned := task_of(config)) is not None:
+    learned = task_of(config)
+    able = [row for row in MEASURED.values() if row.measures(config, data)]
+    if able:
+        return learned if learned in able else able[0]
+    if learned is not None:
         raise InputError(
             f"{folder}: a model for {learned.name}, which learns from {learned.shape}, and {data.reference} has "
             f"{data.counts.get('shape', 'running text')}",
             hint="give it a dataset of its own task",
         )
-    if found is None:
-        raise InputError(
-            f"{folder}: a {config.model_type} model without a head for any of "
-            f"{', '.join(evaluation.task for evaluation in EVALUATIONS)}",
-            hint="guide finetune DATASET --init MODEL trains one with a head",
-        )
-    return found
+    raise InputError(
+        f"{folder}: a {config.model_type} model without a head for any of {', '.join(MEASURED)}",
+        hint="guide finetune DATASET --init MODEL trains one with a head",
+    )

@@ -1,10 +1,15 @@
-"""Whether the labels of a dataset are classes or numbers to predict."""
+"""The labels of a dataset: whether they are classes or numbers to predict, and which ones training has."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError
+
+if TYPE_CHECKING:
+    from pipelines.training.learner import Given
 
 
 def are_numbers(counts: Mapping[str, Any]) -> bool:
@@ -25,3 +30,21 @@ def is_fraction(label: str) -> bool:
     except ValueError:
         return False
     return math.isfinite(value) and not value.is_integer()
+
+
+def training_labels(given: Given) -> list[str]:
+    """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
+
+    Raises:
+        InputError: an example has no label.
+    """
+    labels = given.train.labels.tolist()
+    if missing := sum(label is None for label in labels):
+        raise InputError(
+            f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
+            hint="name their column: guide build-dataset --label-column NAME",
+        )
+    distinct = set(labels)
+    if all(label.isdecimal() for label in distinct):
+        return sorted(distinct, key=int)
+    return sorted(distinct)

@@ -102,7 +102,7 @@ def mask_probability_of(model: Any) -> float:
     return float(trained or 0.15)
 
 
-def build_model(given: Given, objective: Objective, plan: Plan, **fields: Any) -> Any:
+def build_model(given: Given, objective: type[Objective], plan: Plan, **fields: Any) -> Any:
     """A new model of the configured size, or the one to start from.
 
     Args:

@@ -1,20 +1,26 @@
-"""What an objective is: one row of `pipelines.training.objectives`, which holds every fact about it.
+"""What an objective is: a class in `pipelines.training.objectives`, which holds every fact about it.
 
-Rows are imported when the command line starts, so this module and the rows import only the standard library and pydantic.
-What needs torch is in `pipelines.training.learners`, which a row imports inside its functions.
+These classes are imported when the command line starts, so this module and theirs import only the standard library and
+pydantic.  What needs torch is imported inside their methods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Config
+from pipelines.training.plan_checks import refuse_guides
 
 if TYPE_CHECKING:
-    from guidance.plan import Plan
+    from pathlib import Path
+
+    from guidance.plan import Guide, Plan
+    from guidance.tasks.comparison import Compared, Table
+    from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given, Learner
 
@@ -36,56 +42,8 @@ class Card:
     folders: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How ``guide evaluate`` measures a trained model.
-
-    Attributes:
-        task: its name in ``metrics.json``.
-        is_for: whether a model with this configuration is measured so, on these sequences.
-        run: measures it, given the `Run`, the model folder, the model and its handle.
-        settings: groups of settings of this task; every field becomes a flag of ``guide evaluate``.
-        auto_class: the class of transformers that opens the model; by default the one that was saved.
-        needs_corpus: whether it reads the text of the sequences, so that their corpus must still be in the store.
-        floors: how the sequences are laid out for the n-gram floors beside its metrics, a ``layout`` of
-            `pipelines.stages.floors`; empty if there are none.
-    """
-
-    task: str
-    is_for: Callable[[Any, Artifact], bool]
-    run: Callable[..., None]
-    settings: tuple[type[Config], ...] = ()
-    auto_class: str | None = None
-    needs_corpus: bool = True
-    floors: str = ""
-
-
-def has_head(config: Any, name: str) -> bool:
-    """Whether a model was saved as a class with this head, such as ``ForSequenceClassification``."""
-    return any(str(saved).endswith(name) for saved in config.architectures or ())
-
-
-def classifies(config: Any) -> bool:
-    """Whether a model has a head for whole texts."""
-    return has_head(config, "ForSequenceClassification") or has_head(config, "ForMultipleChoice")
-
-
-def predicts_a_value(config: Any) -> bool:
-    """Whether a model for whole texts has one output, not one for each class."""
-    return config.problem_type == "regression" or config.num_labels == 1
-
-
-Answers = Callable[[Any, Any, Any], Iterator[dict[str, Any]]]
-"""From settings and inputs as `pipelines.training.learners.task_scores.predict` reads them, a model and its handle."""
-
-
-def accept_every_plan(plan: Plan, config: Any, source: str) -> None:
-    """For an objective in which every guide works."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """An objective of ``guide pretrain``.
+class Objective(ABC):
+    """An objective of ``guide pretrain``.  The class itself holds what is known about it; pre-training makes no instances.
 
     Attributes:
         name: its name after ``--objective``.
@@ -93,72 +51,122 @@ class Objective:
         needs: which data it needs, in a sentence or two; the help of the command says it.
         families: the model families that it can train from nothing; ``--architecture auto`` is the first.
         card: what the model card says.
-        prepare: makes the `Learner` of a run.  Raises InputError when data, plan, model and settings do not fit each other.
-        check_plan: raises PlanError when a guide cannot work in this objective, given the plan, the settings of the run and
-            where the plan comes from.
         settings: groups of settings that mean something in this objective only, or in the objectives that list the same
             group.  Every field becomes a flag.
         needs_mask_token: whether the tokenizer must have a mask token.
         examples: command lines for the help.
-        evaluation: how ``guide evaluate`` measures the model; None if it cannot.
         columns: further columns of the sequences that the learner reads, besides the ids.
         trains_generator: whether a generator learns beside the model with any plan.
+        measured_as: what ``metrics.json`` of an evaluation calls the task of the model; empty if there is no evaluation.
+        evaluation_settings: groups of settings of the evaluation; every field becomes a flag of ``guide evaluate``.
+        needs_corpus: whether the evaluation reads the text of the sequences, so that their corpus must be in the store.
+        floors: how the sequences are laid out for the n-gram floors beside the metrics, a ``layout`` of
+            `pipelines.stages.floors`; empty if there are none.
     """
 
     command: ClassVar[str] = "pretrain"
     """The command that trains it, and ``flag``, the option that chooses it."""
     flag: ClassVar[str] = "--objective"
 
-    name: str
-    learns: str
-    needs: str
-    families: tuple[str, ...]
-    card: Card
-    prepare: Callable[[Given], Learner]
-    check_plan: Callable[[Plan, Any, str], None] = accept_every_plan
-    settings: tuple[type[Config], ...] = ()
-    needs_mask_token: bool = True
-    examples: tuple[str, ...] = ()
-    evaluation: Evaluation | None = None
-    columns: tuple[str, ...] = ()
-    trains_generator: bool = False
+    name: ClassVar[str]
+    learns: ClassVar[str]
+    needs: ClassVar[str]
+    families: ClassVar[tuple[str, ...]]
+    card: ClassVar[Card]
+    settings: ClassVar[tuple[type[Config], ...]] = ()
+    needs_mask_token: ClassVar[bool] = True
+    examples: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[str, ...]] = ()
+    trains_generator: ClassVar[bool] = False
+    measured_as: ClassVar[str] = ""
+    evaluation_settings: ClassVar[tuple[type[Config], ...]] = ()
+    needs_corpus: ClassVar[bool] = False
+    floors: ClassVar[str] = ""
 
-    def family(self, architecture: str) -> str:
+    @classmethod
+    @abstractmethod
+    def prepare(cls, given: Given) -> Learner:
+        """The learner of a run.
+
+        Raises:
+            InputError: data, plan, model and settings do not fit each other.
+        """
+
+    @classmethod
+    def check_plan(cls, plan: Plan, config: Any, source: str) -> None:
+        """Raises PlanError when a guide cannot work in this objective.
+
+        Args:
+            config: the settings of the run.
+            source: where the plan comes from, for messages.
+        """
+        refuse_guides(plan, source, cls.refusal)
+
+    @classmethod
+    def refusal(cls, guide: Guide) -> str:
+        """Why a guide cannot work in this objective; empty if it can, as by default every guide."""
+        return ""
+
+    @classmethod
+    def measures(cls, config: Any, data: Artifact) -> bool:
+        """Whether `evaluate` is for a model with this configuration, on these sequences."""
+        return False
+
+    @classmethod
+    def opened_as(cls) -> str | None:
+        """The class of transformers that opens a model to be evaluated; None for the one that was saved."""
+        return None
+
+    @classmethod
+    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
+        """Measure a trained model: write ``predictions.parquet`` and ``metrics.json``.
+
+        Args:
+            folder: of the model; ``handle``: of the guides that act in it.
+        """
+        raise NotImplementedError(f"{cls.name} has no evaluation")
+
+    @classmethod
+    def compare(cls, one: Table, other: Table) -> list[Compared]:
+        """Metrics of two models beside each other, from their predictions of the same examples.
+
+        Raises:
+            InputError: predictions of this objective cannot be compared.
+        """
+        raise InputError(f"evaluations of {cls.measured_as} have no predictions that could be compared")
+
+    @classmethod
+    def compare_sets(cls, one: Table, other: Table) -> list[Compared]:
+        """Metrics of one model on two sets of examples beside each other; see `compare`."""
+        raise InputError(f"evaluations of {cls.measured_as} on other examples have no labels that could be compared")
+
+    @classmethod
+    def family(cls, architecture: str) -> str:
         """The family of a new model, with ``auto`` resolved.
 
         Raises:
             InputError: the objective cannot train this family.
         """
         if architecture == "auto":
-            return self.families[0]
-        if architecture not in self.families:
+            return cls.families[0]
+        if architecture not in cls.families:
             raise InputError(
-                f"{self.flag} {self.name} trains {' or '.join(self.families)}, not {architecture}",
-                hint=f"--architecture {self.families[0]}, or leave it out",
+                f"{cls.flag} {cls.name} trains {' or '.join(cls.families)}, not {architecture}",
+                hint=f"--architecture {cls.families[0]}, or leave it out",
             )
         return architecture
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task(Objective):
-    """A task of ``guide finetune``: an objective that learns from the labelled examples of a dataset.
+def has_head(config: Any, *names: str) -> bool:
+    """Whether a model was saved as a class with one of these heads, such as ``ForSequenceClassification``."""
+    return any(str(saved).endswith(names) for saved in config.architectures or ())
 
-    Attributes:
-        shape: of the datasets that it reads; see `pipelines.stages.dataset`.
-        fits: whether ``--task auto`` chooses it for a dataset of this shape, given the counts of the dataset.  The first row
-            that fits is chosen.
-        metrics: the metrics that a validation reports; all of them are better when they are higher.
-        answers: what ``guide predict`` says of each example of a split, in JSON's types.
-        head: gives the class of its `pipelines.training.learners.examples.Head`, which is imported only then.
-        output: the name of the model's output, if it has only one.
-    """
 
-    shape: str
-    metrics: tuple[str, ...]
-    answers: Answers
-    head: Callable[[], Any]
-    output: str = ""
-    fits: Callable[[Mapping[str, Any]], bool] = lambda counts: True
+def classifies(config: Any) -> bool:
+    """Whether a model has a head for whole texts."""
+    return has_head(config, "ForSequenceClassification", "ForMultipleChoice")
 
-    command: ClassVar[str] = "finetune"
-    flag: ClassVar[str] = "--task"
+
+def predicts_a_value(config: Any) -> bool:
+    """Whether a model for whole texts has one output, not one for each class."""
+    return bool(config.problem_type == "regression" or config.num_labels == 1)

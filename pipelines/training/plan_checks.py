@@ -82,19 +82,3 @@ def _refusal(guide: Guide, kind: GeneratorKind) -> str:
     if guide.bound_pattern and "original" in guide.bound_pattern.needs:
         return f"would show the model the answers: a {guide.mechanism} may not read the tokens of the original text"
     return ""
-
-
-def check_task_guides(plan: Plan, config: Any, source: str) -> None:
-    """Raises PlanError when a guide cannot work while a model is fine-tuned."""
-    refuse_guides(plan, source, _task_refusal)
-
-
-def _task_refusal(guide: Guide) -> str:
-    """Why a guide cannot work in a task; empty if it can."""
-    if guide.part != "model":
-        return f"it is for a {guide.part}, and fine-tuning trains one model"
-    if guide.makes("row_losses"):
-        return f"{guide.mechanism} acts where a generator mis-predicts, and fine-tuning has none"
-    if guide.bound_pattern and {"original", "predicted"} & set(guide.bound_pattern.needs):
-        return f"{guide.pattern} reads what a generator predicts, and fine-tuning has none"
-    return ""

@@ -25,7 +25,7 @@ def name_of(config: Any) -> str:
     return f"the plan of {config.init}" if config.init else "the empty plan"
 
 
-def load_plan(config: Any, objective: Objective, store: Store) -> Plan:
+def load_plan(config: Any, objective: type[Objective], store: Store) -> Plan:
     """The plan of a run: the rows of every ``--plan``, in their order.
 
     Without ``--plan`` it is what the model of ``--init`` keeps of its own plan: rows that act at inference, at the strength that
@@ -60,7 +60,7 @@ def load_plan(config: Any, objective: Objective, store: Store) -> Plan:
     return plan
 
 
-def _own(config: Any, objective: Objective, store: Store) -> Plan:
+def _own(config: Any, objective: type[Objective], store: Store) -> Plan:
     """See `kept_plan`; a plan that cannot be read is no obstacle to a run that does not want it."""
     from guidance.plan import Plan
 
@@ -78,7 +78,7 @@ def _own(config: Any, objective: Objective, store: Store) -> Plan:
         return Plan()
 
 
-def kept_plan(init: str, objective: Objective, store: Store) -> Plan:
+def kept_plan(init: str, objective: type[Objective], store: Store) -> Plan:
     """What a model that starts from another one keeps of its plan, and of that of the generator beside it."""
     from guidance.checkpoint import find_plan, read_progress
     from guidance.plan import Plan

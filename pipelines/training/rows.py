@@ -1,7 +1,7 @@
-"""Rows: facts about objectives and tasks, one file for each; and configurations made of the settings that rows bring along.
+"""Registries of objectives and tasks, one file for each; and configurations made of the settings that they bring along.
 
-A row's settings mean something for this row only, or for the rows that list the same group.  The command line shows the
-settings of all rows as flags; a setting of another row is refused if it was changed.
+The settings of an objective mean something for it only, or for those that list the same group.  The command line shows the
+settings of all as flags; a setting of another objective is refused if it was changed.
 """
 
 from __future__ import annotations
@@ -16,33 +16,41 @@ from pydantic import Field
 from pipelines.engine.stage import Config
 from pipelines.training.objective import Objective
 
-AnyRow = TypeVar("AnyRow", bound=Objective)
+AnyObjective = TypeVar("AnyObjective", bound=Objective)
 
 
-def find_rows(package: str, folder: Path, attribute: str) -> dict[str, Any]:
-    """The row of every module of a package, by name, in the order of the file names."""
-    found: dict[str, Any] = {}
+def find_rows(package: str, folder: Path, base: type[AnyObjective]) -> dict[str, type[AnyObjective]]:
+    """The class of every module of a package that is a ``base``, by its name, in the order of the file names.
+
+    Raises:
+        ValueError: a module has no such class, or several; or two have the same name.
+    """
+    rows: dict[str, type[AnyObjective]] = {}
     for module in sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__"):
-        row = getattr(importlib.import_module(f"{package}.{module}"), attribute)
-        if row.name in found:
-            raise ValueError(f"two rows of {package} are called {row.name}")
-        found[row.name] = row
-    return found
+        home = importlib.import_module(f"{package}.{module}")
+        own = [value for value in vars(home).values() if isinstance(value, type) and value.__module__ == home.__name__]
+        classes = [value for value in own if issubclass(value, base)]
+        if len(classes) != 1:
+            raise ValueError(f"{home.__name__} has {len(classes)} classes of kind {base.__name__}; a file holds one")
+        if classes[0].name in rows:
+            raise ValueError(f"two classes of {package} are called {classes[0].name}")
+        rows[classes[0].name] = classes[0]
+    return rows
 
 
 def fields(groups: Iterable[type[Config]]) -> dict[str, Any]:
     """The fields of groups of settings, by their names."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for group in dict.fromkeys(groups):
         for name, info in group.model_fields.items():
-            if name in found:
-                raise ValueError(f"two groups of settings have {name}: list the same group in both rows")
-            found[name] = (info.annotation, info)
-    return found
+            if name in by_name:
+                raise ValueError(f"two groups of settings have {name}: list the same group in both objectives")
+            by_name[name] = (info.annotation, info)
+    return by_name
 
 
-def owners(rows: Iterable[Objective]) -> dict[str, tuple[str, ...]]:
-    """For each setting that not all rows have: the rows that have it."""
+def owners(rows: Iterable[type[Objective]]) -> dict[str, tuple[str, ...]]:
+    """For each setting that not all objectives have: the objectives that have it."""
     rows = tuple(rows)
     return {
         name: tuple(row.name for row in rows if group in row.settings)
@@ -56,7 +64,7 @@ def one_of(default: str, names: Iterable[str], description: str) -> tuple[Any, A
     return Literal.__getitem__(tuple(names)), Field(default, description=description)
 
 
-def families(rows: Iterable[Objective]) -> tuple[Any, Any]:
+def families(rows: Iterable[type[Objective]]) -> tuple[Any, Any]:
     """The field ``architecture``: which family a new model is of."""
     rows = tuple(rows)
     firsts: dict[str, list[str]] = {}
@@ -72,10 +80,10 @@ def families(rows: Iterable[Objective]) -> tuple[Any, Any]:
 
 
 def check_settings(config: Any, flag: str, chosen: str, owned: Mapping[str, Sequence[str]]) -> None:
-    """Raises ValueError when a setting of another row was changed.
+    """Raises ValueError when a setting of another objective was changed.
 
     Args:
-        flag: the option that chooses the row, ``chosen`` its value; ``owned``: see `owners`.
+        flag: the option that chooses the objective, ``chosen`` its value; ``owned``: see `owners`.
     """
     for name, its in owned.items():
         if chosen not in its and getattr(config, name) != type(config).model_fields[name].default:

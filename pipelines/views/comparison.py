@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from guidance.errors import InputError, MachineError, UnknownName
+from guidance.tasks.significance import paired_t
 from pipelines.progress import Progress
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -21,7 +22,6 @@ from pipelines.training.plan_inputs import inputs_of
 from pipelines.training.report import LEFT
 from pipelines.views.comparability import check_comparable, repeated_runs, run_notes
 from pipelines.views.curves import Curve, Points, read_curve
-from pipelines.views.significance import paired_t
 
 WINDOW = 50
 """Default number of steps to average training losses over; at most a quarter of the run is used."""
@@ -225,15 +225,14 @@ def floors_of(
         notes.append("n-gram floors are left out, because no run has finished")
         return {}
     row = OBJECTIVES.get(origin.settings.get("objective", ""))
-    evaluation = row.evaluation if row else None
-    if evaluation is None or not evaluation.floors:
+    if row is None or not row.floors:
         return {}
     if len(inputs_of("sequences", origin.inputs)) != 1:
         notes.append("n-gram floors are left out, because the runs read several sequences artifacts")
         return {}
     probability = origin.settings.get("mask_probability", floors.Config().mask_probability)
     config = floors.Config(
-        layout=evaluation.floors, mask_probability=probability, limit=origin.settings.get("valid_sequences", 0)
+        layout=row.floors, mask_probability=probability, limit=origin.settings.get("valid_sequences", 0)
     )
     try:
         with store.load(origin.reference, kind="model", verify=False) as model:

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from guidance.errors import InputError
+from guidance.tasks.significance import holm, paired_t
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.views.evaluations import Tested
-from pipelines.views.significance import holm, paired_t
 
 Runs = Mapping[tuple[int, int], Mapping[str, float | None]]
 """The test metrics of the chosen runs, by fold and seed."""

@@ -1,79 +1,22 @@
-"""The learner of all tasks: a guided model that learns from labelled examples, and what a task adds to it (`Head`)."""
+"""The learner of all tasks: a guided model that learns from labelled examples."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
-from guidance.errors import InputError
-from guidance.mechanisms.attacks import Form
 from guidance.statistics.roles import COLUMNS
 from pipelines.training.batches import Examples, pad
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Guided, GuidedLearner
-from pipelines.training.learners.perturbed import freelb_passes, smart_loss
 from pipelines.training.model_checks import check_lengths
 from pipelines.training.models import build_model
-from pipelines.training.objective import Task
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of one example.
-
-    Attributes:
-        number: the row of the example in the dataset's ``documents.parquet``.
-        gold: the label as the dataset has it; None if it has none.
-        prediction: the label that the model gives, in the same form.
-        scores: the numbers behind it: one for each class or choice, or the value itself.
-    """
-
-    number: int
-    gold: str | None
-    prediction: str
-    scores: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch of examples, not yet padded.
-
-    Attributes:
-        ids: token ids of each row; ``labels``: its label; ``numbers``: the row of its example in ``documents.parquet``.
-        columns: token features of each row.
-        sizes: how many rows each example has.
-        origins: the epoch and the number of each example.
-    """
-
-    ids: list[np.ndarray]
-    labels: list[str | None]
-    numbers: list[int]
-    columns: Mapping[str, list[np.ndarray]]
-    sizes: list[int]
-    origins: Sequence[tuple[int, int]]
-
-    @cached_property
-    def length(self) -> int:
-        """Tokens of the longest row."""
-        return max(map(len, self.ids))
-
-    @cached_property
-    def tokens(self) -> float:
-        """How many tokens there are."""
-        return float(sum(map(len, self.ids)))
-
-    @cached_property
-    def firsts(self) -> list[int]:
-        """The first row of each example."""
-        return np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(int).tolist()
+from pipelines.training.task import Batch, Prediction, Task
 
 
 class Grouped:
@@ -99,8 +42,8 @@ class Grouped:
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each example."""
-        found: np.ndarray = self.rows.bounds[self.ends] - self.rows.bounds[self.starts]
-        return found
+        lengths: np.ndarray = self.rows.bounds[self.ends] - self.rows.bounds[self.starts]
+        return lengths
 
     def batch(self, examples: Sequence[tuple[int, int]]) -> Batch:
         """The examples with these (epoch, number) pairs."""
@@ -116,94 +59,25 @@ class Grouped:
         )
 
 
-class Head(ABC):
-    """What a task makes of the outputs of its model.
-
-    Attributes:
-        form: how an attack on its outputs is judged; see `guidance.mechanisms.attacks.divergence`.
-        together: whether rows of the same document are one example.
-    """
-
-    form: ClassVar[Form] = "classification"
-    together: ClassVar[bool] = False
-
-    @abstractmethod
-    def fields(self) -> dict[str, Any]:
-        """The fields of the configuration of its model, such as ``num_labels``."""
-
-    @abstractmethod
-    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The logits that are trained, (N, classes), from those of the model: (rows, classes), or (rows, T, classes)."""
-
-    @abstractmethod
-    def targets(self, batch: Batch) -> Tensor:
-        """The target of each output, (N,)."""
-
-    @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
-        """The sum of the losses of all outputs."""
-
-    @abstractmethod
-    def count(self, batch: Batch) -> float:
-        """What `loss` is divided by."""
-
-    def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
-        """Which training examples to use, by number; None for all."""
-        return None
-
-    def judged(self, batch: Batch) -> float:
-        """How many outputs there are, which is what the divergence under an attack is divided by."""
-        return float(len(batch.ids))
-
-    def divisor(self, batch: Batch) -> float:
-        """What the sum of the losses is divided by while training; `count` unless a task's paper says otherwise."""
-        return self.count(batch)
-
-    @abstractmethod
-    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """What the model says of each example."""
-
-    @abstractmethod
-    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
-        """The metrics over all examples that have a label; the names are those of the task's row.
-
-        None stands for a metric that these examples do not define."""
-
-    def labels_of(self, gold: str) -> dict[str, bool]:
-        """The labels in a true answer, and whether the model can give each; empty if answers are of another kind."""
-        return {}
-
-    def answer(self, prediction: Prediction) -> dict[str, Any]:
-        """What ``guide predict`` says of an example, in JSON's types."""
-        return {"prediction": prediction.prediction, "scores": list(prediction.scores)}
-
-    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """What an evaluation says besides the metrics, as JSON; empty for most tasks."""
-        return {}
-
-
 class ExampleLearner(GuidedLearner):
     """Trains a guided model on the examples of a task; see `pipelines.training.learner.Learner`."""
 
-    def __init__(self, given: Given, task: Task, head: Head) -> None:
-        model = build_model(given, task, given.plan.for_part("model"), **head.fields())
+    def __init__(self, given: Given, task: Task) -> None:
+        model = build_model(given, type(task), given.plan.for_part("model"), **task.fields())
+        self.splits = {
+            "train": Grouped(given.train, together=task.together, kept=task.kept(given.train, given.config)),
+            "valid": Grouped(given.valid, together=task.together),
+        }
         check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)
         guided = Guided(model, given.plan, given.tokenizer, given.tables, folder=given.folder, judged=("outputs",))
         super().__init__(model, guided, given)
-        self.task, self.head, self.seed = task.name, head, given.config.seed
-        splits = {"train": given.train, "valid": given.valid}
-        kept = {"train": head.kept(given.train, given.config)}
-        self.splits = {
-            name: Grouped(rows, together=head.together, kept=kept.get(name)) for name, rows in splits.items()
-        }
+        self.task, self.seed = task, given.config.seed
         limit = given.config.valid_sequences
         self.num_valid = min(len(self.splits["valid"]), limit or len(self.splits["valid"]))
         self.lengths = self.splits["train"].lengths
         self.sizes = [len(self.splits["train"])]
         self.inputs = ModelInputs(model, given.tokenizer.pad_token_id)
-        self._config = given.config
-        if given.config.adversarial == "freelb":
-            self.passes = freelb_passes(self, given.config)
+        self.config = given.config
         self.scorers = {task.name: self._score} if self.num_valid else {}
         self._predicted: list[Prediction] = []
 
@@ -211,23 +85,27 @@ class ExampleLearner(GuidedLearner):
         return self.splits[split].batch(examples)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.head.judged(batch)})
-        smart = {"smart": self.head.judged(batch)} if self._config.adversarial == "smart" else {}
-        return {self.task: self.head.divisor(batch), **guides, **smart, "tokens": batch.tokens}
+        guides = self.guided.counts(float(len(batch.ids)), {"outputs": self.task.judged(batch)})
+        return {self.task.name: self.task.divisor(batch), **guides, "tokens": batch.tokens}
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
         inputs = self.inputs.of(batch)
         guidance = self.guided.handle.guide(**self.inputs.seen(inputs, batch), step=step)
         outputs = self.outputs(model, inputs, batch, self.guided.forward(guidance))
-        targets = self.head.targets(batch).to(outputs.device)
-        losses = {self.task: self.head.loss(outputs, targets, batch), **self.guided.losses(guidance)}
-        if self._config.adversarial == "smart":
-            losses["smart"] = smart_loss(self, self._config, model, batch, inputs, outputs)
+        loss = self.task.loss(outputs, targets_of(self.task, outputs, batch), batch)
+        losses = {self.task.name: loss, **self.guided.losses(guidance)}
+        losses |= self.more_losses(model, batch, inputs, outputs)
         if not self.guided.attacks:
             return losses
         attack = guidance.attack(self.seeds(self.seed, self.origins(batch)))
         attacked = self.outputs(model, inputs, batch, {"guidance": attack})
-        return losses | self.guided.attack_losses(attack, (outputs,), (attacked,), self.head.form)
+        return losses | self.guided.attack_losses(attack, (outputs,), (attacked,), self.task.form)
+
+    def more_losses(
+        self, model: nn.Module, batch: Batch, inputs: Mapping[str, Tensor], outputs: Tensor
+    ) -> dict[str, Tensor]:
+        """Losses of a way to train besides those of the task and of guides; here none."""
+        return {}
 
     @staticmethod
     def origins(batch: Batch) -> list[tuple[int, int]]:
@@ -238,23 +116,22 @@ class ExampleLearner(GuidedLearner):
         self, model: nn.Module, inputs: Mapping[str, Tensor], batch: Batch, extra: Mapping[str, BatchGuidance]
     ) -> Tensor:
         """The outputs that are trained, from a forward pass; ``extra``: further arguments of the model."""
-        return self.head.outputs(model(**inputs, **extra).logits, batch)
+        return self.task.outputs(model(**inputs, **extra).logits, batch)
 
     def weights(self, step: int) -> dict[str, float]:
-        smart = {"smart": self._config.adversarial_weight} if self._config.adversarial == "smart" else {}
-        return {self.task: 1.0, **self.guided.weights(step), **smart}
+        return {self.task.name: 1.0, **self.guided.weights(step)}
 
     @property
     def validated(self) -> tuple[str, ...]:
-        return (self.task,)
+        return (self.task.name,)
 
     def validate(self, model: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
         inputs = self.inputs.of(batch)
         extra = self.guided.handle.at_inference(**self.inputs.seen(inputs, batch))
         outputs = self.outputs(model, inputs, batch, extra)
-        self._predicted += self.head.predictions(outputs, batch)
-        loss = self.head.loss(outputs, self.head.targets(batch).to(outputs.device), batch)
-        return {self.task: loss}, {self.task: self.head.count(batch)}
+        self._predicted += self.task.predictions(outputs, batch)
+        loss = self.task.loss(outputs, targets_of(self.task, outputs, batch), batch)
+        return {self.task.name: loss}, {self.task.name: self.task.count(batch)}
 
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         self._predicted = []
@@ -263,7 +140,13 @@ class ExampleLearner(GuidedLearner):
     def _score(self, model: nn.Module) -> dict[str, float]:
         if len(self._predicted) < self.num_valid:  # other processes have validated the rest
             self.evaluate(model, 0, 1)
-        return {name: value for name, value in self.head.metrics(self._predicted).items() if value is not None}
+        return {name: value for name, value in self.task.metrics(self._predicted).items() if value is not None}
+
+
+def targets_of(task: Task, outputs: Tensor, batch: Batch) -> Tensor:
+    """The target of each output, (N,), on its device."""
+    kind = torch.float32 if task.form == "regression" else torch.int64
+    return torch.tensor(task.targets(batch), dtype=kind).to(outputs.device)
 
 
 class ModelInputs:
@@ -276,13 +159,13 @@ class ModelInputs:
     def of(self, batch: Batch) -> dict[str, Tensor]:
         """The inputs of the model by name, each (rows, T), on its device."""
         device = next(self._model.parameters()).device
-        found = {
+        inputs = {
             "input_ids": pad(batch.ids, self._pad_id, batch.length, device),
             "attention_mask": pad([np.ones(len(row), np.int64) for row in batch.ids], 0, batch.length, device),
         }
         if self._segments:
-            found["token_type_ids"] = pad(batch.columns["text"], 0, batch.length, device)
-        return found
+            inputs["token_type_ids"] = pad(batch.columns["text"], 0, batch.length, device)
+        return inputs
 
     def seen(self, inputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """What guides read of a batch: its ids, attention mask and token features."""
@@ -306,32 +189,9 @@ def batches_of(data: Grouped, size: int, limit: int = 0) -> Iterator[Batch]:
         yield data.batch([(0, i) for i in range(start, min(start + size, number))])
 
 
-def at_least_float32(logits: Tensor) -> Tensor:
-    """Logits in float32 if they are in half precision; losses are never computed there."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def training_labels(given: Given) -> list[str]:
-    """The distinct labels of the training examples: numbers in numerical order, others in alphabetical order.
-
-    Raises:
-        InputError: an example has no label.
-    """
-    labels = given.train.labels.tolist()
-    if missing := sum(label is None for label in labels):
-        raise InputError(
-            f"{given.sequences.reference}: {missing:,} of {len(labels):,} training examples have no label",
-            hint="name their column: guide build-dataset --label-column NAME",
-        )
-    distinct = set(labels)
-    if all(label.isdecimal() for label in distinct):
-        return sorted(distinct, key=int)
-    return sorted(distinct)
-
-
 def without_gradients(model: Any, handle: Any, inputs: ModelInputs, batch: Batch) -> Tensor:
     """The logits of a trained model, with its plan at work."""
     with torch.no_grad():
-        given = inputs.of(batch)
-        found: Tensor = model(**given, **handle.at_inference(**inputs.seen(given, batch))).logits
-        return found
+        own = inputs.of(batch)
+        logits: Tensor = model(**own, **handle.at_inference(**inputs.seen(own, batch))).logits
+        return logits

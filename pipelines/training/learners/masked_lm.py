@@ -26,7 +26,7 @@ from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import GENERATOR_FOLDER, generator_kind
 
 
-def prepare(given: Given, objective: Objective) -> MaskedLM:
+def prepare(given: Given, objective: type[Objective]) -> MaskedLM:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     model = build_model(given, objective, given.plan.for_part("model"))
     check_lengths(model.config, {"train": given.train, "valid": given.valid}, given.sequences.reference)

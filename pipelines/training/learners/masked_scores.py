@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +185,16 @@ def evaluate_discriminator(run: Run, folder: Path, model: Any, handle: Handle) -
 # what they share
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What learners of masked words read of a configuration, for a model that is only measured."""
+
+    seed: int
+    mask_probability: float
+    valid_sequences: int
+    discriminator_weight: float = 1.0
+
+
 def _given(
     run: Run,
     folder: Path,
@@ -202,12 +212,7 @@ def _given(
     rows = Examples.read(data, config.split, len(tokenizer), features=needed, masks=masks)
     train = Examples.read(data, "train" if reads_train else "", len(tokenizer))
     check_lengths(model.config, {config.split: rows}, data.reference)
-    settings = SimpleNamespace(
-        seed=config.mask_seed,
-        mask_probability=probability(config, run.inputs["model"]),
-        valid_sequences=config.limit,
-        discriminator_weight=1.0,
-    )
+    settings = _Settings(config.mask_seed, probability(config, run.inputs["model"]), config.limit)
     given_handles = {"": handle, **(handles or {})}
     return Given(settings, handle.plan, data, tokenizer, train, rows, handles=given_handles)
 

@@ -29,7 +29,7 @@ from pipelines.training.models import build_model
 from pipelines.training.objective import Objective
 
 
-def prepare(given: Given, objective: Objective) -> NextSentence:
+def prepare(given: Given, objective: type[Objective]) -> NextSentence:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     data = given.sequences
     splits: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def _place(artifact: Artifact, split: str, column: str, expected: np.ndarray) ->
     return values
 
 
-def _check_model(found: Any, objective: Objective) -> None:
+def _check_model(found: Any, objective: type[Objective]) -> None:
     """Raises InputError when the model to start from cannot tell two texts apart."""
     if found.model_type not in objective.families:
         raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,56 @@ from torch import Tensor, nn
 from guidance.mechanisms.attacks import divergence, seeds_of
 from guidance.perturbations import freelb_ascend, freelb_start, perturbed, smart_distance, smart_start, smart_step
 from pipelines.training.adversarial import DEFAULTS
+from pipelines.training.learner import Given
+from pipelines.training.learners.examples import ExampleLearner
+from pipelines.training.task import Batch, Task
 
-if TYPE_CHECKING:
-    from pipelines.training.learners.examples import Batch, ExampleLearner
+
+def learner_of(given: Given, task: Task) -> ExampleLearner:
+    """The learner of a task for the adversarial training that the settings ask for.
+
+    Raises:
+        InputError: data, plan, model and settings do not fit each other.
+    """
+    kinds = {"none": ExampleLearner, "freelb": FreeLBLearner, "smart": SmartLearner}
+    return kinds[given.config.adversarial](given, task)
+
+
+class FreeLBLearner(ExampleLearner):
+    """Trains on the mean loss of several passes, between which a perturbation of the embeddings climbs."""
+
+    def __init__(self, given: Given, task: Task) -> None:
+        super().__init__(given, task)
+        climbs: dict[int, _Climb] = {}
+        self.passes = tuple(FreeLBPass(self, number, climbs) for number in range(self.config.adversarial_steps))
+
+
+class SmartLearner(ExampleLearner):
+    """Adds the symmetric divergence between outputs with and without a perturbation of one step."""
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {**super().counts(batch), "smart": self.task.judged(batch)}
+
+    def weights(self, step: int) -> dict[str, float]:
+        return {**super().weights(step), "smart": self.config.adversarial_weight}
+
+    def more_losses(
+        self, model: nn.Module, batch: Batch, inputs: Mapping[str, Tensor], outputs: Tensor
+    ) -> dict[str, Tensor]:
+        embeddings, valid_BT, seeds_B = _embeddings_of(self, batch)
+        form, config = self.task.form, self.config
+        extra = self.guided.handle.at_inference(**self.inputs.seen(inputs, batch))
+        delta_BTD = smart_start(seeds_B, valid_BT, embeddings.weight.shape[1], _setting(config, "start"))
+        with perturbed(embeddings, delta_BTD.requires_grad_(True)):
+            moved = self.outputs(model, inputs, batch, extra)
+        distance = smart_distance(outputs, moved, regression=form == "regression")
+        (gradient,) = torch.autograd.grad(distance, delta_BTD)
+        with perturbed(embeddings, smart_step(gradient, valid_BT, _setting(config, "rate"))):
+            moved = self.outputs(model, inputs, batch, extra)
+        if not len(outputs):
+            return {"smart": moved.sum() * 0}
+        both_ways = 1 if form == "regression" else 2  # `divergence` takes half the sum of both directions
+        return {"smart": divergence(outputs, moved, form) * len(outputs) * both_ways}
 
 
 @dataclass
@@ -34,19 +81,19 @@ class FreeLBPass:
     at_once: ClassVar[bool] = True
     """The loop must compute the gradients of this pass before the next one."""
 
-    def __init__(self, learner: ExampleLearner, config: Any, number: int, climbs: dict[int, _Climb]) -> None:
+    def __init__(self, learner: ExampleLearner, number: int, climbs: dict[int, _Climb]) -> None:
         """
         Args:
             number: of the pass, from 0; ``climbs``: shared by all passes, by the id of the micro-batch.
         """
-        self._learner, self._config, self._number, self._climbs = learner, config, number, climbs
+        self._learner, self._number, self._climbs = learner, number, climbs
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return self._learner.counts(batch)
 
     def losses(self, model: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
-        learner, config = self._learner, self._config
-        embeddings, valid_BT, seeds_B = _place(learner, batch)
+        learner, config = self._learner, self._learner.config
+        embeddings, valid_BT, seeds_B = _embeddings_of(learner, batch)
         if self._number == 0:
             start = _setting(config, "start")
             delta_BTD = freelb_start(seeds_B, valid_BT, embeddings.weight.shape[1], start)
@@ -67,39 +114,7 @@ class FreeLBPass:
         return {name: loss / config.adversarial_steps for name, loss in losses.items()}
 
 
-def freelb_passes(learner: ExampleLearner, config: Any) -> tuple[FreeLBPass, ...]:
-    """The passes of a step, in their order."""
-    climbs: dict[int, _Climb] = {}
-    return tuple(FreeLBPass(learner, config, number, climbs) for number in range(config.adversarial_steps))
-
-
-def smart_loss(
-    learner: ExampleLearner, config: Any, model: nn.Module, batch: Batch, inputs: Mapping[str, Tensor], clean: Tensor
-) -> Tensor:
-    """The symmetric divergence between outputs with and without a perturbation of one step, summed over the batch.
-
-    Args:
-        clean: the outputs without a perturbation.
-    """
-    embeddings, valid_BT, seeds_B = _place(learner, batch)
-    form = learner.head.form
-    extra = learner.guided.handle.at_inference(**learner.inputs.seen(inputs, batch))
-    delta_BTD = smart_start(seeds_B, valid_BT, embeddings.weight.shape[1], _setting(config, "start")).requires_grad_(
-        True
-    )
-    with perturbed(embeddings, delta_BTD):
-        moved = learner.outputs(model, inputs, batch, extra)
-    distance = smart_distance(clean, moved, regression=form == "regression")
-    (gradient,) = torch.autograd.grad(distance, delta_BTD)
-    with perturbed(embeddings, smart_step(gradient, valid_BT, _setting(config, "rate"))):
-        moved = learner.outputs(model, inputs, batch, extra)
-    if not len(clean):
-        return moved.sum() * 0
-    both_ways = 1 if form == "regression" else 2  # `divergence` takes half the sum of both directions
-    return divergence(clean, moved, form) * len(clean) * both_ways
-
-
-def _place(learner: ExampleLearner, batch: Batch) -> tuple[Any, Tensor, Tensor]:
+def _embeddings_of(learner: ExampleLearner, batch: Batch) -> tuple[Any, Tensor, Tensor]:
     """The embedding module, which tokens are valid (rows, T), and a random seed for each row."""
     embeddings: Any = learner.model.get_input_embeddings()
     valid_BT = learner.inputs.of(batch)["attention_mask"].bool()

@@ -28,7 +28,7 @@ from pipelines.training.objective import Objective
 from pipelines.training.plan_checks import generator_kind
 
 
-def prepare(given: Given, objective: Objective) -> ReplacedToken:
+def prepare(given: Given, objective: type[Objective]) -> ReplacedToken:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     kind = generator_kind(given.plan, given.config, always=True)
     if kind == "none":

@@ -1,9 +1,8 @@
-"""How ``guide evaluate`` measures the tasks of ``guide finetune``."""
+"""How ``guide evaluate`` measures the tasks of ``guide finetune``, and what ``guide predict`` says with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,56 +11,49 @@ import pyarrow as pa
 
 from guidance.errors import InputError
 from guidance.installation import Handle
-from guidance.tasks.entities import OUTSIDE
 from pipelines.drawing import MOST_CLASSES, confusion_picture
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS
 from pipelines.text.corpus_files import text_digests
-from pipelines.text.document_sequences import texts_of
 from pipelines.text.records import short_list
 from pipelines.training.batches import Examples
 from pipelines.training.learner import name_of_model
-from pipelines.training.learners.examples import Grouped, Head, ModelInputs, Prediction, batches_of, without_gradients
+from pipelines.training.learners.examples import Grouped, ModelInputs, batches_of, without_gradients
 from pipelines.training.metrics_files import write_metrics
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import read_tokenizer
-from pipelines.training.objective import Task
 from pipelines.training.plan_inputs import features
+from pipelines.training.task import Prediction, Task
 
 MOST_PARTS = 50
 """Slices are left out if there would be more, as there are with a file for each example."""
 
 
-def evaluate(run: Run, folder: Path, model: Any, handle: Handle, task: Task, head: type[Any]) -> None:
-    """Predict the examples of a split; write ``predictions.parquet`` and ``metrics.json``.
-
-    Args:
-        head: the class of the task's `Head`; its ``of_model`` makes one from the configuration of a model.
-    """
-    of_model: Head = head.of_model(model.config)
-    unknown = unknown_labels(run, of_model)
-    predictions, tokens = predict(run, model, handle, task, of_model)
+def evaluate(run: Run, model: Any, handle: Handle, task: Task) -> None:
+    """Predict the examples of a split; write ``predictions.parquet`` and ``metrics.json``."""
+    unknown = unknown_labels(run, task)
+    predictions, tokens = predict(run, model, handle, task)
     sources = write_predictions(run, predictions, tokens)
     counts = {"examples": len(predictions), "unlabelled": sum(p.gold is None for p in predictions)}
     counts |= unknown | seen_in_training(run, predictions)
     if counts["unlabelled"]:
         run.warn(f"{counts['unlabelled']:,} of {len(predictions):,} examples have no label; the metrics leave them out")
-    report = of_model.report(predictions)
-    report |= sparsity(run, model, handle, task, of_model)
-    report["slices"] = slices(of_model, predictions, {"tokens": _thirds(tokens), "source": sources})
+    report = task.report(predictions)
+    report |= sparsity(run, model, handle, task)
+    report["slices"] = slices(task, predictions, {"tokens": _thirds(tokens), "source": sources})
     if "confusion" in report and len(report["confusion"]["labels"]) <= MOST_CLASSES:
         title = f"{name_of_model(run.inputs['model'])}\n{task.name}, {run.config.split}, {len(predictions):,} examples"
         run.out.write("confusion.png", confusion_picture(**report["confusion"], title=title))
-    metrics = of_model.metrics(predictions)
+    metrics = task.metrics(predictions)
     about = {name: "all true labels are the same" for name, value in metrics.items() if value is None}
     if about:
         run.warn(f"{' and '.join(about)} undefined: all true labels are the same")
     write_metrics(run, task.name, metrics, about, counts, **report)
 
 
-def unknown_labels(run: Run, head: Head) -> dict[str, int]:
+def unknown_labels(run: Run, task: Task) -> dict[str, int]:
     """``unknown_labels``: how many examples have labels that the model cannot give; empty if there are none.
 
     Raises:
@@ -71,7 +63,7 @@ def unknown_labels(run: Run, head: Head) -> dict[str, int]:
     with data.open(f"{run.config.split}.parquet") as raw:
         rows = open_parquet(raw).read(columns=["example", "label"]).to_pylist()
     gold = list({row["example"]: row["label"] for row in rows}.values())[: run.config.limit or None]
-    found = [head.labels_of(label) for label in gold if label is not None]
+    found = [task.labels_of(label) for label in gold if label is not None]
     labels = {label: known for own in found for label, known in own.items()}
     unknown = sorted(label for label, known in labels.items() if not known)
     if not unknown:
@@ -79,7 +71,7 @@ def unknown_labels(run: Run, head: Head) -> dict[str, int]:
     if len(unknown) == len(labels):
         raise InputError(
             f"{data.reference}: the model knows none of its labels, {short_list(unknown)}; it knows "
-            + short_list(head.fields()["id2label"].values()),
+            + short_list(task.fields()["id2label"].values()),
             hint="--label-column of `guide build-dataset` chooses the column of the labels",
         )
     number = sum(not all(own.values()) for own in found)
@@ -99,20 +91,12 @@ def seen_in_training(run: Run, predictions: Sequence[Prediction]) -> dict[str, i
     return {"seen_in_training": seen}
 
 
-def answers(run: Any, model: Any, handle: Handle, task: Task, head: type[Any]) -> Iterator[dict[str, Any]]:
-    """What a model says of each example of a split, with its id; of tagged words also the words."""
-    of_model: Head = head.of_model(model.config)
-    predictions, _ = predict(run, model, handle, task, of_model)
+def answers(run: Any, model: Any, handle: Handle, task: Task) -> Iterator[dict[str, Any]]:
+    """What a model says of each example of a split, with its id."""
+    predictions, _ = predict(run, model, handle, task)
     ids, _ = documents(run.inputs["corpus"])
-    words = words_of(run.inputs["corpus"]) if task.shape == "tags" else []
     for prediction in predictions:
-        own = {"words": words[prediction.number]} if words else {}
-        yield {"id": ids[prediction.number], **own, **of_model.answer(prediction)}
-
-
-def words_of(corpus: Artifact) -> list[list[str]]:
-    """The words of each document of a dataset of tagged words."""
-    return [" ".join(text.sentences).split() for text in texts_of(corpus)]
+        yield {"id": ids[prediction.number], **task.answer(prediction)}
 
 
 def write_predictions(
@@ -141,7 +125,7 @@ def write_predictions(
 
 
 def slices(
-    head: Head, predictions: Sequence[Prediction], groups: Mapping[str, Sequence[str]]
+    task: Task, predictions: Sequence[Prediction], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """The metrics of parts of the examples, and how many each part has; a grouping of one part is left out.
 
@@ -154,7 +138,7 @@ def slices(
         if not 1 < len(distinct) <= MOST_PARTS:
             continue
         chosen = {part: [p for p, own in zip(predictions, parts, strict=True) if own == part] for part in distinct}
-        found[name] = {part: {"examples": len(some), **head.metrics(some)} for part, some in sorted(chosen.items())}
+        found[name] = {part: {"examples": len(some), **task.metrics(some)} for part, some in sorted(chosen.items())}
     return found
 
 
@@ -167,7 +151,7 @@ def _thirds(sizes: Sequence[int]) -> list[str]:
     return [names[(size > low) + (size > high)] for size in sizes]
 
 
-def predict(run: Any, model: Any, handle: Handle, task: Task, head: Head) -> tuple[list[Prediction], list[int]]:
+def predict(run: Any, model: Any, handle: Handle, task: Task) -> tuple[list[Prediction], list[int]]:
     """What a model says of the examples of the split, in their order, and how many tokens each of them has.
 
     Args:
@@ -175,42 +159,46 @@ def predict(run: Any, model: Any, handle: Handle, task: Task, head: Head) -> tup
             needs some; and its ``progress`` draws.
     """
     config, data = run.config, run.inputs["sequences"]
-    tokenizer = read_tokenizer(data, masked=False)
-    needed = features(handle.plan, training=False)
-    rows = Examples.read(
-        data, config.split, len(tokenizer), features=needed, masks=run.inputs.get("masks"), own=task.columns
-    )
-    check_model(model, Path(model.name_or_path), tokenizer)
+    rows, inputs = _read(run, model, handle, task)
     check_lengths(model.config, {config.split: rows}, data.reference)
-    examples = Grouped(rows, together=head.together)
-    inputs = ModelInputs(model, tokenizer.pad_token_id)
+    examples = Grouped(rows, together=task.together)
     number = min(len(examples), config.limit or len(examples))
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     with run.progress.task("evaluate", total=number, unit="examples") as bar:
         for batch in batches_of(examples, config.batch_size, config.limit):
             logits = without_gradients(model, handle, inputs, batch)
-            found += head.predictions(head.outputs(logits, batch), batch)
+            predictions += task.predictions(task.outputs(logits, batch), batch)
             bar.advance(len(batch.sizes))
-    if task.shape == "tags":
-        found = _for_every_word(found, words_of(run.inputs["corpus"]))
-    return found, examples.lengths[:number].tolist()
+    return task.completed(predictions, run.inputs["corpus"]), examples.lengths[:number].tolist()
 
 
-def _for_every_word(predictions: Sequence[Prediction], words: Sequence[Sequence[str]]) -> list[Prediction]:
-    """Predictions with a tag for each word: without labels nothing else tells of last words that have no tokens."""
-    found = []
-    for given in predictions:
-        missing = len(words[given.number]) - len(given.scores)
-        tags = [*given.prediction.split(), *[OUTSIDE] * missing]
-        found.append(replace(given, prediction=" ".join(tags), scores=[*given.scores, *[0.0] * missing]))
-    return found
+def _read(run: Any, model: Any, handle: Handle, task: Task) -> tuple[Examples, ModelInputs]:
+    """The rows of the split, and what makes inputs of the model of them.
+
+    Raises:
+        InputError: the model does not fit the tokenizer of the sequences.
+    """
+    tokenizer = read_tokenizer(run.inputs["sequences"], masked=False)
+    check_model(model, Path(model.name_or_path), tokenizer)
+    needed, masks = features(handle.plan, training=False), run.inputs.get("masks")
+    rows = Examples.read(
+        run.inputs["sequences"], run.config.split, len(tokenizer), features=needed, masks=masks, own=task.columns
+    )
+    return rows, ModelInputs(model, tokenizer.pad_token_id)
+
+
+def sentences_of(run: Any) -> list[list[int]]:
+    """The column ``sentences`` of the sequences that are evaluated."""
+    with run.inputs["sequences"].open(f"{run.config.split}.parquet") as raw:
+        sentences: list[list[int]] = open_parquet(raw).read(columns=["sentences"])["sentences"].to_pylist()
+    return sentences
 
 
 SPARSITY_ROWS = 32
 """How many sequences `sparsity` looks at."""
 
 
-def sparsity(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> dict[str, float]:
+def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, float]:
     """``sparsity``: the share of query-key pairs that the masked and fixed heads of a plan cannot use, over all heads.
 
     Counted on the first examples of the split: 1 - pairs with attention / (valid tokens squared times heads).  Heads
@@ -220,18 +208,8 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task, head: Head) -> di
     """
     if not any(plan.making("keys") or plan.making("replace") for plan in _site_plans(handle)):
         return {}
-    tokenizer = read_tokenizer(run.inputs["sequences"], masked=False)
-    needed = features(handle.plan, training=False)
-    rows = Examples.read(
-        run.inputs["sequences"],
-        run.config.split,
-        len(tokenizer),
-        features=needed,
-        masks=run.inputs.get("masks"),
-        own=task.columns,
-    )
-    examples = Grouped(rows, together=head.together)
-    inputs = ModelInputs(model, tokenizer.pad_token_id)
+    rows, inputs = _read(run, model, handle, task)
+    examples = Grouped(rows, together=task.together)
     used, all_pairs = 0.0, 0.0
     for batch in batches_of(examples, 8, min(SPARSITY_ROWS, run.config.limit or SPARSITY_ROWS)):
         given = inputs.of(batch)

@@ -31,7 +31,7 @@ from pipelines.training.learners.guided import Guided, GuidedLearner, Inputs
 from pipelines.training.objective import Objective
 
 
-def prepare(given: Given, objective: Objective) -> Translation:
+def prepare(given: Given, objective: type[Objective]) -> TranslationLearner:
     """Raises InputError when data, plan, model and settings do not fit each other."""
     corpora, tokenizer = given.corpora or (given.sequences,), tokenizer_of_targets(given.sequences, given.tokenizer)
     splits = {
@@ -40,7 +40,7 @@ def prepare(given: Given, objective: Objective) -> Translation:
     }
     model = build_model(given, objective, tokenizer)
     check_lengths(model.config, splits, given.sequences.reference)
-    return Translation(given, model, tokenizer, splits)
+    return TranslationLearner(given, model, tokenizer, splits)
 
 
 def check_lengths(found: Any, splits: Mapping[str, Pairs], reference: str) -> None:
@@ -56,7 +56,7 @@ def tokenizer_of_targets(sequences: Artifact, tokenizer: Any) -> Any:
     return models.read_tokenizer(sequences, TARGET_FOLDER, masked=False)
 
 
-def build_model(given: Given, objective: Objective, target_tokenizer: Any) -> Any:
+def build_model(given: Given, objective: type[Objective], target_tokenizer: Any) -> Any:
     """A new encoder-decoder of the configured size, or the one to start from.
 
     Weights start with a standard deviation of width ** -0.5, which is Glorot's for square matrices and gives scaled
@@ -203,7 +203,7 @@ class TranslationBatch:
         return self.num_targets + sum(map(len, self.sources))
 
 
-class Translation(GuidedLearner):
+class TranslationLearner(GuidedLearner):
     """Translation; see `pipelines.training.learner.Learner`.  The loss is label-smoothed; ``loss/nll``, which is only reported,
     is not."""
 

@@ -7,6 +7,7 @@ examples in the corpus.  The signatures of sacrebleu say how BLEU and chrF were 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
 
 from guidance.errors import NumericalError
 from guidance.installation import Handle
 from guidance.objectives.translation import translate
+from guidance.tasks import comparison
+from guidance.tasks.comparison import Compared, Table
+from guidance.tasks.significance import Difference
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
@@ -132,3 +137,18 @@ def _texts(corpus: Artifact, documents: np.ndarray) -> list[tuple[str, str]]:
             if document in wanted and block < 2:
                 wanted[document][block] = text
     return [(wanted[int(document)][0], wanted[int(document)][1]) for document in documents]
+
+
+def compare(one: Table, other: Table) -> list[Compared]:
+    """BLEU and chrF of two models beside each other, by sacrebleu's approximate randomisation."""
+    metrics = {"BLEU": BLEU(), "chrF": CHRF()}
+    systems: list[tuple[str, Sequence[str]]] = [("baseline", one["hypothesis"]), ("other", other["hypothesis"])]
+    test = PairedTest(systems, metrics, [one["reference"]], test_type="ar", n_samples=comparison.ROUNDS)
+    scores: dict[str, Any] = test()[1]
+    compared, n, nan = [], len(one["reference"]), float("nan")
+    for name in metrics:
+        first, second = next(results for key, results in scores.items() if key.startswith(name))  # chrF2
+        effect, p = float(second.score - first.score), float(second.p_value)
+        difference = Difference("approximate randomisation", effect, nan, nan, p, n)
+        compared.append(Compared(name.lower(), float(first.score), float(second.score), difference))
+    return compared

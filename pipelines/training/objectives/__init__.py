@@ -1,7 +1,7 @@
-"""The objectives of ``guide pretrain``: one file of this folder for each, which holds its row as ``OBJECTIVE``.
+"""The objectives of ``guide pretrain``: one file of this folder for each, with its `Objective`.
 
-A new file here is a new objective: the command line, its help, the checks, the model card and ``guide evaluate`` read the
-rows.  Objectives are listed in the order of their file names.
+A new file here is a new objective: the command line, its help, the checks, the model card, ``guide evaluate`` and ``guide
+compare`` find it.  Objectives are listed in the order of their file names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipelines.training.rows import families, fields, find_rows, one_of, owners
 
 DEFAULT = "mlm"
 
-OBJECTIVES: Mapping[str, Objective] = find_rows(__name__, Path(__file__).parent, "OBJECTIVE")
+OBJECTIVES: Mapping[str, type[Objective]] = find_rows(__name__, Path(__file__).parent, Objective)  # type: ignore[type-abstract]
 """Every objective by its name."""
 
 OWNERS: Mapping[str, tuple[str, ...]] = owners(OBJECTIVES.values())

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pipelines.engine.stage import Config
-from pipelines.training.objective import Card, Evaluation, Objective
-from pipelines.training.plan_checks import refuse_guides
+from pipelines.training.objective import Card, Objective
 
 if TYPE_CHECKING:
-    from guidance.plan import Guide, Plan
+    from pathlib import Path
+
+    from guidance.plan import Guide
+    from guidance.tasks.comparison import Compared, Table
+    from pipelines.engine.stage import Run
+    from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given, Learner
 
 
@@ -43,38 +47,72 @@ class EvaluationSettings(Decoding):
     )
 
 
-def _check_plan(plan: Plan, config: Any, source: str) -> None:
-    refuse_guides(plan, source, _refusal)
+class Translation(Objective):
+    """An encoder-decoder that translates."""
 
-
-def _refusal(guide: Guide) -> str:
-    """Why a guide cannot work in translation; empty if it can."""
-    from guidance.patterns.features import Vocabulary
-
-    if guide.part != "model":
-        return f"it is for a {guide.part}, and translation trains one model"
-    if guide.makes("attack"):
-        return f"{guide.mechanism} needs a second pass, which translation does not have"
-    if guide.makes("row_losses"):
-        return f"{guide.mechanism} acts where a generator mis-predicts, and translation has none"
-    if guide.attention == "cross" and not guide.makes("target"):
-        return f"only losses work in cross-attention: a {guide.mechanism} there could not act while the model decodes"
+    name = "translation"
+    learns = "to translate"
     needs = (
-        guide.bound_pattern.needs
-        if guide.bound_pattern and (guide.stack, guide.attention) == ("decoder", "self")
-        else ()
+        "translation (an encoder-decoder) reads the sequences that `guide build-sequences --packing pairs` makes of "
+        "parallel text, which `guide build-dataset --train TEXT --train-pair TRANSLATION` reads."
     )
-    if unknown := [need for need in needs if need not in Vocabulary.FEATURES]:
-        return f"it needs {', '.join(unknown)}, and the tokens that the decoder writes have no such features"
-    if (
-        guide.bound_pattern
-        and guide.stack == "decoder"
-        and guide.attention == "self"
-        and not needs
-        and _looks_ahead(guide)
-    ):
-        return f"{guide.pattern} names only later tokens, and the decoder sees none of them"
-    return ""
+    families = ("marian",)
+    card = Card("translation model", "translation", "AutoModelForSeq2SeqLM")
+    settings = (Settings,)
+    needs_mask_token = False
+    examples = (
+        "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
+        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
+    )
+    measured_as = "translation"
+    evaluation_settings = (EvaluationSettings,)
+    needs_corpus = True
+
+    @classmethod
+    def refusal(cls, guide: Guide) -> str:
+        from guidance.patterns.features import Vocabulary
+
+        if guide.part != "model":
+            return f"it is for a {guide.part}, and translation trains one model"
+        if guide.makes("attack"):
+            return f"{guide.mechanism} needs a second pass, which translation does not have"
+        if guide.makes("row_losses"):
+            return f"{guide.mechanism} acts where a generator mis-predicts, and translation has none"
+        if guide.attention == "cross" and not guide.makes("target"):
+            return (
+                f"only losses work in cross-attention: a {guide.mechanism} there could not act while the model decodes"
+            )
+        if not guide.bound_pattern or (guide.stack, guide.attention) != ("decoder", "self"):
+            return ""
+        needs = guide.bound_pattern.needs
+        if unknown := [need for need in needs if need not in Vocabulary.FEATURES]:
+            return f"it needs {', '.join(unknown)}, and the tokens that the decoder writes have no such features"
+        if not needs and _looks_ahead(guide):
+            return f"{guide.pattern} names only later tokens, and the decoder sees none of them"
+        return ""
+
+    @classmethod
+    def prepare(cls, given: Given) -> Learner:
+        from pipelines.training.learners import translation
+
+        return translation.prepare(given, cls)
+
+    @classmethod
+    def measures(cls, config: Any, data: Artifact) -> bool:
+        return bool(config.is_encoder_decoder)
+
+    @classmethod
+    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
+        from pipelines.training.learners.translation_scores import evaluate
+
+        evaluate(run, folder, model, handle)
+
+    @classmethod
+    def compare(cls, one: Table, other: Table) -> list[Compared]:
+        """BLEU and chrF, by the approximate randomisation of sacrebleu."""
+        from pipelines.training.learners.translation_scores import compare
+
+        return compare(one, other)
 
 
 def _looks_ahead(guide: Guide) -> bool:
@@ -86,36 +124,3 @@ def _looks_ahead(guide: Guide) -> bool:
     ids_BT = torch.zeros(1, 8, dtype=torch.long)
     assert guide.bound_pattern is not None
     return not guide.bound_pattern.on(Tokens(ids_BT, torch.ones_like(ids_BT).bool())).dense().tril().any()
-
-
-def _prepare(given: Given) -> Learner:
-    from pipelines.training.learners import translation
-
-    return translation.prepare(given, OBJECTIVE)
-
-
-def _evaluate(*given: Any) -> None:
-    from pipelines.training.learners.translation_scores import evaluate
-
-    evaluate(*given)
-
-
-OBJECTIVE = Objective(
-    name="translation",
-    learns="to translate",
-    needs="translation (an encoder-decoder) reads the sequences that `guide build-sequences --packing pairs` makes of "
-    "parallel text, which `guide build-dataset --train TEXT --train-pair TRANSLATION` reads.",
-    families=("marian",),
-    card=Card("translation model", "translation", "AutoModelForSeq2SeqLM"),
-    prepare=_prepare,
-    check_plan=_check_plan,
-    settings=(Settings,),
-    needs_mask_token=False,
-    examples=(
-        "guide pretrain de-en-pairs --objective translation --plan preset:gaussian --layers 2 --hidden 256 --heads 8 --ffn 512 --batch-tokens 4096",
-        "guide pretrain de-en-pairs --objective translation --plan preset:ag-translation-both --layers 6 --hidden 512 --heads 8 --batch-tokens 25000 --steps 50000 --learning-rate 5e-4 --schedule inverse-sqrt --warmup-steps 4000",
-    ),
-    evaluation=Evaluation(
-        "translation", lambda config, data: bool(config.is_encoder_decoder), _evaluate, (EvaluationSettings,)
-    ),
-)

@@ -1,6 +1,7 @@
-"""The tasks of ``guide finetune``: one file of this folder for each, which holds its row as ``TASK``.
+"""The tasks of ``guide finetune``: one file of this folder for each, with its `Task`.
 
-A new file here is a new task: the command line, its help, the checks, the model card and ``guide evaluate`` read the rows.
+A new file here is a new task: the command line, its help, the checks, the model card, ``guide evaluate``, ``guide predict`` and
+``guide compare`` find it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pydantic import create_model
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.training.objective import Task, classifies, has_head, predicts_a_value
+from pipelines.training.objective import classifies, has_head, predicts_a_value
 from pipelines.training.rows import families, fields, find_rows, one_of, owners
+from pipelines.training.task import Task
 
-TASKS: Mapping[str, Task] = find_rows(__name__, Path(__file__).parent, "TASK")
+TASKS: Mapping[str, type[Task]] = find_rows(__name__, Path(__file__).parent, Task)  # type: ignore[type-abstract]
 """Every task by its name."""
 
 OWNERS: Mapping[str, tuple[str, ...]] = owners(TASKS.values())
@@ -39,7 +41,7 @@ TaskConfig: Any = create_model(
 """The choice of a task and the settings of all tasks, as one flat configuration."""
 
 
-def task_of(config: Any) -> Task | None:
+def task_of(config: Any) -> type[Task] | None:
     """The task that a model with this configuration was trained for; None if it has no head for a task."""
     names = [str(name) for name in (config.id2label or {}).values()]
     tags = has_head(config, "ForTokenClassification")
@@ -53,7 +55,7 @@ def task_of(config: Any) -> Task | None:
     return TASKS["tagging" if tags else "regression" if predicts_a_value(config) else "classification"]
 
 
-def task_for(name: str, counts: Mapping[str, Any], reference: str) -> Task:
+def task_for(name: str, counts: Mapping[str, Any], reference: str) -> type[Task]:
     """A task by name, or with ``auto`` the first one that fits a dataset.
 
     Args:
@@ -72,7 +74,6 @@ def task_for(name: str, counts: Mapping[str, Any], reference: str) -> Task:
                 hint=f"--task {possible}" if known else "guide build-dataset makes datasets",
             )
         return TASKS[name]
-    found = next((task for task in known if task.fits(counts)), None)
-    if found is None:
-        raise InputError(f"{reference}: no task learns from such examples", hint="choose one with --task")
-    return found
+    if fitting := [task for task in known if task.fits(counts)]:
+        return fitting[0]
+    raise InputError(f"{reference}: no task learns from such examples", hint="choose one with --task")

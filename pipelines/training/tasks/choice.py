@@ -1,62 +1,100 @@
-"""The task ``choice``: which of several choices is right."""
+"""The task ``choice``: which of several choices is right; one logit for each choice of a question, of which the highest wins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
-from pipelines.training.plan_checks import check_task_guides
+from guidance.errors import InputError
+from guidance.tasks.scores import accuracy
+from pipelines.training.objective import Card, classifies, predicts_a_value
+from pipelines.training.task import UNKNOWN, Batch, Prediction, Task
 
 if TYPE_CHECKING:
-    from pipelines.training.learner import Given, Learner
+    from torch import Tensor
+
+    from guidance.tasks.significance import Statistic
+    from pipelines.training.learner import Given
+
+MISSING = -1e4
+"""The logit of a choice that a question lacks: its probability is 0, and divergences stay finite."""
 
 
-def _prepare(given: Given) -> Learner:
-    from pipelines.training.learners import choice
+class Choice(Task):
+    """Cross-entropy over the choices of each question.
 
-    return choice.prepare(given, TASK)
+    Questions may have different numbers of choices: an output is a question, and the logits of choices that it lacks are
+    `MISSING`.
+    """
 
+    name = "choice"
+    learns = "which choice is right"
+    needs = "choice learns from multiple-choice questions (--format dream, hellaswag, arc, or --choices-column)."
+    card = Card("multiple-choice model", "multiple-choice", "AutoModelForSequenceClassification")
+    examples = ("guide finetune dream --init my-model --max-length 512 --plan preset:asa --epochs 6",)
+    columns = ("text",)
+    shape = "choices"
+    selectable = ("accuracy",)
+    output = "right"
+    together: ClassVar[bool] = True
 
-def _is_for(config: Any, data: Any) -> bool:
-    return data.counts.get("shape") == "choices" and classifies(config) and predicts_a_value(config)
+    @classmethod
+    def is_of(cls, config: Any) -> bool:
+        return classifies(config) and predicts_a_value(config)
 
+    @classmethod
+    def of_training(cls, given: Given) -> Self:
+        """Raises InputError when a training example has no right choice."""
+        if missing := sum(label is None for label in given.train.labels.tolist()):
+            raise InputError(
+                f"{given.sequences.reference}: the right choice of {missing:,} training rows is not known",
+                hint="name the field of the answer: guide build-dataset --label-column NAME",
+            )
+        return cls()
 
-def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
-    from pipelines.training.learners.choice import Choices
-    from pipelines.training.learners.task_scores import evaluate
+    @classmethod
+    def of_model(cls, config: Any) -> Self:
+        return cls()
 
-    evaluate(run, folder, model, handle, TASK, Choices)
+    def fields(self) -> dict[str, Any]:
+        return {"num_labels": 1, "id2label": {0: "right"}, "label2id": {"right": 0}, "problem_type": None}
 
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        import torch
 
-def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
-    from pipelines.training.learners.choice import Choices
-    from pipelines.training.learners.task_scores import answers
+        outputs = logits.new_full((len(batch.sizes), max(batch.sizes)), MISSING)
+        rows = torch.repeat_interleave(torch.arange(len(batch.sizes)), torch.tensor(batch.sizes))
+        columns = torch.tensor(list(chain.from_iterable(map(range, batch.sizes))))
+        return outputs.index_put((rows.to(logits.device), columns.to(logits.device)), logits[:, 0])
 
-    return answers(run, model, handle, TASK, Choices)
+    def targets(self, batch: Batch) -> list[int]:
+        labels = (batch.labels[row] for row in batch.firsts)
+        return [UNKNOWN if label is None else int(label) for label in labels]
 
+    def judged(self, batch: Batch) -> float:
+        return float(len(batch.sizes))
 
-def _head() -> Any:
-    from pipelines.training.learners.choice import Choices
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        predictions = []
+        for row, size, logits in zip(batch.firsts, batch.sizes, outputs.detach().double().cpu(), strict=True):
+            scores = logits[:size].softmax(-1).tolist()
+            # equal scores never count as right
+            tied = [str(number) for number, score in enumerate(scores) if score == max(scores)]
+            chosen = next((number for number in tied if number != batch.labels[row]), tied[0])
+            predictions.append(Prediction(batch.numbers[row], batch.labels[row], chosen, scores))
+        return predictions
 
-    return Choices
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {"prediction": int(prediction.prediction), "scores": list(prediction.scores)}
 
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Accuracy."""
+        known = [p for p in predictions if p.gold is not None]
+        return {"accuracy": accuracy([p.gold for p in known], [p.prediction for p in known])} if known else {}
 
-TASK = Task(
-    name="choice",
-    learns="which choice is right",
-    needs="choice learns from multiple-choice questions (--format dream, hellaswag, arc, or --choices-column).",
-    families=("bert", "roberta", "electra", "modernbert"),
-    card=Card("multiple-choice model", "multiple-choice", "AutoModelForSequenceClassification"),
-    prepare=_prepare,
-    check_plan=check_task_guides,
-    needs_mask_token=False,
-    examples=("guide finetune dream --init my-model --max-length 512 --plan preset:asa --epochs 6",),
-    evaluation=Evaluation("choice", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
-    columns=("text",),
-    shape="choices",
-    metrics=("accuracy",),
-    answers=_answers,
-    head=_head,
-    output="right",
-)
+    @classmethod
+    def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
+        from guidance.tasks.comparison import ShareRight
+
+        return {"accuracy": ShareRight.of(gold, predicted)}

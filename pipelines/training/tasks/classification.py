@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from guidance.errors import InputError
+from guidance.tasks.scores import Agreement, accuracy, macro_f1
 from pipelines.engine.stage import Config
-from pipelines.training.labels import are_numbers
+from pipelines.training.labels import are_numbers, training_labels
 from pipelines.training.models import WORD_MODELS
-from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
-from pipelines.training.plan_checks import check_task_guides
+from pipelines.training.objective import Card, classifies, predicts_a_value
+from pipelines.training.task import UNKNOWN, Batch, Prediction, Task, at_least_float32
 
 if TYPE_CHECKING:
-    from pipelines.training.learner import Given, Learner
+    from torch import Tensor
+
+    from guidance.tasks.significance import Statistic
+    from pipelines.training.learner import Given
 
 
 class Settings(Config):
@@ -25,60 +31,191 @@ class Settings(Config):
     )
 
 
-def _fits(counts: Mapping[str, Any]) -> bool:
-    return not are_numbers(counts)
+class Classification(Task):
+    """Cross-entropy over classes.
 
+    Attributes:
+        labels: the label of each class.
+    """
 
-def _prepare(given: Given) -> Learner:
-    from pipelines.training.learners import classification
-
-    return classification.prepare(given, TASK, classification.Classes)
-
-
-def _is_for(config: Any, data: Any) -> bool:
-    return data.counts.get("shape") == "examples" and classifies(config) and not predicts_a_value(config)
-
-
-def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
-    from pipelines.training.learners.classification import Classes
-    from pipelines.training.learners.task_scores import evaluate
-
-    evaluate(run, folder, model, handle, TASK, Classes)
-
-
-def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
-    from pipelines.training.learners.classification import Classes
-    from pipelines.training.learners.task_scores import answers
-
-    return answers(run, model, handle, TASK, Classes)
-
-
-def _head() -> Any:
-    from pipelines.training.learners.classification import Classes
-
-    return Classes
-
-
-TASK = Task(
-    name="classification",
-    learns="a label for each text or pair",
-    needs="classification and regression learn from the labelled texts that `guide build-dataset` reads.",
-    families=("bert", "roberta", "electra", "modernbert", *WORD_MODELS),
-    card=Card("text classifier", "text-classification", "AutoModelForSequenceClassification"),
-    prepare=_prepare,
-    check_plan=check_task_guides,
-    settings=(Settings,),
-    needs_mask_token=False,
-    examples=(
+    name = "classification"
+    learns = "a label for each text or pair"
+    needs = "classification and regression learn from the labelled texts that `guide build-dataset` reads."
+    families = (*Task.families, *WORD_MODELS)
+    card = Card("text classifier", "text-classification", "AutoModelForSequenceClassification")
+    settings: ClassVar = (Settings,)
+    examples = (
         "guide finetune reviews --init my-model",
         "guide finetune reviews --init ./bert-base --plan preset:asa --learning-rate 2e-5 --warmup-fraction 0.06",
         "guide finetune trec --architecture role-transformer --layers 2 --hidden 96 --heads 6 --ffn 256 --plan preset:roles --parser spacy:en_core_web_sm --learning-rate 1e-3 --epochs 30 --patience 5",
-    ),
-    evaluation=Evaluation("classification", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
-    columns=("text",),
-    shape="examples",
-    fits=_fits,
-    metrics=("accuracy", "f1_macro", "f1", "matthews"),
-    answers=_answers,
-    head=_head,
-)
+    )
+    columns = ("text",)
+    shape = "examples"
+    selectable = ("accuracy", "f1_macro", "f1", "matthews")
+
+    def __init__(self, labels: Sequence[str], class_weights: Mapping[str, float] | None = None) -> None:
+        self.labels = tuple(labels)
+        self._numbers = {label: number for number, label in enumerate(labels)}
+        self._weights = [class_weights.get(label, 1.0) for label in labels] if class_weights else None
+
+    @classmethod
+    def fits(cls, counts: Mapping[str, Any]) -> bool:
+        return not are_numbers(counts)
+
+    @classmethod
+    def is_of(cls, config: Any) -> bool:
+        return classifies(config) and not predicts_a_value(config)
+
+    @classmethod
+    def of_training(cls, given: Given) -> Self:
+        """Raises InputError when there is only one label, or a training example has none."""
+        labels = training_labels(given)
+        if len(labels) < 2:
+            raise InputError(
+                f"{given.sequences.reference}: all training examples have the label {labels[0]!r}",
+                hint="a classifier needs at least two",
+            )
+        if given.init is not None:
+            labels = _same_order(labels, given)
+        weighted = given.config.class_weights == "balanced"
+        return cls(labels, _balanced(given.train.labels.tolist()) if weighted else None)
+
+    @classmethod
+    def of_model(cls, config: Any) -> Self:
+        """Class n of a model that only knows ``LABEL_n`` is the label n."""
+        return cls([str(config.id2label[number]).removeprefix("LABEL_") for number in range(config.num_labels)])
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "num_labels": len(self.labels),
+            "id2label": dict(enumerate(self.labels)),
+            "label2id": dict(self._numbers),
+            "problem_type": "single_label_classification",
+        }
+
+    def number(self, label: str | None) -> int:
+        """The class of a label, or `UNKNOWN`."""
+        return UNKNOWN if label is None else self._numbers.get(label, UNKNOWN)
+
+    def targets(self, batch: Batch) -> list[int]:
+        return [self.number(batch.labels[row]) for row in batch.firsts]
+
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        if self._weights is None:
+            return super().loss(outputs, targets, batch)
+        from torch.nn import functional
+
+        outputs = at_least_float32(outputs)
+        weights = outputs.new_tensor(self._weights)
+        return functional.cross_entropy(outputs, targets, weights, ignore_index=UNKNOWN, reduction="sum")
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        probabilities = outputs.detach().double().softmax(-1).cpu()
+        predictions = []
+        for row, scores in zip(batch.firsts, probabilities.tolist(), strict=True):
+            best = max(scores)
+            # equal scores never count as right: with a tie the answer is the tied class that is not the gold label
+            tied = [number for number, score in enumerate(scores) if score == best]
+            gold = self.number(batch.labels[row])
+            chosen = next((number for number in tied if number != gold), tied[0])
+            predictions.append(Prediction(batch.numbers[row], batch.labels[row], self.labels[chosen], scores))
+        return predictions
+
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {
+            "prediction": prediction.prediction,
+            "scores": dict(zip(self.labels, prediction.scores, strict=True)),
+        }
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Accuracy, macro F1, F1 of the second of two classes, and the Matthews correlation."""
+        from pipelines.correlations import matthews
+
+        gold, predicted = _labels(predictions)
+        if not gold:
+            return {}
+        classes = self._classes(gold, predicted)
+        metrics = {
+            "accuracy": accuracy(gold, predicted),
+            "f1_macro": macro_f1(classes.values()),
+            "matthews": matthews(gold, predicted),
+        }
+        if len(self.labels) == 2:
+            metrics["f1"] = classes[self.labels[1]].f1
+        return metrics
+
+    def _classes(self, gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Agreement]:
+        """How well each class is found: those of the model, and then those that only the examples have."""
+        labels = [*self.labels, *sorted(set(gold) - set(self.labels))]
+        return {label: Agreement.on(label, gold, predicted) for label in labels}
+
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """Precision, recall and F1 of each class, the confusion matrix, and how well probabilities are calibrated."""
+        from sklearn.metrics import confusion_matrix
+
+        from guidance.tasks.calibration import calibration
+
+        gold, predicted = _labels(predictions)
+        if not gold:
+            return {}
+        classes = self._classes(gold, predicted)
+        confidence = [max(p.scores) for p in predictions if p.gold is not None]
+        error, bins = calibration(confidence, [true == guess for true, guess in zip(gold, predicted, strict=True)])
+        return {
+            "classes": {
+                label: {"precision": a.precision, "recall": a.recall, "f1": a.f1, "examples": int(a.gold)}
+                for label, a in classes.items()
+            },
+            "confusion": {
+                "labels": list(classes),
+                "counts": confusion_matrix(gold, predicted, labels=list(classes)).tolist(),
+            },
+            "calibration": {"expected_error": error, "bins": bins},
+        }
+
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        return {gold: gold in self._numbers}
+
+    @classmethod
+    def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
+        """Accuracy and macro F1."""
+        import numpy as np
+
+        from guidance.tasks.comparison import OfSums, ShareRight
+
+        numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
+        counts = np.zeros((len(gold), 3, len(numbers)))  # right, predicted, true
+        for row, (true, guess) in enumerate(zip(gold, predicted, strict=True)):
+            counts[row, 2, numbers[true]] = counts[row, 1, numbers[guess]] = 1
+            counts[row, 0, numbers[true]] = true == guess
+
+        def combined(sums: np.ndarray) -> float:
+            return macro_f1(Agreement(*of_class) for of_class in sums.T)
+
+        return {"accuracy": ShareRight.of(gold, predicted), "f1_macro": OfSums(counts, combined)}
+
+
+def _labels(predictions: Sequence[Prediction]) -> tuple[list[str], list[str]]:
+    """The true labels of the examples that have one, and the predicted ones."""
+    known = [(p.gold, p.prediction) for p in predictions if p.gold is not None]
+    return [gold for gold, _ in known], [predicted for _, predicted in known]
+
+
+def _same_order(labels: list[str], given: Given) -> list[str]:
+    """The labels in the order of the model to start from, if it has the same ones, so that its head stays right."""
+    from guidance.checkpoint import read_config
+
+    assert given.folder is not None
+    path = given.folder / "config.json"
+    try:
+        config = read_config(path.read_bytes(), str(path))
+    except OSError:
+        return labels  # opening the model reports it
+    known = [str(config.id2label[number]) for number in sorted(config.id2label)]
+    return known if sorted(known) == sorted(labels) else labels
+
+
+def _balanced(labels: Sequence[str]) -> dict[str, float]:
+    """Weights with which all classes weigh the same: examples / (classes * examples of the class)."""
+    counts = Counter(labels)
+    return {label: len(labels) / (len(counts) * count) for label, count in counts.items()}

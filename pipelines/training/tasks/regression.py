@@ -2,64 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from guidance.errors import InputError
 from pipelines.training.labels import are_numbers
 from pipelines.training.models import WORD_MODELS
-from pipelines.training.objective import Card, Evaluation, Task, classifies, predicts_a_value
-from pipelines.training.plan_checks import check_task_guides
+from pipelines.training.objective import Card, classifies, predicts_a_value
+from pipelines.training.task import Batch, Prediction, Task, at_least_float32
 
 if TYPE_CHECKING:
-    from pipelines.training.learner import Given, Learner
+    from torch import Tensor
+
+    from guidance.mechanisms.attacks import Form
+    from guidance.tasks.significance import Statistic
+    from pipelines.training.learner import Given
 
 
-def _prepare(given: Given) -> Learner:
-    from pipelines.training.learners import classification
+class Regression(Task):
+    """Mean squared error of one number."""
 
-    return classification.prepare(given, TASK, classification.Value)
+    name = "regression"
+    learns = "a number for each text or pair"
+    needs = ""
+    families = (*Task.families, *WORD_MODELS)
+    card = Card("text regressor", "text-classification", "AutoModelForSequenceClassification")
+    examples = ("guide finetune sts --init my-model --task regression --select spearman",)
+    columns = ("text",)
+    shape = "examples"
+    selectable = ("pearson", "spearman")
+    output = "value"
+    form: ClassVar[Form] = "regression"
+
+    @classmethod
+    def fits(cls, counts: Mapping[str, Any]) -> bool:
+        return are_numbers(counts)
+
+    @classmethod
+    def is_of(cls, config: Any) -> bool:
+        return classifies(config) and predicts_a_value(config)
+
+    @classmethod
+    def of_training(cls, given: Given) -> Self:
+        """Raises InputError when the label of a training example is no number."""
+        for label, number in zip(given.train.labels.tolist(), given.train.numbers.tolist(), strict=True):
+            if _value(label) is None:
+                raise InputError(
+                    f"{given.sequences.reference}: regression needs numbers as labels; the example in row {number} of the "
+                    f"dataset has {label!r}",
+                    hint="--task classification, or mend the file",
+                )
+        return cls()
+
+    @classmethod
+    def of_model(cls, config: Any) -> Self:
+        return cls()
+
+    def fields(self) -> dict[str, Any]:
+        return {"num_labels": 1, "id2label": {0: "value"}, "label2id": {"value": 0}, "problem_type": "regression"}
+
+    def targets(self, batch: Batch) -> list[float]:
+        values = (_value(batch.labels[row]) for row in batch.firsts)
+        return [math.nan if value is None else value for value in values]
+
+    def loss(self, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        from torch.nn import functional
+
+        known = ~targets.isnan()
+        values = at_least_float32(outputs[known, 0])
+        return functional.mse_loss(values, targets[known].to(values), reduction="sum")
+
+    def count(self, batch: Batch) -> float:
+        return float(sum(not math.isnan(target) for target in self.targets(batch)))
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        values = outputs.detach().double().cpu()[:, 0].tolist()
+        return [
+            Prediction(batch.numbers[row], batch.labels[row], repr(value), [value])
+            for row, value in zip(batch.firsts, values, strict=True)
+        ]
+
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        return {"prediction": prediction.scores[0]}
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Pearson's and Spearman's correlation, and the mean squared error."""
+        from pipelines.correlations import pearson, spearman
+
+        pairs = [(value, p.scores[0]) for p in predictions if (value := _value(p.gold)) is not None]
+        if not pairs:
+            return {}
+        gold, predicted = zip(*pairs, strict=True)
+        return {
+            "mse": sum((a - b) ** 2 for a, b in pairs) / len(pairs),
+            "pearson": pearson(gold, predicted),
+            "spearman": spearman(gold, predicted),
+        }
+
+    def labels_of(self, gold: str) -> dict[str, bool]:
+        return {gold: _value(gold) is not None}
+
+    @classmethod
+    def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
+        """Pearson's correlation and the mean squared error."""
+        import numpy as np
+
+        from guidance.tasks.comparison import mean_of
+        from pipelines.correlations import pearson
+
+        x, y = (np.array([float(value) for value in values]) for values in (gold, predicted))
+        error: dict[str, Statistic] = {"mse": mean_of((x - y) ** 2)}
+        if len(set(gold)) == 1:
+            return error
+        # a draw may hold one number only
+        return {"pearson": lambda chosen: pearson(x[chosen], y[chosen]) or 0.0, **error}
 
 
-def _is_for(config: Any, data: Any) -> bool:
-    return data.counts.get("shape") == "examples" and classifies(config) and predicts_a_value(config)
-
-
-def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
-    from pipelines.training.learners.classification import Value
-    from pipelines.training.learners.task_scores import evaluate
-
-    evaluate(run, folder, model, handle, TASK, Value)
-
-
-def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
-    from pipelines.training.learners.classification import Value
-    from pipelines.training.learners.task_scores import answers
-
-    return answers(run, model, handle, TASK, Value)
-
-
-def _head() -> Any:
-    from pipelines.training.learners.classification import Value
-
-    return Value
-
-
-TASK = Task(
-    name="regression",
-    learns="a number for each text or pair",
-    needs="",
-    families=("bert", "roberta", "electra", "modernbert", *WORD_MODELS),
-    card=Card("text regressor", "text-classification", "AutoModelForSequenceClassification"),
-    prepare=_prepare,
-    check_plan=check_task_guides,
-    needs_mask_token=False,
-    examples=("guide finetune sts --init my-model --task regression --select spearman",),
-    evaluation=Evaluation("regression", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
-    columns=("text",),
-    shape="examples",
-    fits=are_numbers,
-    metrics=("pearson", "spearman"),
-    answers=_answers,
-    head=_head,
-    output="value",
-)
+def _value(label: str | None) -> float | None:
+    """A label as a finite number, or None."""
+    try:
+        value = float(label or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from guidance.tasks.scores import Agreement
 from pipelines.engine.stage import Config
-from pipelines.training.objective import Card, Evaluation, Task, has_head
-from pipelines.training.plan_checks import check_task_guides
+from pipelines.training.objective import Card
+from pipelines.training.task import Batch, Prediction, YesNoTask, scores_of_yes, two_logits
 
 if TYPE_CHECKING:
-    from pipelines.training.learner import Given, Learner
+    from pathlib import Path
+
+    import numpy as np
+    import pyarrow as pa
+    from torch import Tensor
+
+    from guidance.tasks.significance import Statistic
+    from pipelines.engine.stage import Run
+    from pipelines.training.batches import Examples
 
 
 class Settings(Config):
@@ -26,57 +37,153 @@ class Settings(Config):
     )
 
 
-def _fits(counts: Mapping[str, Any]) -> bool:
-    return True
+class Segmentation(YesNoTask):
+    """Says of the boundary between two sentences whether a section ends there, from the state of ``[CLS]``.
 
+    Source: Lukasik et al. 2020, cross-segment BERT.
+    """
 
-def _prepare(given: Given) -> Learner:
-    from pipelines.training.learners import binary
-
-    return binary.prepare(given, TASK, binary.Boundaries)
-
-
-def _is_for(config: Any, data: Any) -> bool:
-    return data.counts.get("shape") == "segments" and has_head(config, "ForSequenceClassification")
-
-
-def _evaluate(run: Any, folder: Any, model: Any, handle: Any) -> None:
-    from pipelines.training.learners.document_scores import evaluate_segmentation
-
-    evaluate_segmentation(run, model, handle, TASK)
-
-
-def _answers(run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
-    from pipelines.training.learners.document_scores import sections
-
-    return sections(run, model, handle, TASK)
-
-
-def _head() -> Any:
-    from pipelines.training.learners.binary import Boundaries
-
-    return Boundaries
-
-
-TASK = Task(
-    name="segmentation",
-    learns="where the sections of a document end",
-    needs="segmentation learns from documents in sections.",
-    families=("bert", "roberta", "electra", "modernbert"),
-    card=Card("topic segmenter", "text-classification", "AutoModelForSequenceClassification"),
-    prepare=_prepare,
-    check_plan=check_task_guides,
-    needs_mask_token=False,
-    examples=(
+    name = "segmentation"
+    learns = "where the sections of a document end"
+    needs = "segmentation learns from documents in sections."
+    card = Card("topic segmenter", "text-classification", "AutoModelForSequenceClassification")
+    settings = (Settings,)
+    examples = (
         "guide finetune topics --init my-model --max-length 258 --learning-rate 1e-5 --batch-size 64 --select f1",
-    ),
-    evaluation=Evaluation("segmentation", _is_for, _evaluate, auto_class="AutoModelForSequenceClassification"),
-    settings=(Settings,),
-    columns=("text", "segment"),
-    shape="segments",
-    fits=_fits,
-    metrics=("f1", "precision", "recall"),
-    answers=_answers,
-    head=_head,
-    output="section_ends",
-)
+    )
+    columns = ("text", "segment")
+    shape = "segments"
+    selectable = ("f1", "precision", "recall")
+    output = "section_ends"
+
+    @classmethod
+    def one_answer(cls, answers: set[str]) -> str:
+        if "1" in answers:
+            return "every sentence of the training documents is a section of its own"
+        return "no training document has a boundary between sections"
+
+    def kept(self, rows: Examples, config: Any) -> np.ndarray | None:
+        """All boundaries, and the share of the other examples that ``negatives`` says."""
+        import numpy as np
+
+        if config.negatives == 1:
+            return None
+        drawn = np.random.default_rng(config.seed).random(len(rows)) < config.negatives
+        return np.flatnonzero(drawn | (rows.labels == "1"))
+
+    def outputs(self, logits: Tensor, batch: Batch) -> Tensor:
+        return two_logits(logits[:, 0])
+
+    def targets(self, batch: Batch) -> list[int]:
+        return [int(label or "0") for label in batch.labels]
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
+        return [
+            Prediction(number, label, str(int(score > 0.5)), [score])
+            for number, label, score in zip(batch.numbers, batch.labels, scores_of_yes(outputs), strict=True)
+        ]
+
+    def metrics(self, predictions: Sequence[Prediction]) -> dict[str, float | None]:
+        """Precision, recall and F1 of boundaries, all documents together, and the means of Pk and WindowDiff over documents.
+
+        A document with no more sentences than its window has no Pk; `report` counts such documents.
+        """
+        from guidance.tasks.segments import pk, window_diff
+
+        if not predictions:
+            return {}
+        agreed = Agreement.on("1", [p.gold for p in predictions], [p.prediction for p in predictions])
+        metrics: dict[str, float | None] = {"precision": agreed.precision, "recall": agreed.recall, "f1": agreed.f1}
+        for name, measure in (("pk", pk), ("window_diff", window_diff)):
+            values = [measure(*ends) for ends in documents_of(predictions)]
+            known = [value for value in values if value is not None]
+            if known:
+                metrics[name] = math.fsum(known) / len(known)
+        return metrics
+
+    def report(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """How many documents there are, and how many of them are too short for a window."""
+        from guidance.tasks.segments import pk
+
+        documents = documents_of(predictions)
+        short = sum(pk(*ends) is None for ends in documents)
+        return {"documents": len(documents), "documents_without_pk": short}
+
+    @classmethod
+    def evaluate(cls, run: Run[Any], folder: Path, model: Any, handle: Any) -> None:
+        """Precision, recall and F1 of the boundaries, Pk and WindowDiff."""
+        from guidance.tasks.segments import window_size
+        from pipelines.training.learners import task_scores
+        from pipelines.training.metrics_files import write_metrics
+
+        task, data = cls(), run.inputs["sequences"]
+        predictions, tokens = task_scores.predict(run, model, handle, task)
+        sentences = [number for (number,) in task_scores.sentences_of(run)[: len(predictions)]]
+        sources = task_scores.write_predictions(
+            run, predictions, tokens, list(zip(boundary_fields(), [sentences], strict=True))
+        )
+        counts = {
+            "examples": len(predictions),
+            **task.report(predictions),
+            **task_scores.seen_in_training(run, predictions),
+        }
+        windows = [window_size(ends) for ends, _ in documents_of(predictions)]
+        about = {
+            "f1": "boundaries of all documents together, at a score over 0.5",
+            "pk": "mean over documents; k = half the mean section of the reference, rounded, at least 2; N - k windows",
+            "k": f"{min(windows)} to {max(windows)}",
+        }
+        if data.counts.get("sharing_test_documents") and run.config.split == "test":
+            counts["sharing_test_documents"] = data.counts["sharing_test_documents"]
+            run.warn(
+                f"contaminated: {counts['sharing_test_documents']:,} test documents share a sentence with a training document"
+            )
+        more = task_scores.sparsity(run, model, handle, task)
+        slices = task_scores.slices(task, predictions, {"source": sources})
+        write_metrics(run, cls.name, task.metrics(predictions), about, counts, **more, slices=slices)
+
+    @classmethod
+    def answers(cls, run: Any, model: Any, handle: Any) -> Iterator[dict[str, Any]]:
+        """For each document of a split its sections, as lists of sentences, and for each sentence but the last the score of a
+        boundary behind it."""
+        from pipelines.text.document_sequences import texts_of
+        from pipelines.training.learners.task_scores import documents, predict
+
+        predictions, _ = predict(run, model, handle, cls())
+        ids, _ = documents(run.inputs["corpus"])
+        behind: dict[int, list[float]] = {}
+        for prediction in predictions:
+            behind.setdefault(prediction.number, []).append(prediction.scores[0])
+        for text in texts_of(run.inputs["corpus"]):
+            scores = behind.get(text.number, [])
+            if len(scores) < len(text.sentences) - 1:
+                continue  # beyond --limit
+            starts = [0, *(number for number, score in enumerate(scores, 1) if score > 0.5), len(text.sentences)]
+            sections = [text.sentences[start:end] for start, end in itertools.pairwise(starts)]
+            yield {"id": ids[text.number], "sections": sections, "scores": scores}
+
+    @classmethod
+    def statistics(cls, gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Statistic]:
+        """F1 of the boundaries."""
+        from guidance.tasks.comparison import f1_of
+
+        pairs = zip(gold, predicted, strict=True)
+        return {"f1": f1_of([Agreement.on("1", [true], [guess]) for true, guess in pairs])}
+
+
+def documents_of(predictions: Sequence[Prediction]) -> list[tuple[list[bool], list[bool]]]:
+    """For each document, of each of its sentences whether a section ends there: as it is, and as predicted."""
+    documents: list[tuple[list[bool], list[bool]]] = []
+    for _, own in itertools.groupby(predictions, key=lambda prediction: prediction.number):
+        answers = [(p.gold == "1", p.prediction == "1") for p in own]
+        # the last sentence has no row; it always ends a section
+        documents.append(([*(gold for gold, _ in answers), True], [*(guess for _, guess in answers), True]))
+    return documents
+
+
+def boundary_fields() -> list[pa.Field]:
+    """Further columns of ``predictions.parquet`` of sections."""
+    import pyarrow as pa
+
+    unit = "running number in the document of the one before the boundary"
+    return [pa.field("sentence", pa.int32(), False, {"unit": unit})]

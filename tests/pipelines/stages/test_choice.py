@@ -17,8 +17,8 @@ from guidance.errors import InputError
 from pipelines.stages import dataset, sequences
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.learners.choice import Choices
-from pipelines.training.learners.examples import Batch
+from pipelines.training.task import Batch
+from pipelines.training.tasks.choice import Choice
 from tests.finetunings import measure, train
 from tests.shared import shared
 from tests.trainings import one_thread
@@ -167,17 +167,17 @@ def test_choices_are_learned_and_measured(store: Store, data: Artifact) -> None:
 
 
 def test_the_loss_is_the_cross_entropy_over_the_choices_that_there_are() -> None:
-    head = Choices()
+    task = Choice()
     batch = Batch([np.zeros(2)] * 5, ["1", "1", "2", "2", "2"], [0, 0, 1, 1, 1], {}, [2, 3], [(0, 0), (0, 1)])
     logits = torch.tensor([[0.5], [1.5], [0.1], [0.2], [0.3]], requires_grad=True)
-    loss = head.loss(head.outputs(logits, batch), head.targets(batch), batch)
+    loss = task.loss(task.outputs(logits, batch), torch.tensor(task.targets(batch)), batch)
     first = functional.cross_entropy(torch.tensor([[0.5, 1.5]]), torch.tensor([1]))
     second = functional.cross_entropy(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([2]))
     assert loss.item() == pytest.approx((first + second).item())
     loss.backward()
     assert torch.isfinite(logits.grad).all()
-    tied = head.predictions(head.outputs(torch.zeros(5, 1), batch), batch)
-    assert [p.prediction for p in tied] == ["0", "0"] and head.metrics(tied)["accuracy"] == 0
+    tied = task.predictions(task.outputs(torch.zeros(5, 1), batch), batch)
+    assert [p.prediction for p in tied] == ["0", "0"] and task.metrics(tied)["accuracy"] == 0
 
 
 def test_attacks_on_questions_with_different_numbers_of_choices_are_finite(store: Store, data: Artifact) -> None:

@@ -24,8 +24,9 @@ from guidance.tasks.summaries import normalised_gain
 from pipelines.stages import evaluate, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.learners.binary import Boundaries, Sentences
-from pipelines.training.learners.examples import Prediction
+from pipelines.training.task import Prediction
+from pipelines.training.tasks.segmentation import Segmentation
+from pipelines.training.tasks.summarization import Summarization
 from tests import trainings
 from tests.documents import TOPICS, make, write
 from tests.finetunings import train
@@ -212,24 +213,26 @@ def boundary(document: int, gold: int, predicted: int) -> Prediction:
 def test_metrics_of_boundaries_by_hand() -> None:
     first = [boundary(0, *pair) for pair in [(0, 0), (1, 0), (0, 1), (0, 0), (1, 1), (0, 0)]]
     short = [boundary(1, 1, 0)]
-    found = Boundaries().metrics(first + short)
+    found = Segmentation().metrics(first + short)
     assert found["precision"] == 1 / 2 and found["recall"] == 1 / 3 and found["f1"] == pytest.approx(0.4)
     gold = [False, True, False, False, True, False, True]
     predicted = [False, False, True, False, True, False, True]
     assert found["pk"] == pk(gold, predicted) and found["window_diff"] == window_diff(gold, predicted)
-    assert Boundaries().report(first + short) == {"documents": 2, "documents_without_pk": 1}
-    nothing = Boundaries().metrics(short)
+    assert Segmentation().report(first + short) == {"documents": 2, "documents_without_pk": 1}
+    nothing = Segmentation().metrics(short)
     assert nothing == {"precision": 0.0, "recall": 0.0, "f1": 0.0}, "the one document is too short for a window"
-    assert Boundaries().metrics([]) == {}
+    assert Segmentation().metrics([]) == {}
 
 
 def test_metrics_of_sentences_by_hand() -> None:
     tied = Prediction(0, "0 1 0", "0 0 0", [0.4, 0.4, 0.1])
     right = Prediction(1, "1", "1", [0.9])
     empty = Prediction(2, "0 0", "1 1", [0.9, 0.9])
-    assert Sentences().metrics([tied, right, empty])["oracle_f1"] == 0.5, "of equal scores the first sentence is taken"
-    assert Sentences().metrics([empty])["oracle_f1"] == 0.0
-    assert Sentences().metrics([]) == {}
+    assert Summarization().metrics([tied, right, empty])["oracle_f1"] == 0.5, (
+        "of equal scores the first sentence is taken"
+    )
+    assert Summarization().metrics([empty])["oracle_f1"] == 0.0
+    assert Summarization().metrics([]) == {}
 
 
 def test_gains_are_shares_of_the_way_to_the_oracle() -> None:
@@ -239,7 +242,7 @@ def test_gains_are_shares_of_the_way_to_the_oracle() -> None:
 
 def test_rouge_by_hand() -> None:
     pytest.importorskip("rouge_score")
-    from pipelines.training.learners.document_scores import rouge
+    from pipelines.training.tasks.summarization import rouge
 
     found = rouge([["the cats sat", "dogs run"], []], [["the cat sat\ndogs ran"], ["x"]])
     # stems: the cat sat dog run against the cat sat dog ran; the second summary is empty

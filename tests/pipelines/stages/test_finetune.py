@@ -279,14 +279,14 @@ def test_calibration_of_a_case_worked_by_hand() -> None:
 
 
 def test_equal_scores_never_count_as_right() -> None:
-    from pipelines.training.learners.classification import Classes
-    from pipelines.training.learners.examples import Batch
+    from pipelines.training.task import Batch
+    from pipelines.training.tasks.classification import Classification
 
-    head = Classes(["a", "b"])
+    task = Classification(["a", "b"])
     batch = Batch([np.zeros(2)] * 3, ["a", "b", "a"], [0, 1, 2], {}, [1, 1, 1], [(0, 0), (0, 1), (0, 2)])
-    found = head.predictions(torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]]), batch)
+    found = task.predictions(torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0]]), batch)
     assert [p.prediction for p in found] == ["b", "a", "a"]
-    assert head.metrics(found)["accuracy"] == pytest.approx(1 / 3)
+    assert task.metrics(found)["accuracy"] == pytest.approx(1 / 3)
 
 
 def test_training_ends_early_when_validations_get_no_better(store: Store, data: Artifact) -> None:

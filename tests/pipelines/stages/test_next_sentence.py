@@ -27,7 +27,7 @@ from pipelines.training.batches import Examples
 from pipelines.training.learner import Given
 from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.learners.next_sentence import NextSentence
-from pipelines.training.objectives.next_sentence import OBJECTIVE
+from pipelines.training.objectives.next_sentence import NextSentencePrediction
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -85,7 +85,7 @@ def given(data: Artifact, plan: str = "", **changes: Any) -> Given:
 
 
 def prepared(found: Given) -> NextSentence:
-    learner: Any = OBJECTIVE.prepare(found)
+    learner: Any = NextSentencePrediction.prepare(found)
     assert isinstance(learner, NextSentence)
     return learner
 

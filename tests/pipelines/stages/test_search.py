@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.errors import InputError
+from guidance.tasks.significance import paired_t
 from pipelines.stages import evaluate, finetune, folds, pretrain, search, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
 from pipelines.views.searches import compare_searches, equal_scores
-from pipelines.views.significance import paired_t
 from tests import finetunings
 from tests.trainings import one_thread  # noqa: F401
 

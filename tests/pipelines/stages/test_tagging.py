@@ -18,8 +18,8 @@ from guidance.errors import InputError
 from pipelines.stages import dataset, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.training.learners.examples import Batch
-from pipelines.training.learners.tagging import Tags
+from pipelines.training.task import Batch
+from pipelines.training.tasks.tagging import Tagging
 from tests.finetunings import measure, train
 from tests.shared import shared
 from tests.trainings import one_thread
@@ -163,7 +163,7 @@ def batch_of(words: list[list[int]], labels: list[str | None], sizes: list[int])
 
 
 def test_a_word_is_read_once_where_it_has_most_context() -> None:
-    head = Tags(["O", "B-PER", "I-PER"])
+    task = Tagging(["O", "B-PER", "I-PER"])
     rows = [[-1, 0, 0, 1, 2, -1], [-1, 1, 2, 3, 4, -1], [-1, 0, -1]]
     label, other = "B-PER I-PER O O B-PER", "I-PER"
     batch = batch_of(rows, [label, label, other], [2, 1])
@@ -171,23 +171,23 @@ def test_a_word_is_read_once_where_it_has_most_context() -> None:
     # words 0 and 1 are nearer to the middle of the first row (of equal places the first counts), the others of the second
     for row, place, tag in ((0, 1, 1), (0, 3, 2), (1, 2, 0), (1, 3, 0), (1, 4, 1), (2, 1, 2)):
         logits[row, place, tag] = 9
-    outputs = head.outputs(logits, batch)
-    assert head.targets(batch).tolist() == [1, 2, 0, 0, 1, 2] == outputs.argmax(-1).tolist()
-    assert head.count(batch) == head.judged(batch) == 6
-    assert [p.prediction for p in head.predictions(outputs, batch)] == [label, other]
+    outputs = task.outputs(logits, batch)
+    assert task.targets(batch) == [1, 2, 0, 0, 1, 2] == outputs.argmax(-1).tolist()
+    assert task.count(batch) == task.judged(batch) == 6
+    assert [p.prediction for p in task.predictions(outputs, batch)] == [label, other]
 
 
 def test_a_word_without_tokens_counts_as_missed() -> None:
-    head = Tags(["O", "B-PER", "I-PER"])
+    task = Tagging(["O", "B-PER", "I-PER"])
     batch = batch_of([[-1, 0, 0, 1, -1]], ["B-PER I-PER B-PER"], [1])
     logits = torch.full((1, 5, 3), -9.0)
     for place, tag in ((1, 1), (2, 0), (3, 2)):
         logits[0, place, tag] = 9
-    outputs = head.outputs(logits, batch)
-    assert head.targets(batch).tolist() == [1, 2] and head.count(batch) == 2
-    (prediction,) = head.predictions(outputs, batch)
+    outputs = task.outputs(logits, batch)
+    assert task.targets(batch) == [1, 2] and task.count(batch) == 2
+    (prediction,) = task.predictions(outputs, batch)
     assert prediction.prediction == "B-PER I-PER O"
-    metrics = head.metrics([prediction])
+    metrics = task.metrics([prediction])
     assert (metrics["precision"], metrics["recall"], metrics["token_f1"]) == (1.0, 0.5, pytest.approx(0.8))
 
 

@@ -20,9 +20,9 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.batches import Examples
 from pipelines.training.learner import Given
-from pipelines.training.learners.translation import Translation, build_model
+from pipelines.training.learners.translation import TranslationLearner, build_model
 from pipelines.training.models import read_tokenizer
-from pipelines.training.objectives.translation import OBJECTIVE
+from pipelines.training.objectives.translation import Translation
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -81,9 +81,9 @@ def given(sequences: Artifact, plan: Plan | None = None, **changes: Any) -> Give
     return found
 
 
-def prepared(found: Given) -> Translation:
-    learner = OBJECTIVE.prepare(found)
-    assert isinstance(learner, Translation)
+def prepared(found: Given) -> TranslationLearner:
+    learner = Translation.prepare(found)
+    assert isinstance(learner, TranslationLearner)
     return learner
 
 
@@ -106,10 +106,10 @@ def plan_file(folder: Path, *guides: Guide) -> str:
 # losses
 
 
-def by_hand(objective: Translation, indices: list[int], smoothing: float) -> tuple[float, float]:
+def by_hand(learner: TranslationLearner, indices: list[int], smoothing: float) -> tuple[float, float]:
     """The losses of some examples, each computed alone and without padding."""
     smoothed = plain = 0.0
-    pairs, model = objective.splits["train"], objective.model
+    pairs, model = learner.splits["train"], learner.model
     for index in indices:
         source, target = (torch.from_numpy(side[index])[None] for side in (pairs.sources, pairs.targets))
         start = torch.full((1, 1), model.config.decoder_start_token_id)
@@ -207,7 +207,7 @@ def test_two_vocabularies_have_two_embeddings(data: tuple[Store, Artifact, Artif
 )
 def test_guides_that_cannot_work_are_refused_with_the_reason(guide: Guide, reason: str) -> None:
     with pytest.raises(PlanError, match=rf"a.toml, guide 1 \({guide.label}\): .*{reason}"):
-        OBJECTIVE.check_plan(Plan((guide,)), config(), "a.toml")
+        Translation.check_plan(Plan((guide,)), config(), "a.toml")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_guides_that_cannot_work_are_refused_with_the_reason(guide: Guide, reaso
     ],
 )
 def test_guides_that_can_work_are_accepted(guide: Guide) -> None:
-    OBJECTIVE.check_plan(Plan((guide,)), config(), "a.toml")
+    Translation.check_plan(Plan((guide,)), config(), "a.toml")
 
 
 def test_a_preset_of_the_paper_guides_only_the_encoder(data: tuple[Store, Artifact, Artifact]) -> None:
@@ -258,7 +258,7 @@ def test_tokenizers_that_pad_differently_are_refused(data: tuple[Store, Artifact
     other = read_tokenizer(data[2], "target-tokenizer")
     other.pad_token = "[UNK]"
     with pytest.raises(InputError, match="but a model has one padding id"):
-        build_model(given(data[2]), OBJECTIVE, other)
+        build_model(given(data[2]), Translation, other)
 
 
 def test_a_model_to_start_from_must_know_the_targets(data: tuple[Store, Artifact, Artifact], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pipelines.training.learner import Given
 from pipelines.training.learners.guided import Inputs
 from pipelines.training.learners.masked_lm import MaskedLM
 from pipelines.training.masking import read_proportions
-from pipelines.training.objectives.masked_lm import OBJECTIVE
+from pipelines.training.objectives.masked_lm import MaskedLanguageModelling
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 
@@ -54,7 +54,7 @@ def attacked(
     examples = Examples.read(data, "train", len(tokenizer))
     options = trainings.config(architecture="bert", mask_probability=0.3)
     plan = Plan.parse(f'{ADVERSARY}\nsentence = "{request.param}"')
-    objective: Any = OBJECTIVE.prepare(Given(options, plan, data, tokenizer, examples, examples))
+    objective: Any = MaskedLanguageModelling.prepare(Given(options, plan, data, tokenizer, examples, examples))
     model = objective.model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

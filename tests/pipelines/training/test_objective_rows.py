@@ -33,49 +33,47 @@ class Settings(Config):
     copied_share: float = Field(0.5, gt=0, le=1, description="Share of tokens that are copied.")
 
 
-def prepare(given):
-    import dataclasses
+class Copy(Objective):
+    name = "copy"
+    learns = "to copy"
+    needs = "copy reads any sequences."
+    families = ("bert", "electra")
+    card = Card("model that copies", "fill-mask", "AutoModelForMaskedLM")
+    settings = (Settings,)
+    needs_mask_token = False
+    examples = ("guide pretrain wiki-128 --objective copy --copied-share 0.2",)
 
-    import numpy as np
+    @classmethod
+    def prepare(cls, given):
+        import dataclasses
 
-    from guidance.objectives.masked_lm import IGNORED
-    from pipelines.training.learners.masked_lm import MaskedLM
-    from pipelines.training.models import build_model
+        import numpy as np
 
-    class Copying(MaskedLM):
-        TASKS = ("copy",)
+        from guidance.objectives.masked_lm import IGNORED
+        from pipelines.training.learners.masked_lm import MaskedLM
+        from pipelines.training.models import build_model
 
-        def prepare(self, examples, split="train"):
-            batch, labels = super().prepare(examples, split), []
-            for epoch, example in examples:
-                ids = self.splits[split][example]
-                random = np.random.default_rng([self.seed, epoch, example]).random(len(ids))
-                labels.append(np.where(random < given.config.copied_share, ids, IGNORED))
-            return dataclasses.replace(batch, seen=[self.splits[split][i] for _, i in examples], labels=labels)
+        class Copying(MaskedLM):
+            TASKS = ("copy",)
 
-        def weights(self, step):
-            return {"copy": 1.0, **self.guided.weights(step)}
+            def prepare(self, examples, split="train"):
+                batch, labels = super().prepare(examples, split), []
+                for epoch, example in examples:
+                    ids = self.splits[split][example]
+                    random = np.random.default_rng([self.seed, epoch, example]).random(len(ids))
+                    labels.append(np.where(random < given.config.copied_share, ids, IGNORED))
+                return dataclasses.replace(batch, seen=[self.splits[split][i] for _, i in examples], labels=labels)
 
-        def task_counts(self, batch):
-            return {"copy": batch.chosen}
+            def weights(self, step):
+                return {"copy": 1.0, **self.guided.weights(step)}
 
-        def task_losses(self, output, inputs):
-            return {"copy": super().task_losses(output, inputs)["mlm"]}
+            def task_counts(self, batch):
+                return {"copy": batch.chosen}
 
-    return Copying(given, build_model(given, OBJECTIVE, given.plan))
+            def task_losses(self, output, inputs):
+                return {"copy": super().task_losses(output, inputs)["mlm"]}
 
-
-OBJECTIVE = Objective(
-    name="copy",
-    learns="to copy",
-    needs="copy reads any sequences.",
-    families=("bert", "electra"),
-    card=Card("model that copies", "fill-mask", "AutoModelForMaskedLM"),
-    prepare=prepare,
-    settings=(Settings,),
-    needs_mask_token=False,
-    examples=("guide pretrain wiki-128 --objective copy --copied-share 0.2",),
-)
+        return Copying(given, build_model(given, cls, given.plan))
 '''
 
 Guide = Callable[..., subprocess.CompletedProcess[str]]

@@ -12,16 +12,16 @@ import sklearn.metrics
 from scipy import stats
 
 from guidance.errors import InputError
+from guidance.tasks import comparison
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.views import evaluations
 from pipelines.views.evaluations import compare_evaluations
 
 
 @pytest.fixture(autouse=True)
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluations, "ROUNDS", 500)
+    monkeypatch.setattr(comparison, "ROUNDS", 500)
 
 
 def evaluation(folder: Path, task: str, columns: dict[str, list[Any]], model: str = "") -> Artifact:

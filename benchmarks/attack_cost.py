@@ -33,7 +33,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.stages import dataset, finetune
 from pipelines.storage.store import Store
 

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from guidance.tasks.significance import holm, paired_t
 from pipelines.stages import (
     corpus,

@@ -41,7 +41,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pretraining import ag, cell, floors_of_sequences, oromo, packed, passed_losses, said_of_floors, steps_to
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.stages import cooccurrence, dependencies, idf, masks, pretrain
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest

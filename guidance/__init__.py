@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from guidance.errors import PlanError as PlanError
     from guidance.errors import UnknownName as UnknownName
     from guidance.errors import UnsupportedModel as UnsupportedModel
+    from guidance.guide import Guide as Guide
     from guidance.installation import Handle as Handle
     from guidance.installation import install as install
     from guidance.measures import attention_loss as attention_loss
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from guidance.patterns.features import Cooccurrence as Cooccurrence
     from guidance.patterns.features import Tokens as Tokens
     from guidance.patterns.features import register_feature as register_feature
-    from guidance.plan import Guide as Guide
     from guidance.plan import Plan as Plan
     from guidance.sites import Site as Site
     from guidance.statistics.texts import Word as Word
@@ -76,7 +76,8 @@ _HOMES = {
     "options": ("Within",),
     "patterns": ("Columns", "Pairs", "Predicate", "Rule", "Shift", "Weights", "register_pattern"),
     "patterns.features": ("RELATIONS", "UPOS", "Cooccurrence", "Tokens", "register_feature"),
-    "plan": ("Guide", "Plan"),
+    "guide": ("Guide",),
+    "plan": ("Plan",),
     "sites": ("Site",),
     "statistics.texts": ("Word", "word_features"),
     "trainer": ("GuidedTrainer",),

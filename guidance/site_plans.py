@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from guidance.errors import PlanError
+from guidance.guide import Guide
 from guidance.mechanisms.attacks import AttackMechanism
 from guidance.mechanisms.base import CONTRIBUTIONS, Contribution, Mechanism
 from guidance.patterns import PATTERNS
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.sites import Selector, Site, select, select_heads
 
 ADDED_HEADS = "pal:"

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from guidance.guide import Guide
 from guidance.models.added_heads import Pal
 from guidance.patterns.combinations import read_pattern
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.probes.relevance import DEVIATIONS, Relevance, outstanding
 from guidance.sites import Site
 

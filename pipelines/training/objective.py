@@ -18,7 +18,8 @@ from pipelines.training.plan_checks import refuse_guides
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from guidance.plan import Guide, Plan
+    from guidance.guide import Guide
+    from guidance.plan import Plan
     from guidance.tasks.comparison import Compared, Table
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from guidance.errors import PlanError
 
 if TYPE_CHECKING:
-    from guidance.plan import Guide, Plan
+    from guidance.guide import Guide
+    from guidance.plan import Plan
 
 GENERATOR_FOLDER = "generator/"
 """The folder of the generator inside a model folder."""

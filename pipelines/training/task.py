@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from guidance.guide import Guide
     from guidance.mechanisms.attacks import Form
-    from guidance.plan import Guide
     from guidance.tasks.comparison import Compared, Table
     from guidance.tasks.significance import Statistic
     from pipelines.engine.stage import Run

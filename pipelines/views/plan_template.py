@@ -32,10 +32,11 @@ heads = [1]
 
 
 def _explanation() -> Iterator[str]:
+    from guidance.guide import DEFAULTS, KEYS, SCHEDULES
     from guidance.mechanisms import MECHANISMS
     from guidance.options import declared
     from guidance.patterns import PATTERNS
-    from guidance.plan import DEFAULTS, KEYS, SCHEDULES, as_toml
+    from guidance.plan import as_toml
 
     yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
     yield "# `guide plan show FILE --model FOLDER` shows its heads, `guide pretrain --plan FILE` trains with it."

@@ -14,7 +14,8 @@ from pipelines.storage.store import Store
 from pipelines.text.readers import read_small
 
 if TYPE_CHECKING:
-    from guidance.plan import Guide, Plan
+    from guidance.guide import Guide
+    from guidance.plan import Plan
     from guidance.sites import Site
 
 Reach = dict[int, dict["Site", tuple[int, ...]]]

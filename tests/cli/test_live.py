@@ -22,7 +22,8 @@ from transformers import BertConfig, BertForMaskedLM, MarianConfig, MarianMTMode
 
 import guidance
 from guidance.errors import InputError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.live_text import Filler, Translator, read_lines
 from pipelines.stages import dataset, evaluate, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from guidance.guide import KEYS, Guide
 from guidance.mechanisms import MECHANISMS
 from guidance.models.families import FAMILIES
 from guidance.patterns import PATTERNS
-from guidance.plan import KEYS, Guide, Plan, presets
+from guidance.plan import Plan, presets
 from pipelines.views import plans
 
 MIXED = """

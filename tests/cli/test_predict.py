@@ -14,7 +14,8 @@ import pytest
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from guidance.errors import InputError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.predictions import Config, predict
 from pipelines.stages import dataset, tokenizer
 from pipelines.storage.store import Store

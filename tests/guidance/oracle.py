@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
+from guidance.guide import Guide
 from guidance.models.adapters import adapt, switch
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.pattern_oracle import ROWS, Example, keys
 
 Kind = tuple[str, str]

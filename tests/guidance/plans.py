@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.batch import BatchGuidance
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
 from guidance.patterns.features import Cooccurrence
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, tiny_model
 
 EVERY = (*FAMILIES, *SEQ2SEQ)

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 import guidance
 from guidance.checkpoint import EXTRA_FILE, PLAN_FILE
 from guidance.errors import InputError, MachineError, NumericalError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import PLANS, guide, install_plan

@@ -22,11 +22,12 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 
 from guidance.batch import BatchGuidance
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.mechanisms.adversary import Adversary
 from guidance.mechanisms.attacks import Form, divergence, seeds_of, uniform_numbers
 from guidance.mechanisms.random_mask import RandomMask
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.sites import Site
 from pipelines.training.learners.guided import Guided
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, pair_batch, tiny_model

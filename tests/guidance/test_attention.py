@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from guidance.errors import GuidanceHadNoEffect, PlanError, UnsupportedModel
+from guidance.guide import Guide
 from guidance.installation import Handle, install
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.site_plans import SitePlan
 from tests.guidance.models import FAMILIES, UNSUPPORTED, batch, dropout, oracle_loss, tiny_config, tiny_model
 

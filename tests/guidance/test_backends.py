@@ -11,7 +11,8 @@ from torch import Tensor
 import guidance
 from guidance import batch as batches
 from guidance.attention import blocks, reference
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from tests.guidance.models import batch, tiny_model
 
 MASKED = Plan((Guide("window", "mask", heads=(0,)), Guide("first", "mask", heads=(1,))))

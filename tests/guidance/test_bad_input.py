@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from guidance.errors import GuidanceHadNoEffect, GuideError, InputError, PlanError, UnknownName
+from guidance.guide import Guide
 from guidance.installation import install
 from guidance.models.added_heads import Pal
 from guidance.patterns.features import Cooccurrence
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import batch, inputs_of, tiny_model
 from tests.guidance.plans import EVERY, Words, guide, install_plan, installed, run, tables
 

@@ -41,9 +41,10 @@ from guidance.checkpoint import (
     weights,
 )
 from guidance.errors import InputError, MachineError, NumericalError, PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import batch, tiny_model
 from tests.guidance.plans import Words, tables
 

@@ -21,7 +21,8 @@ from transformers import (
 import guidance
 from guidance.collator import FeatureCollator
 from guidance.errors import InputError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from tests.guidance.models import tiny_config, tiny_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(5, 40))]

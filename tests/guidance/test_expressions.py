@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import guidance
 from guidance.errors import PlanError
+from guidance.guide import Guide
 from guidance.patterns.combinations import pattern_names, read_pattern
 from guidance.patterns.expressions import where
 from guidance.patterns.features import RELATIONS, UPOS, Tokens
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 
 IDS = [[2, 7, 5, 7, 9, 3], [2, 5, 5, 3, 0, 0]]
 POS = [[-1, 7, 15, 7, 12, -1], [-1, 15, 15, -1, -1, -1]]

@@ -19,13 +19,14 @@ from guidance.attention import reference
 from guidance.attention.backends import BACKENDS
 from guidance.attention.call import AttentionCall
 from guidance.errors import InputError, PlanError, UnknownName, UnsupportedModel
+from guidance.guide import Guide
 from guidance.mechanisms import MECHANISMS
 from guidance.mechanisms.base import HeadInputs, Mechanism, PatternInputs
 from guidance.models.families import FAMILIES
 from guidance.options import Within
 from guidance.patterns import PATTERNS, Predicate, Rule, Shift
 from guidance.patterns.features import FEATURES, Tokens
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.registry import ENTRY_POINTS, load_entry_points
 from tests.guidance.models import batch, tiny_model
 

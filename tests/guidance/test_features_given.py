@@ -9,7 +9,8 @@ import torch
 
 import guidance
 from guidance.errors import InputError, PlanError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from tests.guidance.models import batch, pair_batch, tiny_model
 from tests.guidance.plans import Words
 

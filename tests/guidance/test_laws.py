@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
 from guidance.patterns import PATTERNS
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import FAMILIES, SEQ2SEQ, batch, dropout, inputs_of, pair_batch, tiny_model
 from tests.guidance.plans import (
     CASES,

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.errors import InputError, PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.mechanisms.logit_loss import LogitLoss, row_losses
 from guidance.patterns.features import FEATURES, Cooccurrence
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import FAMILIES, RELATED, batch, tiny_model
 from tests.guidance.models import SEQ2SEQ as MAIN_SEQ2SEQ
 from tests.guidance.models import inputs_of as inputs_of_family

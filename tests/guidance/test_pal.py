@@ -14,9 +14,10 @@ from transformers import BertConfig, BertModel, PreTrainedModel
 
 from guidance.checkpoint import load, save
 from guidance.errors import PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.models.added_heads import Pal, ProjectedAttention
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import SEQ2SEQ, batch, oracle_loss, pair_batch, tiny_model
 
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "deberta-v2")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError, PlanError, UnknownName
+from guidance.guide import Guide
 from guidance.mechanisms import MECHANISMS
 from guidance.patterns.catalogue import (
     PATTERNS,
@@ -24,7 +25,6 @@ from guidance.patterns.catalogue import (
 )
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
-from guidance.plan import Guide
 from tests.guidance import pattern_oracle as oracle
 from tests.guidance.pattern_oracle import EXAMPLES, SPECS, Example, padded, sentence
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guidance.errors import PlanError, UnknownName
+from guidance.guide import SCHEDULES, Guide
 from guidance.installation import install
 from guidance.patterns import PATTERNS
-from guidance.plan import SCHEDULES, SIZE_LIMIT, Guide, Plan, presets
+from guidance.plan import SIZE_LIMIT, Plan, presets
 from guidance.site_plans import plan_sites
 from guidance.sites import Site, select
 from tests.guidance.models import tiny_model
@@ -111,8 +112,8 @@ def test_the_preset_ag_is_the_best_setting_of_the_paper() -> None:
         ('weight = "10"', "weight = '10' is not a"),
         ("weight = true", "weight = True is not a"),
         ("weight = {}", "weight .* is not"),
-        ("weight = { 1 = true }", "weight is no number"),
-        ("weight = { many = 2.0 }", "weight is no number"),
+        ("weight = { 1 = true }", "weight is neither a number"),
+        ("weight = { many = 2.0 }", "weight is neither a number"),
         (f"weight = 1{'0' * 400}", "weight is a number of more than 15 digits"),
         (f"weight = {{ 1 = 1{'0' * 400} }}", "weight is a number of more than 15 digits"),
         ("hold_steps = -1", "hold_steps starts at 0"),
@@ -302,7 +303,7 @@ def test_a_keyword_that_nothing_takes_is_refused_with_the_nearest_one() -> None:
         ("weight", "10", "weight = '10' is not a float or int or dict"),
         ("weight", True, "weight = True is not a"),
         ("weight", (1, 2), "is not a float"),
-        ("weight", {"many": 1.0}, "weight is no number"),
+        ("weight", {"many": 1.0}, "weight is neither a number"),
         ("hold_steps", 1.5, "hold_steps = 1.5 is not a int"),
         ("heads", None, "heads = None is not a"),
         ("optional", 1, "optional = 1 is not a bool"),

@@ -34,12 +34,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from guidance.errors import PlanError, UnsupportedModel
+from guidance.guide import Guide
 from guidance.installation import install
 from guidance.models.adapters import adapt, switch
 from guidance.models.canary import Canary, send
 from guidance.models.families import FAMILIES as ROWS
 from guidance.models.families import find_sites, supported
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.registry import ENTRY_POINTS
 from guidance.sites import select_heads
 from tests.guidance.models import (

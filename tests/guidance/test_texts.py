@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 import guidance
 from guidance import Word
 from guidance.errors import InputError
+from guidance.guide import Guide
 from guidance.patterns.features import RELATIONS, UPOS
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import tiny_model
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "dog", "##s", "did", "not", "run", ".", "it", "saw", "a", "cat"]

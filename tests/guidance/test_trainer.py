@@ -15,8 +15,9 @@ from transformers import BartConfig, BartForConditionalGeneration, Trainer, Trai
 
 import guidance
 from guidance.errors import GuidanceHadNoEffect, InputError, NumericalError
+from guidance.guide import Guide
 from guidance.installation import install
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from guidance.trainer import GuidedTrainer
 from tests.guidance.models import PAD, tiny_model
 from tests.tiny import processes

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from guidance.errors import InputError, PlanError
+from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.objectives.selection import logits_at, places_of
 from guidance.objectives.translation import shift_right, translate, translation_losses
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 from tests.guidance.models import batch, pair_batch, tiny_model
 
 GAUSSIAN = Plan.load("preset:gaussian")

@@ -13,10 +13,11 @@ from transformers import AutoModelForSequenceClassification
 
 from guidance.checkpoint import load_model
 from guidance.errors import UnsupportedModel
+from guidance.guide import Guide
 from guidance.installation import install
 from guidance.models.role_transformer import RoleTransformerConfig, sinusoids
 from guidance.models.word_models import KERNELS, BiLSTMConfig, CNNConfig
-from guidance.plan import Guide, Plan
+from guidance.plan import Plan
 
 SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 14, "num_labels": 3}
 CONFIGS = {

@@ -10,7 +10,7 @@ from pipelines.training.settings import MaskedEvaluation, Masking, WordEvaluatio
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from guidance.plan import Guide
+    from guidance.guide import Guide
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact
     from pipelines.training.learner import Given, Learner

@@ -12,7 +12,7 @@ from pipelines.training.objective import Card, Objective
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from guidance.plan import Guide
+    from guidance.guide import Guide
     from guidance.tasks.comparison import Compared, Table
     from pipelines.engine.stage import Run
     from pipelines.storage.artifacts import Artifact

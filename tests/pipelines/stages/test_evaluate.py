@@ -15,7 +15,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from guidance.errors import InputError, PlanError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.stages import evaluate, floors
 from pipelines.statistics.floors import floors_of, held_out
 from pipelines.storage.artifacts import Artifact

@@ -14,7 +14,8 @@ import torch
 
 import guidance
 from guidance.errors import InputError, PlanError
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.stages import dataset, evaluate, idf, masks, pretrain, sequences, tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store

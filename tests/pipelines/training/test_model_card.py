@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from guidance.plan import Guide, Plan
+from guidance.guide import Guide
+from guidance.plan import Plan
 from pipelines.stages.pretrain import Config
 from pipelines.training.learner import ModelFolder
 from pipelines.training.model_card import card

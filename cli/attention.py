@@ -151,21 +151,19 @@ def _draw(path: Path, found: Any, layer: int | None, head: int | None, model: st
 
 def _save_page(path: Path, folder: Path, text: str, device: str) -> None:
     import tempfile
-    from contextlib import ExitStack
 
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
-    from pipelines.probe_inputs import SequencesConfig, open_inputs
+    from pipelines.stages import discover_score
     from pipelines.storage.files import write_file
     from pipelines.storage.store import Store
 
-    with ExitStack() as opened, tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "text.txt"
         source.write_text(text, encoding="utf-8")
-        config = SequencesConfig(device=device, sequence_length=512)
+        config = discover_score.Config(device=device, sequence_length=512)
         store = Store(Path(scratch) / "artifacts")
-        opener = lambda: open_inputs(str(folder), str(source), config, store, opened)  # noqa: E731
-        workspace = Workspace({folder.name: opener}, "one text")
+        workspace = Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")
         workspace.start()
         try:
             workspace.wait()

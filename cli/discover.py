@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from cli.output import check_output_path, escape, say, say_json, tell
 from cli.tables import folded
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, check_working_folder
-from pipelines.probe_inputs import SequencesConfig
+from pipelines.probing.sequences import SequencesConfig
 from pipelines.stages import discover_accept, discover_score
 
 SHOWN_HEADS = 6
@@ -204,11 +204,8 @@ def export_command(
 def _workspace(
     session: Session, config: PageConfig, model: str, data: str, beside: str | None, *, is_writable: bool
 ) -> Iterator[Any]:
-    from pipelines.explorer.accepting import accept
     from pipelines.explorer.workspace import Workspace
-    from pipelines.probe_inputs import open_inputs
     from pipelines.probing.patterns import read_written
-    from pipelines.progress import Progress
 
     check_working_folder()
     for name in config.patterns:
@@ -220,21 +217,12 @@ def _workspace(
         _check_exists(name, session.store)
     if not Path(data).is_file():
         session.store.find(data)
-    read = SequencesConfig(**{name: getattr(config, name) for name in SequencesConfig.model_fields})
-    with contextlib.ExitStack() as opened:
-
-        def opener(name: str) -> Any:
-            return lambda: open_inputs(name, data, read, session.store, opened)
-
-        def make_plan(marked: Mapping[str, Any], progress: Progress) -> Mapping[str, Any]:
-            return accept(marked, model, data, read, session.store, progress)
-
-        sides = {name: opener(name) for name in names}
-        workspace = Workspace(sides, data, config.patterns, make_plan if is_writable else None)
-        try:
-            yield workspace
-        finally:
-            workspace.close()
+    settings = discover_score.Config(**config.model_dump())
+    workspace = Workspace({name: name for name in names}, data, settings, session.store, can_accept=is_writable)
+    try:
+        yield workspace
+    finally:
+        workspace.close()
 
 
 def _check_exists(model: str, store: Any) -> None:

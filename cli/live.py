@@ -63,7 +63,7 @@ def translate_command(
     Each line gets one line; an empty line stays empty.  From stdin, a line is translated and written as soon as it arrives.
     The model's plan is applied.  A line that is too long for the model is cut, which is said at the end.
     """
-    from pipelines.live_text import Translator, read_lines
+    from pipelines.training.live_text import Translator, read_lines
     from pipelines.training.opening import find_folder
 
     check_working_folder()
@@ -107,7 +107,7 @@ def fill_command(
     text that they make; other masks stay as they are.  With --json each text is one object.  From stdin, a line is answered as
     soon as it arrives.  The model's plan is applied.
     """
-    from pipelines.live_text import Filler, read_lines
+    from pipelines.training.live_text import Filler, read_lines
     from pipelines.training.opening import find_folder
 
     check_working_folder()

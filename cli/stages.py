@@ -20,7 +20,7 @@ from pipelines.engine.stage import Result
 from pipelines.stages import STAGES
 
 
-def register(stage: Stage[Any]) -> None:
+def register(stage: Stage[Any, Any]) -> None:
     """Make the command of a stage: its inputs are arguments and flags, its settings flags."""
     about = stage.command
     assert about is not None, f"{stage.name} has no command"

@@ -20,7 +20,7 @@ from pipelines.training.plan_inputs import features
 
 if TYPE_CHECKING:
     from guidance.plan import Plan
-    from pipelines.engine.stage import Files
+    from pipelines.engine.stage import Files, Result
 
 AnyConfig = TypeVar("AnyConfig", bound=Any)
 
@@ -61,8 +61,7 @@ def build_sequences(
     """
     sequences.check_length(max_length)
     config = sequences.Config(max_length=max_length, packing="examples")
-    made = sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress)
-    _tell("sequences", made)
+    made = _tell("sequences", sequences.run(dataset.reference, tokenizer, config, store=store, progress=progress))
     return store.load(made.reference, kind="sequences")
 
 
@@ -110,17 +109,13 @@ def build_masks(
     if "idf" in needed and known_idf:
         tables["idf"] = known_idf
     elif "idf" in needed:
-        made = idf.run(dataset.reference, store=store, progress=progress)
-        _tell("idf", made)
-        tables["idf"] = made.reference
+        tables["idf"] = _tell("idf", idf.run(dataset.reference, store=store, progress=progress)).reference
     if any(need in SYNTAX for need in needed):
-        made = dependencies.run(dataset.reference, dependencies.Config(parser=parser), store=store, progress=progress)
-        _tell("trees", made)
-        tables["deps"] = made.reference
+        trees = dependencies.run(dataset.reference, dependencies.Config(parser=parser), store=store, progress=progress)
+        tables["deps"] = _tell("trees", trees).reference
     stage = masks.FOR_A_MODEL if known_idf else masks.STAGE
     joined = stage.run(data.reference, masks.Config(**tables), store=store, progress=progress)
-    _tell("masks", joined)
-    return [joined.reference]
+    return [_tell("masks", joined).reference]
 
 
 def read_by(
@@ -194,8 +189,10 @@ def trained_idf(model: str, store: Store) -> str:
     return ""
 
 
-def _tell(what: str, made: Any) -> None:
+def _tell(what: str, made: Result | None) -> Result:
+    assert made is not None, "only shards give None"
     log.info("%s: %s%s", what, made.reference, " (already there)" if made.reused else "")
+    return made
 
 
 USUAL_LENGTH = 128

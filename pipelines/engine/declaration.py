@@ -13,19 +13,23 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Unpack
+from typing import Any, BinaryIO, Generic, Unpack, cast
 
 from pydantic import Field
+from typing_extensions import TypeVar
 
 from pipelines.engine.command import Command
 from pipelines.engine.shards import run_sharded
-from pipelines.engine.stage import C, Input, Options, Run, Work, check_working_folder, run_stage
+from pipelines.engine.stage import Buildable, C, Input, Options, Result, Work, check_working_folder, run_stage
 from pipelines.progress import Progress
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 
 Reference = str | Path | Sequence[str] | None
 """How a caller names an input: a name, an id or a path; several where a stage takes several; None for none."""
+
+R = TypeVar("R", bound="Result | None", default=Result)
+"""What a stage gives."""
 
 
 @dataclass
@@ -42,11 +46,11 @@ class Opening(Generic[C]):
         verify: whether whole files are checked when they are opened.  A share of the work reads only a part of them.
     """
 
-    stage: Stage[C]
+    stage: Stage[C, Any]
     config: C
     store: Store
     stdin: BinaryIO | None
-    options: Mapping[str, Any]
+    options: Options
     own: Mapping[str, Any]
     verify: bool
     stack: contextlib.ExitStack
@@ -163,15 +167,12 @@ def _nothing(*given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Stage(Generic[C]):
+class Stage(Buildable[C], Generic[C, R]):
     """A stage: what it takes, what it writes, and how people call it.
 
+    ``Stage[Config]`` gives a `Result`; ``Stage[Config, Result | None]`` gives None to a process that does a part of the work.
+
     Attributes:
-        name: in manifests and recipes.
-        kind: of the artifact that it writes.
-        version: raised whenever the same settings and inputs give another result.
-        config: its settings.
-        build: writes the artifact.
         takes: its inputs by role, in the order of the arguments of `run`.
         check: raises an error about settings and names of inputs that cannot work, before any input is opened.
         prepare: called when the inputs are open: checks them against each other and the settings, adds inputs that follow from
@@ -181,11 +182,6 @@ class Stage(Generic[C]):
         command: how people call it; None for a stage that other stages run.
     """
 
-    name: str
-    kind: str
-    version: int
-    config: type[C]
-    build: Callable[[Run[C]], None]
     takes: Mapping[str, Take] = field(default_factory=dict)
     check: Callable[[C, Mapping[str, Any]], None] = _nothing
     prepare: Callable[[Opening[C]], None] = _nothing
@@ -195,55 +191,60 @@ class Stage(Generic[C]):
 
     def run(
         self,
-        *references: Any,
+        *inputs: Reference | C,
         store: Store,
+        name: str | None = None,
+        force: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
         stdin: BinaryIO | None = None,
-        **options: Any,
-    ) -> Any:
+        **named: Any,
+    ) -> R:
         """Run the stage, unless the artifact that it would write exists and verifies.
 
         Args:
-            references: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are
-                meant.
+            inputs: how to find each input, in the order of `takes`, and last the configuration, unless its defaults are meant.
+            name, force, wait, progress: see `Options`.
             stdin: what ``-`` reads.
-            options: see `Options`; also inputs by role, instead of by their place.
+            named: inputs by role, instead of by their place, and `options`.
 
         Returns:
-            The `Result`; None if ``--shard`` selected a share of the work.
+            The `Result`; None if ``--shard`` selected a share of the work, or if another process of ``torchrun`` publishes it.
 
         Raises:
             InputError: an input does not exist, is of another kind, or does not fit the others.
         """
-        given = list(references)
-        config = given.pop() if given and isinstance(given[-1], self.config) else self.config()
-        if len(given) > len(self.takes):
-            raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {given}")
-        named = dict(zip(self.takes, given, strict=False))
-        named |= {role: options.pop(role) for role in self.takes if role in options}
-        own = {name: options.pop(name) for name in self.options if name in options}
+        references = list(inputs)
+        is_given = bool(references) and isinstance(references[-1], self.config)
+        config = cast("C", references.pop()) if is_given else self.config()
+        if len(references) > len(self.takes):
+            raise TypeError(f"{self.name} takes {', '.join(self.takes) or 'no inputs'}, and was given {references}")
+        given = dict(zip(self.takes, references, strict=False)) | named
+        own = {key: given.pop(key) for key in self.options if key in given}
+        options = Options(name=name, force=force, wait=wait, progress=progress)
         check_working_folder()
-        self.check(config, named)
-        with opened(self, config, named, store, stdin, options, own) as opening:
+        self.check(config, given)
+        with opened(self, config, given, store, stdin=stdin, options=options, own=own) as opening:
             return opening.stage.execute(opening, **options)
 
-    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Any:
+    def execute(self, opening: Opening[C], **options: Unpack[Options]) -> R:
         """Run the stage on opened inputs."""
         config: Any = opening.config
-        inputs, store = opening.inputs, opening.store
         if self.share:
-            return run_sharded(self, self.share, config, inputs, store=store, **options)
-        return run_stage(self, config, inputs, store=store, **options)
+            return cast("R", run_sharded(self, self.share, config, opening.inputs, store=opening.store, **options))
+        return cast("R", run_stage(self, config, opening.inputs, store=opening.store, **options))
 
 
 @contextlib.contextmanager
 def opened(
-    stage: Stage[C],
+    stage: Stage[C, Any],
     config: C,
-    references: Mapping[str, Reference],
+    references: Mapping[str, Any],
     store: Store,
-    stdin: BinaryIO | None,
-    options: Mapping[str, Any],
-    own: Mapping[str, Any],
+    *,
+    stdin: BinaryIO | None = None,
+    options: Options | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Iterator[Opening[C]]:
     """The inputs of a stage, opened and prepared.
 
@@ -254,7 +255,7 @@ def opened(
         raise TypeError(f"{stage.name} does not take {min(unknown)}, but {', '.join(stage.takes) or 'nothing'}")
     with contextlib.ExitStack() as stack:
         verify = not getattr(config, "shard", None)
-        opening = Opening(stage, config, store, stdin, options, own, verify, stack, references)
+        opening = Opening(stage, config, store, stdin, options or Options(), own or {}, verify, stack, references)
         for role, take in stage.takes.items():
             if reference := references.get(role):
                 take.add(role, reference, opening)

@@ -374,7 +374,7 @@ def evenly(tables: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def run_sharded(
-    stage: Buildable,
+    stage: Buildable[Any],
     share: Share,
     config: Config,
     inputs: Mapping[str, Any],
@@ -409,7 +409,9 @@ def run_sharded(
     return result
 
 
-def _run_share(stage: Buildable, share: Share, work: Work[Any], recipe: str, store: Store, wait: bool) -> Result | None:
+def _run_share(
+    stage: Buildable[Any], share: Share, work: Work[Any], recipe: str, store: Store, wait: bool
+) -> Result | None:
     store.check_writable()
     lock = store.lock(stage.kind, recipe, shared=True)
     try:

@@ -148,17 +148,23 @@ Build = Callable[[Run[Any]], None]
 """Writes the artifact of a run."""
 
 
-class Buildable(Protocol):
-    """What `run_stage` needs of a stage; see `pipelines.engine.declaration.Stage`."""
+@dataclass(frozen=True)
+class Buildable(Generic[C]):
+    """What `run_stage` needs of a stage; see `pipelines.engine.declaration.Stage`.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def build(self) -> Build: ...
+    Attributes:
+        name: in manifests and recipes.
+        kind: of the artifact that it writes.
+        version: raised whenever the same settings and inputs give another result.
+        config: its settings.
+        build: writes the artifact.
+    """
+
+    name: str
+    kind: str
+    version: int
+    config: type[C]
+    build: Callable[[Run[C]], None]
 
 
 @dataclass(frozen=True)
@@ -197,7 +203,7 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
-def recipe_of(stage: Buildable, config: Config, inputs: Mapping[str, Input]) -> str:
+def recipe_of(stage: Buildable[Any], config: Config, inputs: Mapping[str, Input]) -> str:
     """The digest of everything that determines the result."""
     return digest(
         {
@@ -210,7 +216,7 @@ def recipe_of(stage: Buildable, config: Config, inputs: Mapping[str, Input]) -> 
 
 
 def run_stage(
-    stage: Buildable,
+    stage: Buildable[Any],
     config: Config,
     inputs: Mapping[str, Input],
     *,
@@ -268,7 +274,7 @@ def run_stage(
         lock.release()
 
 
-def _existing(store: Store, stage: Buildable, recipe: str, *, verify: bool = True) -> Artifact | None:
+def _existing(store: Store, stage: Buildable[Any], recipe: str, *, verify: bool = True) -> Artifact | None:
     """The artifact of this recipe, if it exists and is valid.
 
     Raises:
@@ -298,7 +304,7 @@ def _existing(store: Store, stage: Buildable, recipe: str, *, verify: bool = Tru
 
 
 def _build(
-    stage: Buildable,
+    stage: Buildable[Any],
     build: Build,
     config: Config,
     inputs: Mapping[str, Input],

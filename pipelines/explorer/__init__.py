@@ -1,1 +1,1 @@
-"""The local page on which people find patterns in heads: `workspace` computes, `server` answers, `page` draws, `export` saves."""
+"""The local page on which people find patterns in heads: `side` and `workspace` compute, `server` and `routes` answer, `page` draws, `export` saves."""

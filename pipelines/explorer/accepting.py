@@ -23,14 +23,14 @@ from pipelines.training.plan_inputs import features
 
 
 def accept(
-    marked: Mapping[str, Any], model: str, data: str, config: Any, store: Store, progress: Progress
+    marked: Mapping[str, Any], model: str, data: str, config: discover_score.Config, store: Store, progress: Progress
 ) -> Mapping[str, Any]:
     """Score the heads, unless that was done, and write the plan.
 
     Args:
         marked: ``decisions``, each with ``layer``, ``head``, ``kind`` and ``pattern``; ``into``, ``mechanism`` and ``pal`` as in
             `discover_accept.Config`; ``seen``: what the person looked at.
-        config: the `SequencesConfig` with which the page reads the data.
+        config: how the page reads the data.
 
     Returns:
         The reference of the findings, the plan as text, and a command that trains with it.
@@ -42,8 +42,7 @@ def accept(
     decisions = _decisions(marked)
     into = str(marked.get("into", "each-layer"))
     patterns = list(dict.fromkeys(pattern for _, _, pattern in decisions))
-    measured = {name: getattr(config, name) for name in type(config).model_fields}
-    known = discover_score.Config(**measured, patterns=_asked(patterns))
+    known = config.model_copy(update={"patterns": _asked(patterns)})
     scored = discover_score.run(model, data, known, store=store, progress=progress)
     chosen: dict[str, Any] = {"patterns": patterns, "into": into}
     if into == "found":

@@ -57,29 +57,27 @@ def _joined(modules: Mapping[str, str]) -> str:
 
 def _answers(workspace: Workspace, examples: int) -> dict[str, Any]:
     """What the page would ask for, by the path that it asks."""
-    found: dict[str, Any] = {"api/overview": {**workspace.overview(), "can_accept": False, "accepted": None}}
-
-    def raw(value: bytes) -> str:
-        return base64.b64encode(value).decode()
-
-    for side in range(len(workspace.sides)):
-        heads = workspace.heads(side)
-        number = min(examples, workspace.sides[side].ready().number)
-        found["api/overview"]["models"][side]["examples"] = number
-        found[f"api/heads?model={side}"] = heads
-        found[f"api/tiles?model={side}"] = raw(workspace.tiles(side, None))
+    answers: dict[str, Any] = {"api/overview": {**workspace.overview(), "can_accept": False, "accepted": None}}
+    for n, side in enumerate(workspace.sides):
+        heads, number = side.heads(), min(examples, side.ready().number)
+        answers["api/overview"]["models"][n]["examples"] = number
+        answers[f"api/heads?model={n}"] = heads
+        answers[f"api/tiles?model={n}"] = _raw(side.tiles(None))
         for example in range(number):
-            found[f"api/example?model={side}&example={example}"] = workspace.example(side, example)
-            found[f"api/tiles?model={side}&example={example}"] = raw(workspace.tiles(side, example))
+            answers[f"api/example?model={n}&example={example}"] = side.example(example)
+            answers[f"api/tiles?model={n}&example={example}"] = _raw(side.tiles(example))
         for row in heads["heads"]:
-            place = (row["layer"], row["head"], row["kind"])
+            head = (row["layer"], row["head"], row["kind"])
             asked = f"layer={row['layer']}&head={row['head']}&kind={row['kind']}"
-            found[f"api/average?model={side}&{asked}"] = raw(workspace.average(side, *place))
+            answers[f"api/average?model={n}&{asked}"] = _raw(side.average(*head))
             for example in range(number):
-                key = f"api/map?model={side}&example={example}&{asked}"
-                found[key] = raw(workspace.map(side, example, *place))
+                answers[f"api/map?model={n}&example={example}&{asked}"] = _raw(side.map(example, *head))
     for name in heads["patterns"]:
         for example in range(number):
             key = f"api/preview?model=0&example={example}&pattern={quote(name, safe='')}"
-            found[key] = raw(workspace.preview(0, example, name))
-    return found
+            answers[key] = _raw(workspace.sides[0].preview(example, name))
+    return answers
+
+
+def _raw(value: bytes) -> str:
+    return base64.b64encode(value).decode()

@@ -12,17 +12,18 @@ import hmac
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from importlib.resources import files
 from typing import Any
 
-from guidance.errors import GuideError, MachineError
+from guidance.errors import MachineError
 from pipelines.engine.stage import require
 from pipelines.explorer.workspace import Workspace, as_json
-from pipelines.progress import log
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MOST_BODY = 64 << 10
+"""The longest body of a request, in bytes."""
 
 PAGE: Mapping[str, tuple[str, str]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -33,12 +34,6 @@ PAGE: Mapping[str, tuple[str, str]] = {
     },
 }
 """What is served without a cookie: the page itself, which holds no data."""
-
-MOST_BODY = 64 << 10
-"""The longest body of a request, in bytes."""
-
-SLOWEST = 10.0
-"""Seconds within which a body must have arrived."""
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -149,10 +144,6 @@ class Guard:
         values = [value for name, _, value in pairs if name == self.cookie.encode()]
         return len(values) == 1 and hmac.compare_digest(values[0], self.token)
 
-    def accepts(self, token: Any) -> bool:
-        """Whether this is the token of the address; compared as bytes, in constant time."""
-        return isinstance(token, str) and hmac.compare_digest(token.encode("utf-8", "replace"), self.token)
-
 
 async def _answer(send: Send, status: int, what: str) -> None:
     body = as_json({"problem": what})
@@ -175,151 +166,6 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-def application(workspace: Workspace, hosts: tuple[str, ...], token: str) -> Any:
-    """The page as an ASGI application.
-
-    Args:
-        hosts: the values of Host that are answered, with the port.
-        token: what the address has in its fragment.
-    """
-    require("starlette", "'attention-guide[ui]'")
-    import asyncio
-    import json
-
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    cookie = f"guide_{hosts[0].rpartition(':')[2]}"
-
-    def told(value: Any, status: int = 200) -> Response:
-        return Response(as_json(value), status, media_type="application/json")
-
-    def raw(value: bytes) -> Response:
-        return Response(value, media_type="application/octet-stream")
-
-    def number(request: Request, name: str, default: int | None = None) -> int:
-        text = request.query_params.get(name)
-        if text is None and default is not None:
-            return default
-        if text is None or not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise HTTPException(400, f"{name} is not a number")
-        return int(text)
-
-    def head(request: Request) -> tuple[int, int, str]:
-        return number(request, "layer"), number(request, "head"), request.query_params.get("kind", "self")[:10]
-
-    async def body(request: Request) -> dict[str, Any]:
-        found = b""
-        try:
-            async with asyncio.timeout(SLOWEST):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > MOST_BODY:
-                        raise HTTPException(413, f"at most {MOST_BODY:,} bytes")
-        except TimeoutError:
-            raise HTTPException(408, "too slow") from None
-        try:
-            value = json.loads(found)
-        except (ValueError, RecursionError):
-            raise HTTPException(400, "not JSON") from None
-        if not isinstance(value, dict):
-            raise HTTPException(400, "not a JSON object")
-        return value
-
-    def text_of(value: Any, name: str) -> str:
-        if not isinstance(value, str) or len(value) > 2000:
-            raise HTTPException(400, f"{name} is not a text")
-        return value
-
-    def page(request: Request) -> Response:
-        name, kind = PAGE[request.url.path]
-        return Response((files("pipelines.explorer") / "page" / name).read_bytes(), media_type=kind)
-
-    async def session(request: Request) -> Response:
-        given = await body(request)
-        if not guard.accepts(given.get("token")):
-            return told({"problem": "open the address that the command printed"}, 401)
-        response = told({"schema": 1})
-        response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
-        return response
-
-    async def overview(request: Request) -> Response:
-        return told(workspace.overview())
-
-    async def heads(request: Request) -> Response:
-        return told(await run_in_threadpool(workspace.heads, number(request, "model", 0)))
-
-    async def example(request: Request) -> Response:
-        found = await run_in_threadpool(workspace.example, number(request, "model", 0), number(request, "example"))
-        return told(found)
-
-    async def one_map(request: Request) -> Response:
-        side, place = number(request, "model", 0), number(request, "example")
-        return raw(await run_in_threadpool(workspace.map, side, place, *head(request)))
-
-    async def average(request: Request) -> Response:
-        return raw(await run_in_threadpool(workspace.average, number(request, "model", 0), *head(request)))
-
-    async def tiles(request: Request) -> Response:
-        place = number(request, "example") if "example" in request.query_params else None
-        return raw(await run_in_threadpool(workspace.tiles, number(request, "model", 0), place))
-
-    async def top(request: Request) -> Response:
-        pattern = text_of(request.query_params.get("pattern", ""), "pattern")
-        found = await run_in_threadpool(workspace.top, number(request, "model", 0), *head(request), pattern)
-        return told({"schema": 1, "examples": found})
-
-    async def preview(request: Request) -> Response:
-        pattern = text_of(request.query_params.get("pattern", ""), "pattern")
-        side, place = number(request, "model", 0), number(request, "example")
-        return raw(await run_in_threadpool(workspace.preview, side, place, pattern))
-
-    async def patterns(request: Request) -> Response:
-        text = text_of((await body(request)).get("pattern"), "pattern")
-        return told({"schema": 1, "name": await run_in_threadpool(workspace.try_pattern, text)})
-
-    async def accept(request: Request) -> Response:
-        workspace.accept(await body(request))
-        return told({"schema": 1})
-
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, GuideError)
-        return told({"problem": error.message, "hint": error.hint}, 400)
-
-    async def failed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return told({"problem": error.detail}, error.status_code)
-
-    async def broken(request: Request, error: Exception) -> Response:
-        number_of_error = secrets.token_hex(4)
-        log.error("error %s on the page", number_of_error, exc_info=error)
-        return told({"problem": f"error {number_of_error}; the terminal says more"}, 500)
-
-    routes = [
-        *(Route(path, page) for path in PAGE),
-        Route("/api/session", session, methods=["POST"]),
-        Route("/api/overview", overview),
-        Route("/api/heads", heads),
-        Route("/api/example", example),
-        Route("/api/map", one_map),
-        Route("/api/average", average),
-        Route("/api/tiles", tiles),
-        Route("/api/top", top),
-        Route("/api/preview", preview),
-        Route("/api/patterns", patterns, methods=["POST"]),
-        Route("/api/accept", accept, methods=["POST"]),
-    ]
-    handlers: dict[Any, Any] = {GuideError: refused, HTTPException: failed, Exception: broken}
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    guard = Guard(app, hosts, token, cookie)
-    return guard
-
-
 @contextlib.contextmanager
 def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server that listens; gives the address to open, and a function that answers requests until it is told to stop.
@@ -327,8 +173,12 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
     Raises:
         MachineError: the port is taken, or Starlette or uvicorn is not installed.
     """
-    uvicorn = require("uvicorn", "'attention-guide[ui]'")
+    for package in ("starlette", "uvicorn"):
+        require(package, "'attention-guide[ui]'")
+    import uvicorn
+
     from pipelines.explorer.connections import protocol
+    from pipelines.explorer.routes import Routes
 
     listening = free_socket(host, port)
     number, token = listening.getsockname()[1], secrets.token_urlsafe(24)
@@ -336,8 +186,9 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
     more = ["localhost"] if host in ("127.0.0.1", "::1", *_EVERYWHERE) else []
     more += [socket.gethostname().lower()] if host in _EVERYWHERE else []
     names = tuple(f"{name}:{number}" for name in (shown, *more))
+    cookie = f"guide_{number}"
     config = uvicorn.Config(
-        application(workspace, names, token),
+        Guard(Routes(workspace, token, cookie).application(), names, token, cookie),
         http=protocol(),
         log_level="error",
         access_log=False,
@@ -351,8 +202,6 @@ def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Ite
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # the command line has its own
-
     begun = False
 
     def serve() -> None:

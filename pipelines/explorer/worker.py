@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,22 +36,22 @@ class Worker:
         self.failure: Exception | None = None
         self.version = 0
         self.model = threading.Lock()
+        self._changed = threading.Condition()
         self._jobs: collections.deque[tuple[str, Callable[[], None]]] = collections.deque()
-        self._wake = threading.Event()
-        self._stop = False
+        self._is_closed = False
         self._waiting = 0
         self._thread = threading.Thread(target=self._work, name="explorer", daemon=True)
 
     def start(self, opening: Callable[[], None]) -> None:
         """Begin with a job without which nothing else can be done."""
         self._jobs.append(("opening", opening))
-        self._wake.set()
         self._thread.start()
 
     def close(self) -> None:
         """End the work; what runs stops at its next `advance`."""
-        self._stop = True
-        self._wake.set()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
 
@@ -67,7 +66,7 @@ class Worker:
         """
         with contextlib.ExitStack() as shown:
             title, done, total, bar = "", 0.0, 0.0, Task()
-            while (state := self.state)["phase"] not in ("ready", "failed"):
+            for state in self._states():
                 if state["total"] and state["what"] != title:
                     bar.advance(total - done)  # it is over, though its last steps were not seen here
                     shown.close()
@@ -76,23 +75,39 @@ class Worker:
                 if state["what"] == title:
                     bar.advance(state["done"] - done)
                     done = state["done"]
-                time.sleep(0.02)
             bar.advance(total - done)
-        if self.state["phase"] == "failed":
-            assert self.failure is not None
+        if self.failure is not None:
             raise self.failure
+
+    def _states(self) -> Iterator[dict[str, Any]]:
+        """The state whenever it has changed, until all jobs are done."""
+        seen = -1
+        while True:
+            with self._changed:
+                while self.version == seen:
+                    self._changed.wait()
+                seen, state = self.version, self.state
+            if state["phase"] in ("ready", "failed"):
+                return
+            yield state
 
     def add(self, what: str, job: Callable[[], None]) -> None:
         """Do something when all that was asked for before is done."""
-        self.problem = ""
-        self.tell("working", what)
-        self._jobs.append((what, job))
-        self._wake.set()
+        with self._changed:
+            self.problem = ""
+            self.tell("working", what)
+            self._jobs.append((what, job))
 
     def tell(self, phase: str, what: str, done: float = 0, total: float = 0) -> None:
         """Say what is being done."""
-        self.state = {"phase": phase, "what": what, "done": done, "total": total}
-        self.version += 1
+        self.show(state={"phase": phase, "what": what, "done": done, "total": total})
+
+    def show(self, state: dict[str, Any] | None = None) -> None:
+        """Say that there is something new to show, such as another state."""
+        with self._changed:
+            self.state = state or self.state
+            self.version += 1
+            self._changed.notify_all()
 
     def advance(self, what: str, done: float, total: float) -> None:
         """Say how far a job is, and let requests of people go first.
@@ -100,11 +115,12 @@ class Worker:
         Raises:
             Stopped: the page was closed.
         """
-        if self._stop:
-            raise Stopped
-        self.tell("working", what, done, total)
-        while self._waiting and not self._stop:
-            time.sleep(0.002)
+        with self._changed:
+            if not self._is_closed:
+                self.tell("working", what, done, total)
+                self._changed.wait_for(lambda: self._is_closed or not self._waiting)
+            if self._is_closed:
+                raise Stopped
 
     def let_others(self, what: str, done: float, total: float) -> None:
         """`advance` in a job that holds the model: others may have it meanwhile."""
@@ -117,64 +133,73 @@ class Worker:
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
         """The model, ahead of the work in the background."""
-        self._waiting += 1
+        self._wait(1)
         try:
             with self.model:
                 yield
         finally:
-            self._waiting -= 1
+            self._wait(-1)
+
+    def _wait(self, more: int) -> None:
+        """Count the requests that wait for the model, or have it."""
+        with self._changed:
+            self._waiting += more
+            self._changed.notify_all()
 
     def progress(self, what: str) -> Progress:
         """A progress bar that advances a job."""
-        return _Bar(lambda done, total: self.advance(what, done, total))
+        return _JobProgress(self, what)
 
     def _work(self) -> None:
-        while True:
-            self._wake.wait()
-            if self._stop:
-                return
-            if not self._jobs:
-                if self.state["phase"] != "failed":
-                    self.tell("ready", "")
-                self._wake.clear()
-                if self._jobs:
-                    self._wake.set()
-                continue
-            what, job = self._jobs.popleft()
+        while (job := self._next()) is not None:
             try:
-                job()
+                self._do(*job)
             except Stopped:
                 return
-            except GuideError as error:
+
+    def _next(self) -> tuple[str, Callable[[], None]] | None:
+        """The next job, as soon as there is one; None if the page is closed."""
+        with self._changed:
+            if not self._jobs and self.state["phase"] != "failed":
+                self.tell("ready", "")
+            self._changed.wait_for(lambda: self._jobs or self._is_closed)
+            return None if self._is_closed else self._jobs.popleft()
+
+    def _do(self, what: str, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Stopped:
+            raise
+        except Exception as error:
+            if isinstance(error, GuideError):
                 self.problem = error.message + (f" ({error.hint})" if error.hint else "")
-                if what == "opening":
-                    self.failure = error
-                    self.tell("failed", self.problem)
-                    log.error("%s", self.problem)
-            except Exception as error:
+            else:
                 self.problem = f"{what} failed; the terminal says more"
-                if what == "opening":
-                    self.failure = error
-                    self.tell("failed", self.problem)
                 log.exception("%s", what)
+            if what == "opening":
+                self.failure = error
+                self.tell("failed", self.problem)
+                if isinstance(error, GuideError):
+                    log.error("%s", self.problem)
 
 
-class _Bar(Progress):
-    """Passes progress on."""
+class _JobProgress(Progress):
+    """Shows progress as that of a job."""
 
-    def __init__(self, tell: Callable[[float, float], None]) -> None:
-        self._tell = tell
+    def __init__(self, worker: Worker, what: str) -> None:
+        self._worker, self._what = worker, what
 
     @contextlib.contextmanager
     def task(self, title: str, *, total: float | None = None, unit: str = "", done: float = 0) -> Iterator[Task]:
         """See `Progress.task`."""
-        bar, outer = Task(), self
-        finished = done
+        yield _JobTask(self._worker, self._what, done, total or 0)
 
-        def advance(amount: float = 1, note: str = "") -> None:
-            nonlocal finished
-            finished += amount
-            outer._tell(finished, total or 0)
 
-        bar.advance = advance  # type: ignore[method-assign]
-        yield bar
+class _JobTask(Task):
+    def __init__(self, worker: Worker, what: str, done: float, total: float) -> None:
+        self._worker, self._what, self._done, self._total = worker, what, done, total
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        """See `Task.advance`."""
+        self._done += amount
+        self._worker.advance(self._what, self._done, self._total)

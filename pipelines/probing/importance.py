@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -12,11 +12,16 @@ from pipelines.probing.losses import HeldOut
 from pipelines.progress import Progress
 
 
-def importance_of(held_out: HeldOut, config: Any, progress: Progress) -> dict[Site, torch.Tensor]:
+def importance_of(
+    held_out: HeldOut,
+    progress: Progress,
+    form: Literal["elementwise", "joint"] = "elementwise",
+    accumulate: Literal["gradients", "scores"] = "gradients",
+) -> dict[Site, torch.Tensor]:
     """The Taylor importance of each head, by site, (H,).
 
     Args:
-        config: with ``form`` and ``accumulate``, as `pipelines.stages.probe_importance.Config` has them.
+        form, accumulate: see `pipelines.stages.probe_importance.Config`.
 
     Raises:
         InputError: nothing is judged.
@@ -24,7 +29,7 @@ def importance_of(held_out: HeldOut, config: Any, progress: Progress) -> dict[Si
     """
     model, judged = held_out.model, 0.0
     model.zero_grad()
-    counted = Importance(model, held_out.handle.sites, config.form)
+    counted = Importance(model, held_out.handle.sites, form)
     found: dict[Site, torch.Tensor] = {}
     with progress.task("importance", total=held_out.number, unit="examples") as bar:
         for loss in held_out.losses():
@@ -33,11 +38,11 @@ def importance_of(held_out: HeldOut, config: Any, progress: Progress) -> dict[Si
                 continue
             judged += loss.count
             (loss.total / loss.count).backward()
-            if config.accumulate == "scores":
+            if accumulate == "scores":
                 found = {site: found.get(site, 0) + scores for site, scores in counted.scores().items()}
                 model.zero_grad()
     held_out.check_judged(judged)
-    found = found if config.accumulate == "scores" else counted.scores()
+    found = found if accumulate == "scores" else counted.scores()
     check_finite(found)
     return found
 

@@ -21,9 +21,9 @@ from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from guidance.probes.importance import switched_off
 from guidance.statistics.roles import COLUMNS
-from pipelines.live_text import Filler
 from pipelines.probing.watched import with_random_weights
 from pipelines.training.batches import pad
+from pipelines.training.live_text import Filler
 from pipelines.training.opening import Unguided
 
 Masking = Literal["token", "word"]

@@ -16,6 +16,7 @@ from guidance.errors import InputError
 from guidance.objectives.masked_lm import masked_lm_loss
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
+from pipelines.probing.sequences import SequencesConfig
 from pipelines.training.batches import Examples
 from pipelines.training.evaluations import measured_by
 from pipelines.training.learner import folder_of
@@ -67,17 +68,18 @@ class HeldOut:
         number: the examples that are read.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], config: Any) -> None:
+    def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig, seed: int = 0) -> None:
         """
         Args:
             inputs: a model and sequences; masks and scores if they are needed.
-            config: with ``split``, ``limit``, ``batch_size``, ``device`` and ``seed``, which masks words.
+            seed: of the words that are masked.
 
         Raises:
             InputError: the model has neither a head for a task nor predicts masked words; or it does not fit the sequences.
             PlanError: its plan needs a feature that is not there.
         """
-        self.config, self._data, folder = config, inputs["sequences"], folder_of(inputs["model"])
+        self.config, self._seed = config, seed
+        self._data, folder = inputs["sequences"], folder_of(inputs["model"])
         row = measured_by(folder, self._data)
         task = row if issubclass(row, Task) else None
         if task is None and row.measured_as not in ("masked-lm", "masked-lm-nsp"):
@@ -180,7 +182,7 @@ class HeldOut:
         assert masker is not None
         for start in range(0, self.number, self.config.batch_size):
             chosen = range(start, min(start + self.config.batch_size, self.number))
-            masked = [masker(rows[n], seed=self.config.seed, epoch=VALID_EPOCH, example=n) for n in chosen]
+            masked = [masker(rows[n], seed=self._seed, epoch=VALID_EPOCH, example=n) for n in chosen]
             batch = MaskedBatch(
                 [ids for ids, _ in masked],
                 [labels for _, labels in masked],

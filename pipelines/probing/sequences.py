@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from guidance.errors import InputError
+from pipelines.engine import stage
+from pipelines.engine.stage import knob
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 
@@ -18,6 +22,25 @@ if TYPE_CHECKING:
 
     from guidance.patterns.features import Tokens
     from guidance.sites import Site
+
+
+class SequencesConfig(stage.Config):
+    """Which sequences are read."""
+
+    split: Literal["train", "valid", "test"] = Field(
+        "valid", description="which split of the sequences; a text file is read as a whole"
+    )
+    limit: int = Field(1000, ge=0, description="maximum number of sequences; 0 for all")
+    masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
+    scores: str = knob(
+        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score"
+    )
+    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
+    sequence_length: int = knob(
+        0, "for a dataset or a text: longest sequence, in tokens; by default as in training, or 128", ge=0
+    )
+    batch_size: int = knob(8, "sequences per batch", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
 
 
 @dataclass(frozen=True)
@@ -46,10 +69,10 @@ class WatchedSequences:
         known: the features that the sequences have, besides those of the vocabulary.
     """
 
-    def __init__(self, inputs: Mapping[str, Any], config: Any) -> None:
+    def __init__(self, inputs: Mapping[str, Any], config: SequencesConfig) -> None:
         """
         Args:
-            inputs: as `pipelines.probe_inputs.open_inputs` gives them; config: its `SequencesConfig`.
+            inputs: a model and sequences; masks and scores if they are needed.
 
         Raises:
             InputError: the sequences were made with another tokenizer, or are longer than the model reads.

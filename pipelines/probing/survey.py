@@ -46,6 +46,12 @@ class Survey:
             self, relevance=self.relevance.snapshot(), entropy=dict(self.entropy), offsets=dict(self.offsets)
         )
 
+    def join(self, other: Survey) -> None:
+        """Add the patterns of another pass over the same sequences."""
+        for site, rows in self.masses.items():
+            self.masses[site] = [np.concatenate(pair, axis=1) for pair in zip(rows, other.masses[site], strict=True)]
+        self.relevance.join(other.relevance)  # last, since requests ask for the patterns that it names
+
     def mean_entropy(self) -> Mapping[Site, Tensor]:
         """The mean entropy of each head, from 0, one key, to 1, all keys alike."""
         return {site: total / max(1, self.examples) for site, total in self.entropy.items()}

@@ -16,7 +16,7 @@ from guidance.errors import InputError
 from guidance.plan import Plan
 from guidance.probes.words import Mode, word_attention
 from guidance.sites import Site
-from pipelines.live_text import LiveModel
+from pipelines.training.live_text import LiveModel
 from pipelines.training.opening import Unguided
 
 

@@ -19,7 +19,7 @@ from pipelines.engine import executor
 from pipelines.engine.command import Command
 from pipelines.engine.declaration import Opening, Stage
 from pipelines.engine.shards import evenly, merge_tree, row_groups
-from pipelines.engine.stage import Run, Work, knob
+from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
@@ -143,7 +143,7 @@ def _share(work: Work[Config]) -> None:
     Counting(work).run()
 
 
-STAGE = Stage(
+STAGE: Stage[Config, Result | None] = Stage(
     "build-cooccur",
     "cooccur",
     2,

@@ -23,7 +23,7 @@ from pipelines.engine import executor
 from pipelines.engine.command import Command
 from pipelines.engine.declaration import Opening, Stage, Take
 from pipelines.engine.shards import map_shards
-from pipelines.engine.stage import Files, Run, Work, knob
+from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.progress import log
 from pipelines.storage.files import remove_tree
 from pipelines.text.blocks import Document, Notes, text_documents
@@ -306,7 +306,7 @@ def _record_documents(piece: Piece, config: Config, notes: Notes) -> Iterator[Do
         yield from table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
 
 
-STAGE = Stage(
+STAGE: Stage[Config, Result | None] = Stage(
     "build-corpus",
     "corpus",
     2,

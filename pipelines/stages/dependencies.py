@@ -32,7 +32,7 @@ from pipelines.engine.shards import (
     row_groups,
     shards_of,
 )
-from pipelines.engine.stage import Files, Run, Work, knob
+from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
@@ -331,7 +331,7 @@ class _Summary:
         return lines
 
 
-STAGE = Stage(
+STAGE: Stage[Config, Result | None] = Stage(
     "build-deps",
     "deps",
     2,

@@ -17,7 +17,8 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
-from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
+from pipelines.probing.sequences import SequencesConfig
+from pipelines.stages.reading import ON_SEQUENCES
 
 PLAN = "plan.toml"
 SUMMARY = "discovery.json"
@@ -105,17 +106,14 @@ def build(run: Run[Config]) -> None:
 
 def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
     """The importance of heads, and for which loss; None if the model has no loss on these data."""
-    from types import SimpleNamespace
-
     from pipelines.probing.importance import importance_of
     from pipelines.probing.losses import HeldOut
 
     if not run.config.importance:
         return None, None
     try:
-        held_out = HeldOut(run.inputs, run.config)
-        how = SimpleNamespace(form="elementwise", accumulate="gradients")
-        return importance_of(held_out, how, run.progress), held_out.task
+        held_out = HeldOut(run.inputs, run.config, run.config.seed)
+        return importance_of(held_out, run.progress), held_out.task
     except InputError as error:
         run.warn(f"the importance of heads is not measured: {error.message}")
         return None, None

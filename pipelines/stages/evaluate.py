@@ -142,9 +142,9 @@ def _floors(row: type[Objective], opening: Opening[Config]) -> Artifact:
         mask_probability=probability(config, opening.inputs["model"]),
         limit=config.limit,
     )
-    given = {name: opening.options[name] for name in ("wait", "progress") if name in opening.options}
-    made: Artifact = floors.run(opening.inputs["sequences"].reference, settings, store=opening.store, **given).artifact
-    return made
+    wait, progress = opening.options.get("wait", True), opening.progress
+    sequences = opening.inputs["sequences"].reference
+    return floors.run(sequences, settings, store=opening.store, wait=wait, progress=progress).artifact
 
 
 def build(run: Run[Config]) -> None:

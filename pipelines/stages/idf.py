@@ -25,7 +25,7 @@ from pipelines.engine.shards import (
     row_groups,
     shards_of,
 )
-from pipelines.engine.stage import Run, Work, knob
+from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
@@ -270,7 +270,7 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     return (f"{masks} --deps {{deps}}", masks, *SEQUENCES_FIRST)
 
 
-STAGE = Stage(
+STAGE: Stage[Config, Result | None] = Stage(
     "build-idf",
     "idf",
     1,

@@ -20,7 +20,7 @@ from pipelines.engine import executor
 from pipelines.engine.command import Command, Table
 from pipelines.engine.declaration import Opening, Stage, Stored, names
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
-from pipelines.engine.stage import Run, Work, internal, require
+from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.statistics.role_tables import RoleTables, pieces_of
@@ -281,7 +281,7 @@ def _next(made: Artifact, store: Store) -> tuple[str, ...]:
     return (*((train,) if preset else ()), "guide masks show {}")
 
 
-STAGE = Stage(
+STAGE: Stage[Config, Result | None] = Stage(
     "build-masks",
     "masks",
     3,

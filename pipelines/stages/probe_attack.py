@@ -17,8 +17,9 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
-from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
 from pipelines.probing.probe import Findings, probe
+from pipelines.probing.sequences import SequencesConfig
+from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _perturbed_passes(run: Run) -> tuple[Passes, int, Any, Callable[..., list[st
     from pipelines.training.adversarial import DEFAULTS
 
     config = run.config
-    held_out = HeldOut(run.inputs, config)
+    held_out = HeldOut(run.inputs, config, config.seed)
     model, handle = held_out.model, held_out.handle
     known = DEFAULTS[config.by]
     rate = float(known["rate"] if config.rate is None else config.rate)

@@ -17,8 +17,9 @@ from pipelines.engine.command import Table
 from pipelines.engine.declaration import Opening
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig, read_data
 from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.probing.sequences import SequencesConfig
+from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 
@@ -61,14 +62,11 @@ def prepare(opening: Opening[Config]) -> None:
     Raises:
         InputError: they do not.
     """
-    from pipelines.training.learner import folder_of
-
     if "other" not in opening.inputs:
         return
-    model, other, data = (opening.references[role] for role in ("model", "other", "data"))
-    folder = folder_of(opening.inputs["other"])
-    theirs, _ = read_data(other, folder, data, opening.config, opening.store, opening.stack, opening.progress)
-    if theirs["sequences"].content != opening.inputs["sequences"].content:
+    theirs, _ = read_data(opening.references["data"], "other", opening)
+    if theirs.content != opening.inputs["sequences"].content:
+        model, other = opening.references["model"], opening.references["other"]
         raise InputError(
             f"{model} and {other} split the text into other tokens, so that their heads cannot be compared",
             hint="models with one tokenizer",

@@ -18,8 +18,9 @@ from pydantic import Field
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
-from pipelines.probe_inputs import Reading, SequencesConfig
 from pipelines.probing.probe import Findings, probe
+from pipelines.probing.sequences import SequencesConfig
+from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 
 UNITS: Mapping[str, Mapping[str, str]] = {
@@ -67,10 +68,10 @@ def measure(run: Run[Config]) -> Findings:
     from pipelines.probing.losses import HeldOut
 
     config = run.config
-    held_out = HeldOut(run.inputs, config)
+    held_out = HeldOut(run.inputs, config, config.seed)
     about: dict[str, Any] = {}
     if config.by == "taylor":
-        found = importance_of(held_out, config, run.progress)
+        found = importance_of(held_out, run.progress, config.form, config.accumulate)
     else:
         found, about = rises_of(held_out, run.progress)
     figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}

@@ -17,8 +17,9 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
-from pipelines.probe_inputs import ON_SEQUENCES, SequencesConfig
 from pipelines.probing.probe import Findings, batches_of, probe
+from pipelines.probing.sequences import SequencesConfig
+from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 

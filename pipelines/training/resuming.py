@@ -31,7 +31,7 @@ def note(folder: Path, config: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def resumed(
-    stage: Stage, reference: str, allowed: Sequence[str], config: Any, inputs: Mapping[str, Any], store: Store
+    stage: Stage[Any, Any], reference: str, allowed: Sequence[str], config: Any, inputs: Mapping[str, Any], store: Store
 ) -> tuple[Any, tuple[Artifact, Path] | None]:
     """The configuration with which to continue a run; if settings differ, also the checkpoint to start from and its folder.
 
@@ -75,7 +75,7 @@ def resumed(
     return continued, (newest, folder)
 
 
-def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
+def _begun(stage: Stage[Any, Any], reference: str, store: Store) -> tuple[Path, dict[str, Any]]:
     """The folder of an unfinished run or of a finished artifact, and its description as `note` writes it."""
     prefix = reference.removeprefix(f"{stage.kind}/")
     if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
@@ -101,7 +101,7 @@ def _begun(stage: Stage, reference: str, store: Store) -> tuple[Path, dict[str, 
     )
 
 
-def begun_with(artifact: Artifact, stage: Stage) -> dict[str, Any]:
+def begun_with(artifact: Artifact, stage: Stage[Any, Any]) -> dict[str, Any]:
     """The description of a finished run, as `note` writes it for an unfinished one."""
     manifest = artifact.manifest
     config = manifest.get("config", {})

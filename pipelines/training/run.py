@@ -58,7 +58,7 @@ def add_inputs(opening: Opening[Any], plan: Plan) -> None:
 
 
 @dataclass(frozen=True)
-class Training(Stage[C]):
+class Training(Stage[C, Result | None]):
     """A stage that trains a model.  Under ``torchrun`` every process runs it; all but the first get None."""
 
     def execute(self, opening: Opening[C], **options: Unpack[Options]) -> Result | None:

@@ -24,9 +24,9 @@ import guidance
 from guidance.errors import InputError
 from guidance.guide import Guide
 from guidance.plan import Plan
-from pipelines.live_text import Filler, Translator, read_lines
 from pipelines.stages import dataset, evaluate, pretrain, sequences, tokenizer
 from pipelines.storage.store import Store
+from pipelines.training.live_text import Filler, Translator, read_lines
 from tests import trainings
 from tests.trainings import one_thread  # noqa: F401
 

@@ -237,7 +237,7 @@ def test_folders_are_opened_in_one_place_only() -> None:
         ("guidance/checkpoint/opening.py", "GenerationConfig.from_pretrained("),
         ("guidance/checkpoint/adapters.py", "PeftModel.from_pretrained("),
         ("pipelines/training/model_card.py", "AutoTokenizer.from_pretrained("),
-        ("pipelines/live_text.py", "AutoTokenizer.from_pretrained("),
+        ("pipelines/training/live_text.py", "AutoTokenizer.from_pretrained("),
     }, "a model folder may come from a stranger; guidance.checkpoint opens it, the last two are texts for people"
 
 

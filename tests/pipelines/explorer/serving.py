@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.explorer.accepting import accept
 from pipelines.explorer.server import serving
 from pipelines.explorer.workspace import Workspace
-from pipelines.probe_inputs import SequencesConfig, open_inputs
+from pipelines.stages import discover_score
 from pipelines.storage.store import Store
 from tests import trainings
 from tests.pipelines.stages.test_probes import matching, saved, written
@@ -66,17 +64,15 @@ def served(
     """Serve models on a text; by default until their heads are known."""
     store = Store(folder / "artifacts")
     data = written(folder, "text.txt", text)
-    config = SequencesConfig(**{"sequence_length": 32, "limit": 40, **settings})
-    with ExitStack() as opened:
-        sides = {Path(name).name: (lambda name=name: open_inputs(name, data, config, store, opened)) for name in models}
-        make = lambda marked, progress: accept(marked, models[0], data, config, store, progress)  # noqa: E731
-        workspace = Workspace(sides, "text.txt", (), make)
-        with serving(workspace) as (address, serve):
-            thread = threading.Thread(target=serve, daemon=True)
-            thread.start()
-            workspace.start()
-            if wait:
-                workspace.wait()
-            yield Page(address, workspace, store)
-        thread.join(timeout=10)
-        workspace.close()
+    config = discover_score.Config(**{"sequence_length": 32, "limit": 40, **settings})
+    sides = {Path(name).name: name for name in models}
+    workspace = Workspace(sides, data, config, store, title="text.txt", can_accept=True)
+    with serving(workspace) as (address, serve):
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        workspace.start()
+        if wait:
+            workspace.wait()
+        yield Page(address, workspace, store)
+    thread.join(timeout=10)
+    workspace.close()

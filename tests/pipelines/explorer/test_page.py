@@ -207,7 +207,7 @@ def test_hostile_tokens_are_text(tab: Any, page: Page) -> None:
     tab.get_by_label("Example", exact=True).fill(str(last))
     tab.get_by_label("Example", exact=True).press("Enter")
     until(tab, f"location.hash.includes('example={last}')")
-    tokens = page.workspace.example(0, last)["tokens"]
+    tokens = page.workspace.sides[0].example(last)["tokens"]
     place = tokens.index(HOSTILE)
     canvas = tab.locator("#maps canvas").first
     time.sleep(0.3)

@@ -294,7 +294,7 @@ def test_an_error_of_ours_has_a_number_and_nothing_more(page: Page, monkeypatch:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("/secret/path")
 
-    monkeypatch.setattr(page.workspace, "heads", broken)
+    monkeypatch.setattr(page.workspace.sides[0], "heads", broken)
     status, _, body = ask(page, "/api/heads")
     assert status == 500 and b"secret" not in body and json.loads(body)["problem"].startswith("error ")
 

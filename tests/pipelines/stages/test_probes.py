@@ -536,7 +536,7 @@ def test_masked_language_models_have_important_heads_too(store: Store) -> None:
     made = probe_importance.run(model.reference, data.reference, config, store=store).artifact
     assert made.counts["task"] == "masked-lm"
     rows = pq.read_table(made.path / "heads.parquet").to_pylist()
-    held_out = HeldOut({"model": model, "sequences": data}, config)
+    held_out = HeldOut({"model": model, "sequences": data}, config, config.seed)
     counted, total, count = Importance(held_out.model, held_out.handle.sites), 0.0, 0.0
     for loss in held_out.losses():
         (loss.total / loss.count).backward()

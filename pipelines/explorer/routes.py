@@ -1,0 +1,188 @@
+"""What the page asks for, by path; the server has let a request through before (`pipelines.explorer.server.Guard`)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from guidance.errors import GuideError
+from pipelines.explorer.server import MOST_BODY, PAGE
+from pipelines.explorer.side import Side
+from pipelines.explorer.workspace import Workspace, as_json
+from pipelines.progress import log
+
+SLOWEST = 10.0
+"""Seconds within which a body must have arrived."""
+
+
+class Json(JSONResponse):
+    """An answer in JSON; see `as_json`."""
+
+    def render(self, content: Any) -> bytes:
+        return as_json(content)
+
+
+class Raw(Response):
+    """An answer in bytes."""
+
+    media_type = "application/octet-stream"
+
+
+class Routes:
+    """Answers from a workspace.  Methods without ``async`` may take a while; Starlette runs them in threads.
+
+    Args:
+        token: what the address has in its fragment; ``cookie``: the name of the cookie that it is exchanged for.
+    """
+
+    def __init__(self, workspace: Workspace, token: str, cookie: str) -> None:
+        self.workspace, self.token, self.cookie = workspace, token, cookie
+
+    def application(self) -> Starlette:
+        """All routes, and what errors say."""
+        routes = [
+            *(Route(path, self.page) for path in PAGE),
+            Route("/api/session", self.session, methods=["POST"]),
+            Route("/api/overview", self.overview),
+            Route("/api/heads", self.heads),
+            Route("/api/example", self.example),
+            Route("/api/map", self.map),
+            Route("/api/average", self.average),
+            Route("/api/tiles", self.tiles),
+            Route("/api/top", self.top),
+            Route("/api/preview", self.preview),
+            Route("/api/patterns", self.patterns, methods=["POST"]),
+            Route("/api/accept", self.accept, methods=["POST"]),
+        ]
+        handlers: dict[Any, Any] = {GuideError: refused, HTTPException: failed, Exception: broken}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.router.redirect_slashes = False
+        return app
+
+    def page(self, request: Request) -> Response:
+        name, kind = PAGE[request.url.path]
+        return Response((files("pipelines.explorer") / "page" / name).read_bytes(), media_type=kind)
+
+    async def session(self, request: Request) -> Response:
+        given = (await body(request)).get("token")
+        # compared as bytes, in constant time
+        if not (isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())):
+            return Json({"problem": "open the address that the command printed"}, 401)
+        response = Json({"schema": 1})
+        response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def overview(self, request: Request) -> Response:
+        return Json(self.workspace.overview())
+
+    def heads(self, request: Request) -> Response:
+        return Json(self._side(request).heads())
+
+    def example(self, request: Request) -> Response:
+        example = number(request, "example")
+        answer = self._side(request).example(example)
+        self.workspace.saw("examples", example)
+        return Json(answer)
+
+    def map(self, request: Request) -> Response:
+        return Raw(self._side(request).map(number(request, "example"), *head(request)))
+
+    def average(self, request: Request) -> Response:
+        return Raw(self._side(request).average(*head(request)))
+
+    def tiles(self, request: Request) -> Response:
+        example = number(request, "example") if "example" in request.query_params else None
+        return Raw(self._side(request).tiles(example))
+
+    def top(self, request: Request) -> Response:
+        examples = self._side(request).top(*head(request), pattern(request))
+        return Json({"schema": 1, "examples": examples})
+
+    def preview(self, request: Request) -> Response:
+        return Raw(self._side(request).preview(number(request, "example"), pattern(request)))
+
+    async def patterns(self, request: Request) -> Response:
+        text = text_of((await body(request)).get("pattern"), "pattern")
+        return Json({"schema": 1, "name": await run_in_threadpool(self.workspace.try_pattern, text)})
+
+    async def accept(self, request: Request) -> Response:
+        self.workspace.accept(await body(request))
+        return Json({"schema": 1})
+
+    def _side(self, request: Request) -> Side:
+        return self.workspace.side(number(request, "model", 0))
+
+
+def number(request: Request, name: str, default: int | None = None) -> int:
+    """A number in the address of a request."""
+    text = request.query_params.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise HTTPException(400, f"{name} is not a number")
+    return int(text)
+
+
+def head(request: Request) -> tuple[int, int, str]:
+    """The layer, number and kind of the head that a request is about."""
+    return number(request, "layer"), number(request, "head"), request.query_params.get("kind", "self")[:10]
+
+
+def pattern(request: Request) -> str:
+    """The pattern that a request is about, as a person writes it."""
+    return text_of(request.query_params.get("pattern", ""), "pattern")
+
+
+def text_of(value: Any, name: str) -> str:
+    """A value itself, if it is a text of a reasonable length."""
+    if not isinstance(value, str) or len(value) > 2000:
+        raise HTTPException(400, f"{name} is not a text")
+    return value
+
+
+async def body(request: Request) -> dict[str, Any]:
+    """The JSON object that a request has sent."""
+    raw = b""
+    try:
+        async with asyncio.timeout(SLOWEST):
+            async for part in request.stream():
+                raw += part
+                if len(raw) > MOST_BODY:
+                    raise HTTPException(413, f"at most {MOST_BODY:,} bytes")
+    except TimeoutError:
+        raise HTTPException(408, "too slow") from None
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "not JSON") from None
+    if not isinstance(value, dict):
+        raise HTTPException(400, "not a JSON object")
+    return value
+
+
+async def refused(request: Request, error: GuideError) -> Response:
+    """The answer to what a person asked wrongly."""
+    return Json({"problem": error.message, "hint": error.hint}, 400)
+
+
+async def failed(request: Request, error: HTTPException) -> Response:
+    """The answer to a request that is none of the page's."""
+    return Json({"problem": error.detail}, error.status_code)
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    """The answer to an error of ours: a number, under which the terminal says more."""
+    name = secrets.token_hex(4)
+    log.error("error %s on the page", name, exc_info=error)
+    return Json({"problem": f"error {name}; the terminal says more"}, 500)

@@ -1,0 +1,354 @@
+"""One model on the page with its data: what is known of its heads, and what people ask of them."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from guidance.errors import InputError, UnknownName
+from pipelines.explorer.worker import Worker
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from guidance.patterns.pattern import Pattern
+    from guidance.sites import Site
+    from pipelines.engine.declaration import Opening
+    from pipelines.probing.sequences import WatchedSequences
+    from pipelines.probing.survey import Survey
+
+CACHED_BYTES = 128 << 20
+"""Maps of examples that were looked at are kept in so much memory for each model."""
+
+PATIENCE = 0.2
+"""Seconds that a batch of the work in the background may take, since a person waits for its end."""
+
+TILE = 32
+"""Rows and columns of the small picture of a head."""
+
+AVERAGED = 64
+"""The first tokens, and the first examples, whose attention is averaged."""
+
+TOP = 12
+"""Examples in the list of those where a head looks most at a pattern."""
+
+
+class Side:
+    """One model with its data.
+
+    Attributes:
+        name: how it is called on the page.
+        task: whose loss gives the importance of heads; None if there is none.
+    """
+
+    def __init__(self, name: str, worker: Worker) -> None:
+        self.name, self._worker = name, worker
+        self.task: str | None = None
+        self._opening: Opening[Any] | None = None
+        self._watched: WatchedSequences | None = None
+        self._survey: Survey | None = None
+        self._importance: Mapping[Site, Any] | None = None
+        self._average: dict[Site, Any] = {}
+        self._average_size = 0
+        self._maps: collections.OrderedDict[int, dict[Site, Any]] = collections.OrderedDict()
+
+    # work in the background
+
+    def open(self, opening: Opening[Any]) -> None:
+        """Open the model."""
+        from pipelines.probing.sequences import WatchedSequences
+
+        self._opening = opening
+        with self._worker.model:
+            self._watched = WatchedSequences(opening.inputs, opening.config)
+        self._worker.show()
+
+    def survey(self, patterns: Mapping[str, Pattern], what: str) -> None:
+        """Measure patterns on all sequences; the first time also what else is known of heads."""
+        from pipelines.probing.survey import survey
+
+        watched, is_first, most = self.ready(), self._survey is None, self._settings.batch_size
+        done, size, begun = 0, 1, time.monotonic()
+
+        def advance(known: Survey, read: int) -> None:
+            nonlocal done, size, begun
+            done += read
+            if time.monotonic() - begun < PATIENCE / 2:
+                size = min(2 * size, most)
+            elif time.monotonic() - begun > PATIENCE:
+                size = max(1, size // 2)
+            if is_first:
+                self._survey = known.snapshot()
+            self._worker.let_others(what, done, watched.number)
+            begun = time.monotonic()
+
+        with self._worker.model:
+            whole = survey(watched, patterns, lambda: size, advance)
+        if is_first:
+            self._survey = whole
+            self._measure_average()
+        else:
+            self._known().join(whole)
+
+    def _measure_average(self) -> None:
+        """The mean attention between the first tokens, over the first examples."""
+        import numpy as np
+
+        watched = self.ready()
+        counts = np.zeros((AVERAGED, AVERAGED))
+        totals: dict[Site, Any] = {}
+        number = min(watched.number, AVERAGED)
+        for n in range(number):
+            with self._worker.first():
+                maps = _read(watched, n)
+            size = min(AVERAGED, len(watched.rows[n]))
+            counts[:size, :size] += 1
+            for site, quantised in maps.items():
+                total = totals.setdefault(site, np.zeros((site.num_heads, AVERAGED, AVERAGED), np.float32))
+                total[:, :size, :size] += (quantised[:, :size, :size].astype(np.float32) / 255) ** 2
+            self._worker.advance("averaging maps", n + 1, number)
+        self._average_size = int((counts.diagonal() > 0).sum())
+        self._average = {site: total / np.maximum(counts, 1) for site, total in totals.items()}
+
+    def measure_importance(self) -> None:
+        """Measure the importance of heads, unless the model is an encoder without a head, or the data have no labels."""
+        from guidance.probes.importance import normalised
+        from pipelines.probing.importance import importance_of
+        from pipelines.probing.losses import HeldOut
+
+        assert self._opening is not None
+        try:
+            held_out = HeldOut(self._opening.inputs, self._settings, self._settings.seed)
+            bar = self._worker.progress(f"importance of the heads of {self.name}")
+            self._importance = normalised(importance_of(held_out, bar))
+            self.task = held_out.task
+        except InputError:
+            self._importance = None
+        self._worker.show()
+
+    # what people ask for
+
+    def about(self) -> dict[str, Any]:
+        """The model in the overview."""
+        row: dict[str, Any] = {"name": self.name, "task": self.task, "ready": self._watched is not None}
+        if self._watched is not None:
+            row |= {"examples": self._watched.number, "plan": bool(self._watched.plan.guides)}
+        return row
+
+    def ready(self) -> WatchedSequences:
+        """The opened model.
+
+        Raises:
+            InputError: it is still being opened.
+        """
+        if self._watched is None:
+            raise InputError("the model is still being opened")
+        return self._watched
+
+    def readable(self, text: str) -> Pattern:
+        """A pattern that a person wrote.
+
+        Raises:
+            PlanError: it cannot be read; the message says where.
+            InputError: the data lack a feature that it reads.
+        """
+        from pipelines.probing.patterns import lack, read_written
+
+        pattern = read_written(text)
+        if reason := lack(pattern, self.ready().known):
+            raise InputError(f"it cannot be measured: {reason}", hint="give --masks")
+        return pattern
+
+    def heads(self) -> dict[str, Any]:
+        """What is known of every head: numbers for the grid."""
+        import torch
+
+        from guidance.probes.relevance import outstanding
+
+        survey = self._known()
+        entropy, offsets = survey.mean_entropy(), survey.mean_offsets()
+        names = list(survey.relevance.names)
+        relevance = {name: survey.relevance.of(name) for name in names}
+        rows: list[dict[str, Any]] = [
+            {
+                "layer": site.layer,
+                "head": head,
+                "kind": site.attention,
+                "importance": None if self._importance is None else _number(self._importance[site][head]),
+                "entropy": _number(entropy[site][head]),
+                "offsets": [round(value, 4) for value in offsets[site][head].tolist()],
+                "relevance": [_number(relevance[name][site][head]) for name in names],
+            }
+            for site in self._sites()
+            for head in range(site.num_heads)
+        ]
+        marks = {}
+        for column, name in enumerate(names):
+            values = torch.tensor([row["relevance"][column] for row in rows], dtype=torch.float64)
+            marks[name] = [n for n, stands_out in enumerate(outstanding(values).tolist()) if stands_out]
+        return {
+            "schema": 1,
+            "patterns": names,
+            "by_chance": {name: survey.relevance.by_chance(name) for name in names},
+            "outstanding": marks,
+            "examples": survey.examples,
+            "heads": rows,
+        }
+
+    def example(self, number: int) -> dict[str, Any]:
+        """The tokens of an example, with what is known of them."""
+        from guidance.patterns.features import CODES, FEATURES
+
+        watched = self._holding(number)
+        columns: dict[str, list[Any]] = {}
+        for name in watched.rows.columns:
+            if name not in FEATURES:
+                continue
+            values = watched.rows.column(name, number).tolist()
+            if name in CODES:
+                values = [CODES[name][value] if value >= 0 else "" for value in values]
+            columns[name] = [_number(value) if isinstance(value, float) else value for value in values]
+        special = set(watched.tokenizer.all_special_ids)
+        return {
+            "schema": 1,
+            "number": number,
+            "tokens": watched.labels(number),
+            "special": [id_ in special for id_ in watched.rows[number].tolist()],
+            "columns": columns,
+        }
+
+    def map(self, number: int, layer: int, head: int, kind: str) -> bytes:
+        """The attention of a head on an example: a byte for each query and key, 255 times the square root, row by row."""
+        site = self._site(layer, head, kind)
+        return bytes(self._maps_of(number)[site][head].tobytes())
+
+    def tiles(self, number: int | None) -> bytes:
+        """A small picture of each head, in the order of `heads`: of an example, or of the average; TILE rows and columns."""
+        import numpy as np
+
+        if number is not None:
+            maps = self._maps_of(number)
+        elif self._average:
+            maps = {site: np.sqrt(mean) * 255 for site, mean in self._average.items()}
+        else:
+            raise InputError("the average is not known yet")
+        return b"".join(_tile(maps[site]).tobytes() for site in self._sites())
+
+    def average(self, layer: int, head: int, kind: str) -> bytes:
+        """The mean attention of a head between the first tokens, as far as some example reaches; in the form of `map`."""
+        import numpy as np
+
+        site, size = self._site(layer, head, kind), self._average_size
+        if site not in self._average:
+            raise InputError("the average is not known yet")
+        return bytes(np.round(np.sqrt(self._average[site][head][:size, :size]) * 255).astype(np.uint8).tobytes())
+
+    def top(self, layer: int, head: int, kind: str, pattern: str) -> list[dict[str, Any]]:
+        """The examples where a head looks most at a pattern, or without one those where its rows have the highest peaks."""
+        import numpy as np
+
+        site, survey, watched = self._site(layer, head, kind), self._known(), self.ready()
+        if pattern:
+            names = survey.relevance.names
+            if pattern not in names:
+                raise UnknownName("pattern", pattern, names)
+            values = np.array([row[head, names.index(pattern)] for row in survey.masses[site]], np.float32)
+        else:
+            values = np.array([row[head] for row in survey.focus[site]], np.float32)
+        order = np.argsort(-values, kind="stable")[:TOP].tolist()
+        return [{"number": n, "value": _number(values[n]), "text": _snippet(watched, n)} for n in order]
+
+    def preview(self, number: int, text: str) -> bytes:
+        """The keys of a pattern on an example, a byte for each query and key: 255 where it is true.
+
+        Raises:
+            PlanError, InputError: see `readable`.
+        """
+        import numpy as np
+
+        from guidance.probes.relevance import keys_of
+
+        watched, pattern = self._holding(number), self.readable(text)
+        batch = watched.batch(range(number, number + 1))
+        keys = keys_of(pattern, watched.tokens(batch))[0].clamp(0, 1)
+        return bytes(np.round(keys.cpu().numpy() * 255).astype(np.uint8).tobytes())
+
+    # parts
+
+    @property
+    def _settings(self) -> Any:
+        assert self._opening is not None
+        return self._opening.config
+
+    def _known(self) -> Survey:
+        if self._survey is None or not self._survey.examples:
+            raise InputError("nothing is known of the heads yet")
+        return self._survey
+
+    def _sites(self) -> list[Site]:
+        """The sites of its heads, the model's own first."""
+        return sorted(self._known().entropy, key=lambda site: (site.attention != "self", site.layer))
+
+    def _site(self, layer: int, head: int, kind: str) -> Site:
+        for site in self._sites():
+            if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
+                return site
+        raise InputError("there is no such head")
+
+    def _holding(self, number: int) -> WatchedSequences:
+        """The opened model, if its data have an example of this number."""
+        watched = self.ready()
+        if not 0 <= number < watched.number:
+            raise InputError("there is no such example")
+        return watched
+
+    def _maps_of(self, number: int) -> dict[Site, Any]:
+        watched = self._holding(number)
+        if number in self._maps:
+            self._maps.move_to_end(number)
+            return self._maps[number]
+        with self._worker.first():
+            if number not in self._maps:
+                self._maps[number] = _read(watched, number)
+        held = sum(array.nbytes for maps in self._maps.values() for array in maps.values())
+        while held > CACHED_BYTES and len(self._maps) > 1:
+            _, old = self._maps.popitem(last=False)
+            held -= sum(array.nbytes for array in old.values())
+        return self._maps[number]
+
+
+def _read(watched: WatchedSequences, number: int) -> dict[Site, Any]:
+    """The maps of an example, of each site (H, T, T), uint8: 255 times the square root of the attention."""
+    import torch
+
+    maps: dict[Site, Any] = {}
+
+    def watch(site: Site, attention: torch.Tensor) -> None:
+        maps[site] = (attention[0].float().sqrt() * 255).round().to(torch.uint8).cpu().numpy()
+
+    watched.watch(watched.batch(range(number, number + 1)), watch)
+    return maps
+
+
+def _snippet(watched: WatchedSequences, number: int) -> str:
+    text = " ".join(watched.labels(number)[1:40]).replace(" ##", "")
+    return text[:80] + ("…" if len(text) > 80 else "")
+
+
+def _tile(maps_HTT: np.ndarray) -> np.ndarray:
+    """Maps made smaller by the maximum of each cell, or kept where they are small already, (H, TILE, TILE), uint8."""
+    import numpy as np
+
+    size = maps_HTT.shape[-1]
+    edges = np.unique(np.linspace(0, size, TILE + 1).astype(int)[:-1]) if size >= TILE else np.arange(size)
+    small = np.maximum.reduceat(np.maximum.reduceat(maps_HTT, edges, axis=1), edges, axis=2)
+    cells = np.arange(TILE) * small.shape[-1] // TILE
+    return np.round(small[:, cells][:, :, cells]).astype(np.uint8)
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return round(number, 6) if math.isfinite(number) else None

@@ -1,0 +1,64 @@
+"""From a model and data to what a probe of sequences reads; what is missing is built by the stages that a user would run by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipelines import task_inputs
+from pipelines.engine.declaration import Opening, Take
+from pipelines.inputs import Model, is_dataset
+from pipelines.stages import corpus, sequences
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.manifest import ArtifactMissing
+from pipelines.training.learner import folder_of
+from pipelines.training.plan_inputs import load_inputs
+
+
+def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifact, Any]:
+    """Data as sequences for the model in one role, and the configuration with the masks that its plan needs.
+
+    Args:
+        reference: of sequences that were made with its tokenizer, of a dataset, or of a corpus; or a text file.
+
+    Raises:
+        InputError: there are no such data, or the split is empty.
+    """
+    config, store, progress = opening.config, opening.store, opening.progress
+    model, folder = opening.references[role], folder_of(opening.inputs[role])
+    try:
+        data = opening.load(reference)
+    except ArtifactMissing:
+        if not Path(reference).is_file():
+            raise
+        made = corpus.run([reference], corpus.Config(valid=0.0), store=store, progress=progress)
+        assert made is not None, "only shards give None"
+        data = opening.load(made.reference)
+        config = config.model_copy(update={"split": "train"})
+    if data.kind == "corpus" and is_dataset(data):
+        data, config = task_inputs.read_by(model, folder, data, config, store, progress)
+        opening.stack.enter_context(data)
+    else:
+        if data.kind == "corpus":
+            length = task_inputs.longest(model, config.sequence_length, store)
+            sequences.check_length(length)
+            settings = sequences.Config(max_length=length)
+            reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
+        data = opening.load(reference, kind="sequences")
+    task_inputs.check_split(data, config.split)
+    return data, config
+
+
+class Reading(Take):
+    """Data for a model: sequences of its tokenizer; or a dataset, a corpus or a text file, of which sequences are made."""
+
+    def __init__(self, help: str = "Sequences of its tokenizer, a dataset or a corpus, or a text file.") -> None:
+        super().__init__(help, kinds=("sequences", "corpus"))
+
+    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
+        data, opening.config = read_data(reference, "model", opening)
+        opening.inputs |= {"sequences": data, **load_inputs(opening.config, [data], opening.store)}
+
+
+ON_SEQUENCES = {"model": Model(), "data": Reading()}
+"""What probes of sequences take."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cli.output import say, tell
+from cli.settings import load_settings, source_of
 from cli.usual_names import intended
 
 GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
@@ -36,17 +37,16 @@ class Page(TyperCommand):
         group: heading under which `guide --help` lists it.
         examples: command lines, without the prompt.
         shared: names of the options that all commands have.
+        settings: names of the options that may stand in ``guide.toml``.
         topics: headings for some of the options, in order, each with their names in order; an option stands under the first
             heading that has it.
-        renamed: parameters whose flag was renamed, each with the new flag.  The old flag, made of the parameter's name,
-            still works but is not shown.
     """
 
     group = "Help"
     examples: tuple[str, ...] = ()
     shared: frozenset[str] = frozenset()
+    settings: frozenset[str] = frozenset()
     topics: Mapping[str, tuple[str, ...]] = {}
-    renamed: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -69,10 +69,11 @@ class Page(TyperCommand):
         order = [name for names in self.topics.values() for name in names]
         for param in sorted(self.get_params(ctx), key=lambda p: order.index(p.name) if p.name in order else len(order)):
             shown = copy.copy(param)
-            if param.name in self.renamed:
-                shown.opts = [f"--{self.renamed[param.name]}"]
-            record = shown.get_help_record(ctx)
-            if record is not None:
+            old = [option for option in param.opts if option.startswith("--")][
+                1:
+            ]  # names of a flag before it was renamed
+            shown.opts = [option for option in param.opts if option not in old]
+            if record := shown.get_help_record(ctx):
                 records[self._title(param)].append(record)
         for title, rows in records.items():
             if rows:
@@ -191,33 +192,57 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
-def root(
-    context: typer.Context,
-    store: Annotated[Path | None, typer.Option(help="Folder of artifacts  [env: GUIDE_STORE].")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file, instead of ./guide.toml.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print more on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Use no colours  [env: NO_COLOR].")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
+SHARED: dict[str, tuple[Any, Any, Any]] = {
+    "store": (
+        Path | None,
+        typer.Option("--store", envvar="GUIDE_STORE", help="Folder of artifacts; ./artifacts by default."),
+        None,
+    ),
+    "config_file": (
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="GUIDE_CONFIG",
+            callback=load_settings,
+            is_eager=True,
+            help="Settings file; ./guide.toml by default.",
+        ),
+        None,
+    ),
+    "json": (bool, typer.Option("--json", help="Print JSON: one object, or one for each line of input."), False),
+    "quiet": (bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr."), False),
+    "verbose": (bool, typer.Option("--verbose", "-v", help="Print more on stderr."), False),
+    "debug": (bool, typer.Option("--debug", help="Show the traceback of errors."), False),
+    "no_color": (bool, typer.Option("--no-color", help="Use no colours, as with NO_COLOR."), False),
+}
+"""The options of all commands: type, option and default.  They may stand before the command, too."""
+
+_VERSION = typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+
+
+def parameter(name: str, annotation: Any, option: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """A keyword parameter, annotated for Typer."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=Annotated[annotation, option], default=default)
+
+
+def root(context: typer.Context, **values: Any) -> None:
     """Guide attention heads: patterns, losses, masks and statistics for transformers.
 
     Each build or training command writes one artifact and prints its reference, an input for the next command.  A
     setting is taken from its flag, or else from GUIDE_<SETTING> in the environment, from guide.toml, or from its
     default.
     """
-    given = {
-        "store": store,
-        "config": config,
-        "json": json,
-        "quiet": quiet,
-        "verbose": verbose,
-        "debug": debug,
-        "no_color": no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb",
-    }
-    context.obj = (context.obj or {}) | {key: value for key, value in given.items() if value}
+    given = {name: value for name, value in values.items() if source_of(context, name) == "COMMANDLINE"}
+    context.obj = (context.obj or {}) | given
+
+
+root.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+        *(parameter(name, *facts) for name, facts in SHARED.items()),
+        parameter("version", bool, _VERSION, False),
+    ]
+)
+root.__annotations__ = {}
+app.callback()(root)

@@ -1,12 +1,23 @@
-"""Arguments that several commands share."""
+"""Arguments and flags that several commands share."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Corpus = Annotated[str, typer.Argument(help="A corpus: a name, name@n, an id, or a path.", show_default=False)]
-Tokenizer = Annotated[
-    str, typer.Argument(help="A tokenizer, likewise, or a folder with tokenizer.json.", show_default=False)
+from cli.completion import artifacts
+from cli.output import speaks_unicode
+
+Model = Annotated[
+    str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", autocompletion=artifacts("model"))
 ]
+Png = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG file to draw to as well.")]
+Ascii = Annotated[
+    bool,
+    typer.Option(
+        "--ascii", help="Draw with ASCII characters only.", callback=lambda value: value or not speaks_unicode()
+    ),
+]
+"""Also true where the encoding of stdout has no block characters."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.arguments import Ascii, Model, Png
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json, speaks_unicode, tell
-from cli.tables import say_table
+from cli.output import check_output_path, tell
+from cli.pictures import square
+from cli.tables import table
 from guidance.errors import InputError
 from pipelines.engine.stage import check_working_folder
+
+if TYPE_CHECKING:
+    from pipelines.probing.one_text import HeadOnText, TextAttention
 
 SHOWN = 3
 """Patterns in the line of a head."""
@@ -31,22 +36,20 @@ SHOWN = 3
 )
 def attention_command(
     session: Session,
-    model: Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)],
-    text: Annotated[str | None, typer.Option(help="The text; by default stdin.", show_default=False)] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Show only this layer, from 0.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="Show this head of --layer in full, from 0.")] = None,
-    png: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw all heads, or only --head, to this file.")
-    ] = None,
+    model: Model,
+    text: Annotated[str | None, typer.Option(help="The text; by default stdin.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="The only layer to show, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="The only head of --layer, shown in full, from 0.")] = None,
+    png: Png = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also save the page of `guide discover` with this text.")
+        Path | None, typer.Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
     ] = None,
     sinks: Annotated[
         bool,
         typer.Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self."),
     ] = False,
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    ascii: Ascii = False,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
 
@@ -55,50 +58,44 @@ def attention_command(
     such as the first token, are left out, unless --sinks is given.
     """
     from pipelines.probing import one_text
+    from pipelines.storage.files import write_file
     from pipelines.training.opening import find_folder
 
     check_working_folder()
-    for path, flag, ending in ((png, "--png", ".png"), (html, "--html", ".html")):
-        if path is not None:
-            check_output_path(path, flag, ending)
+    check_output_path(png, "--png", ".png")
+    check_output_path(html, "--html", ".html")
     if head is not None and layer is None:
         raise InputError("--head without --layer", hint="--layer 3 --head 5")
-    given = (sys.stdin.read(1 << 20) if text is None else text).strip()
+    read = (sys.stdin.read(1 << 20) if text is None else text).strip()
     folder = find_folder(model, session.store)
-    found = one_text.look(folder, given, device=device)
-    if found.cut:
+    looked = one_text.look(folder, read, device=device)
+    if looked.cut:
         tell("warning: the text was longer than the model reads, and was cut")
-    chosen = [one for one in found.heads if layer in (None, one.layer) and head in (None, one.head)]
+    chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]
     if not chosen:
-        found.map(layer or 0, head or 0)
+        looked.map(layer or 0, head or 0)
     if png is not None:
-        _draw(png, found, layer, head, model)
-        session.tell(f"drawn: {escape(png)}")
+        write_file(png, _picture(looked, layer, head, model))
+        session.tell(f"drawn: {png}")
     if html is not None:
-        _save_page(html, folder, given, device)
-        session.tell(f"written: {escape(html)}")
-    if session.json:
-        rows = [
-            {
-                "layer": one.layer,
-                "head": one.head,
-                "kind": one.kind,
-                "entropy": one.entropy,
-                "closest": [{"pattern": name, "share": share, "lift": lift} for name, share, lift in one.closest],
-                **({"attention": found.map(one.layer, one.head, one.kind).tolist()} if head is not None else {}),
-            }
-            for one in chosen
-        ]
-        say_json({"schema": 1, "tokens": list(found.labels), "heads": rows})
-        return
-    if head is None:
-        _list(chosen, sinks)
-        return
-    for one in chosen:
-        _show(found, one, ascii=only_ascii or not speaks_unicode())
+        write_file(html, _page(folder, read, device))
+        session.tell(f"written: {html}")
+    rows = [
+        {
+            "layer": one.layer,
+            "head": one.head,
+            "kind": one.kind,
+            "entropy": one.entropy,
+            "closest": [{"pattern": name, "share": share, "lift": lift} for name, share, lift in one.closest],
+            **({"attention": looked.map(one.layer, one.head, one.kind).tolist()} if head is not None else {}),
+        }
+        for one in chosen
+    ]
+    lines = _list(chosen, sinks) if head is None else (line for one in chosen for line in _map(looked, one, ascii))
+    session.answer({"tokens": list(looked.labels), "heads": rows}, lines)
 
 
-def _list(chosen: list[Any], sinks: bool) -> None:
+def _list(chosen: Sequence[HeadOnText], sinks: bool) -> list[str]:
     from guidance.probes.discovery import SINKS
 
     rows = []
@@ -107,55 +104,42 @@ def _list(chosen: list[Any], sinks: bool) -> None:
         shown = [each for each in one.closest if sinks or each[0] not in SINKS]
         close = [f"{pattern} {100 * share:.0f} % ({lift:.1f} ×)" for pattern, share, lift in shown if lift > 1.2]
         rows.append((name, f"{100 * one.entropy:.0f} %", ", ".join(close[:SHOWN]) or "–"))
-    say_table(("HEAD", "ENTROPY", "CLOSEST PATTERNS"), rows)
+    return table(("HEAD", "ENTROPY", "CLOSEST PATTERNS"), rows)
 
 
-def _show(found: Any, one: Any, *, ascii: bool) -> None:
-    from pipelines.views.pictures import matrix_lines
-
-    weights = found.map(one.layer, one.head, one.kind)
+def _map(looked: TextAttention, one: HeadOnText, ascii: bool) -> Iterator[str]:
+    """The attention of one head as lines; below a tenth of its highest value nothing is drawn."""
+    weights = looked.map(one.layer, one.head, one.kind)
     highest = float(weights.max()) or 1.0
-    labels = [escape(label) for label in found.labels]
-    say(f"layer {one.layer}, head {one.head}" + ("" if one.kind == "self" else f" ({one.kind})"))
-    width = shutil.get_terminal_size().columns
-    # a tenth of the highest attention is nothing to see
-    shown = [[value / highest if value > highest / 10 else 0.0 for value in row] for row in weights.tolist()]
-    for line in matrix_lines(shown, labels, labels, width=width, ascii=ascii):
-        say(line)
-    say()
-    say(
+    yield f"layer {one.layer}, head {one.head}" + ("" if one.kind == "self" else f" ({one.kind})")
+    yield from square(weights / highest * (weights > highest / 10), looked.labels, ascii=ascii)
+    yield ""
+    yield (
         f"queries go down, keys across; the darkest is {100 * highest:.0f} %, and below {10 * highest:.0f} % nothing is drawn"
     )
 
 
-def _draw(path: Path, found: Any, layer: int | None, head: int | None, model: str) -> None:
+def _picture(looked: TextAttention, layer: int | None, head: int | None, model: str) -> bytes:
     from pipelines.drawing import attention_grid, pattern_picture
-    from pipelines.storage.files import write_file
 
     if head is not None and layer is not None:
-        picture = pattern_picture(
-            found.map(layer, head),
-            found.labels,
-            title=f"{model}: layer {layer}, head {head}",
-            unit="attention probability",
-        )
-    else:
-        sites = [site for site in found.maps if layer in (None, site.layer) and site.attention == "self"]
-        rows = {
-            f"layer {site.layer}": {f"head {n}": maps for n, maps in enumerate(found.maps[site])}
-            for site in sorted(sites, key=lambda site: site.layer)
-        }
-        picture = attention_grid(rows, found.labels, title=f"Attention of {model}")
-    write_file(path, picture)
+        title = f"{model}: layer {layer}, head {head}"
+        return pattern_picture(looked.map(layer, head), looked.labels, title=title, unit="attention probability")
+    sites = [site for site in looked.maps if layer in (None, site.layer) and site.attention == "self"]
+    rows = {
+        f"layer {site.layer}": {f"head {n}": maps for n, maps in enumerate(looked.maps[site])}
+        for site in sorted(sites, key=lambda site: site.layer)
+    }
+    return attention_grid(rows, looked.labels, title=f"Attention of {model}")
 
 
-def _save_page(path: Path, folder: Path, text: str, device: str) -> None:
+def _page(folder: Path, text: str, device: str) -> bytes:
+    """The page of `guide discover` on this text alone."""
     import tempfile
 
     from pipelines.explorer.export import one_file
     from pipelines.explorer.workspace import Workspace
     from pipelines.stages import discover_score
-    from pipelines.storage.files import write_file
     from pipelines.storage.store import Store
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -167,6 +151,6 @@ def _save_page(path: Path, folder: Path, text: str, device: str) -> None:
         workspace.start()
         try:
             workspace.wait()
-            write_file(path, one_file(workspace, 1))
+            return one_file(workspace, 1)
         finally:
             workspace.close()

@@ -10,12 +10,14 @@ from typing import Annotated
 
 import typer
 
+from cli.completion import artifacts
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json, speaks_unicode
-from cli.tables import say_table
+from cli.output import check_output_path, say_json, speaks_unicode
+from cli.tables import table
 from guidance.errors import InputError
 
 PICTURES = (".png", ".svg")
+COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
 
 
 @command(
@@ -36,29 +38,28 @@ def compare_runs(
     session: Session,
     baseline: Annotated[
         str,
-        typer.Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", show_default=False),
+        typer.Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", autocompletion=COMPARED),
     ],
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Runs to compare with it.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Runs to compare with it.", autocompletion=COMPARED),
     ] = None,
     group: Annotated[bool, typer.Option("--group", help="Group runs that differ only in their seed.")] = False,
     loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare this loss instead of the first logged one.")
+        str | None, typer.Option(metavar="NAME", help="Loss to compare; by default the first logged.")
     ] = None,
-    score: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Also compare this score: eval/TASK/METRIC.")
-    ] = None,
+    score: Annotated[str | None, typer.Option(metavar="NAME", help="Score to compare, too: eval/TASK/METRIC.")] = None,
     window: Annotated[
         int | None,
         typer.Option(min=1, help="Steps to average training losses over, at most a quarter of the run; 50 by default."),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="LOSSES", help="When has each run reached these losses?  In nats, such as 6.0,5.5."),
+        typer.Option(metavar="LOSSES", help="Losses in nats, such as 6.0,5.5: when has each run reached them?"),
     ] = None,
     power: Annotated[
         float | None,
-        typer.Option(metavar="NATS", help="How many seeds would find a difference of this size?", min=1e-9),
+        typer.Option(metavar="NATS", help="Size of a difference: how many seeds would find it?", min=1e-9),
     ] = None,
     timed: Annotated[
         bool, typer.Option("--timed", help="Time steps of every run now, and compare losses at equal seconds.")
@@ -67,10 +68,11 @@ def compare_runs(
         bool, typer.Option("--floors/--no-floors", help="Show what n-grams reach; counting them takes seconds, once.")
     ] = True,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw losses over steps and seconds as PNG or SVG.")
+        Path | None,
+        typer.Option(metavar="FILE", help="PNG or SVG file for a picture of losses over steps and seconds."),
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write all figures as CSV, one row per run.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="CSV file for all figures, one row per run.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
@@ -91,14 +93,16 @@ def compare_runs(
 
     if markdown and session.json:
         raise InputError("--markdown and --json exclude each other", hint="leave one of them out")
-    for flag, path, endings in (("--plot", plot, PICTURES), ("--csv", csv_file, (".csv",))):
-        if path is not None:
-            check_output_path(path, flag, *endings)
-    kind = _kind(session, baseline)
+    check_output_path(plot, "--plot", *PICTURES)
+    check_output_path(csv_file, "--csv", ".csv")
+    references = [baseline, *(runs or [])]
+    kind = ""  # that of an unfinished run
+    with contextlib.suppress(InputError):
+        kind = session.store.find(baseline).parent.name
     if kind in ("evaluation", "search"):
-        return _compare_results(session, kind, [baseline, *(runs or [])])
-    found = comparison.run(
-        [baseline, *(runs or [])],
+        return _compare_results(session, kind, references)
+    compared = comparison.run(
+        references,
         session.store,
         loss=loss,
         score=score,
@@ -113,38 +117,32 @@ def compare_runs(
     if plot is not None:
         from pipelines.views.learning_curves import run_curves
 
-        write_file(plot, run_curves(found, form=plot.suffix.lower().removeprefix(".")))
+        write_file(plot, run_curves(compared, form=plot.suffix.lower().removeprefix(".")))
     if csv_file is not None:
-        write_file(csv_file, comparison_tables.as_csv(found).encode())
-    if session.json:
-        say_json(comparison_tables.as_json(found) | {"plot": plot, "csv": csv_file})
-    else:
-        lines = comparison_tables.as_markdown(found) if markdown else comparison_tables.as_text(found)
-        for line in lines:
-            say(escape(line if speaks_unicode() else line.replace("±", "+-").replace("–", "-").replace("…", "~")))
-    for note in found.notes:
-        session.tell(f"note: {escape(note)}")
-    for path in (plot, csv_file):
-        if path is not None:
-            session.tell(f"written: {escape(path)}")
+        write_file(csv_file, comparison_tables.as_csv(compared).encode())
+    lines = comparison_tables.as_markdown(compared) if markdown else comparison_tables.as_text(compared)
+    if not speaks_unicode():
+        lines = [line.replace("±", "+-").replace("–", "-").replace("…", "~") for line in lines]
+    session.answer({**comparison_tables.as_json(compared), "plot": plot, "csv": csv_file}, lines)
+    for note in compared.notes:
+        session.tell(f"note: {note}")
+    for path in filter(None, (plot, csv_file)):
+        session.tell(f"written: {path}")
 
 
 def _losses(text: str | None) -> list[float]:
     """The numbers of a list with commas."""
     try:
-        found = [float(each) for each in text.split(",")] if text else []
+        losses = [float(each) for each in text.split(",")] if text else []
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
+        losses = [math.nan]
+    if not all(map(math.isfinite, losses)):
         raise InputError(f"--at {text}: not numbers with commas between them", hint="--at 6.0,5.5")
-    return found
+    return losses
 
 
-def _kind(session: Session, reference: str) -> str:
-    """The kind of an artifact; "" of an unfinished run."""
-    with contextlib.suppress(InputError):
-        return session.store.find(reference).parent.name
-    return ""
+TESTED = ("metric", "baseline", "other", "value", "value", "difference", "95 % interval", "p", "corrected p", "test")
+REACHED = ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of")
 
 
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
@@ -156,57 +154,24 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         raise InputError(f"one {kind} has nothing to be compared with", hint=f"guide compare {kind.upper()} OTHER")
     with contextlib.ExitStack() as opened:
         results = [opened.enter_context(session.store.load(each, kind=kind)) for each in references]
-        found = (compare_searches if kind == "search" else compare_evaluations)(results, references)
+        tests = (compare_searches if kind == "search" else compare_evaluations)(results, references)
         reached = equal_scores(results, references) if kind == "search" else []
     if session.json:
         along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
-        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in found], **along})
-    titles = (
-        "metric",
-        "baseline",
-        "other",
-        "value",
-        "value",
-        "difference",
-        "95 % interval",
-        "p",
-        "corrected p",
-        "test",
-    )
-    rows = [
-        (
-            tested.metric,
-            tested.baseline,
-            tested.other,
-            f"{tested.first:.4f}",
-            f"{tested.second:.4f}",
-            f"{tested.difference.effect:+.4f}",
-            ""
-            if math.isnan(tested.difference.low)
-            else f"{tested.difference.low:+.4f} to {tested.difference.high:+.4f}",
-            f"{tested.difference.p:.4f}",
-            f"{tested.corrected:.4f}",
-            f"{tested.difference.test}, {tested.difference.n:,} {tested.unit}",
-        )
-        for tested in found
-    ]
-    say_table(titles, rows, whole=("baseline", "other"))
+        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in tests], **along})
+    rows = []
+    for tested in tests:
+        found = tested.difference
+        values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{found.effect:+.4f}")
+        interval = "" if math.isnan(found.low) else f"{found.low:+.4f} to {found.high:+.4f}"
+        test = (f"{found.p:.4f}", f"{tested.corrected:.4f}", f"{found.test}, {found.n:,} {tested.unit}")
+        rows.append((tested.metric, tested.baseline, tested.other, *values, interval, *test))
+    lines = table(TESTED, rows, whole=("baseline", "other"))
     if reached:
-        say()
-        say_table(
-            ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of"),
-            [
-                (
-                    each.metric,
-                    each.baseline,
-                    each.other,
-                    f"{each.score:.4f}",
-                    "never" if each.steps is None else f"{each.steps:,.0f}",
-                    f"{each.all_steps:,}",
-                    "never" if each.seconds is None else f"{each.seconds:,.0f}",
-                    f"{each.all_seconds:,.0f}",
-                )
-                for each in reached
-            ],
-            whole=("baseline", "other"),
-        )
+        moments = []
+        for each in reached:
+            steps, seconds = ("never" if when is None else f"{when:,.0f}" for when in (each.steps, each.seconds))
+            of = (f"{each.score:.4f}", steps, f"{each.all_steps:,}", seconds, f"{each.all_seconds:,.0f}")
+            moments.append((each.metric, each.baseline, each.other, *of))
+        lines += ["", *table(REACHED, moments, whole=("baseline", "other"))]
+    session.answer({}, lines)

@@ -5,12 +5,12 @@ A key press waits for the answer, so manifests are not opened, and nothing impor
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Callable, Iterator
 from importlib import resources
 from typing import Any
 
-from cli.origins import source_of, store_path
+from cli.settings import source_of, store_path
 from guidance.errors import InputError
 from pipelines.storage.store import Store
 
@@ -78,57 +78,16 @@ def presets(ctx: Any) -> list[str]:
 
 
 def patterns(ctx: Any) -> list[str]:
-    """The names of the patterns of the catalogue, read from its source: importing it would import torch."""
-    source = (resources.files("guidance") / "patterns" / "catalogue.py").read_text(encoding="utf-8")
-    rows = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    first = [row.args[0] for row in rows if isinstance(row.func, ast.Name) and row.func.id == "Pattern" and row.args]
-    return sorted(str(name.value) for name in first if isinstance(name, ast.Constant))
+    """The names in the rows of the catalogue of patterns, which would import torch."""
+    catalogue = (resources.files("guidance") / "patterns" / "catalogue.py").read_text(encoding="utf-8")
+    return sorted(re.findall(r'^    Pattern\(\s*"(\w+)"', catalogue, re.MULTILINE))
 
 
-_RUNS = artifacts("model", unfinished=True)
-_COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
-_READ = artifacts("sequences", "corpus")
-
-OFFERS: dict[str, Complete] = {
-    **{
-        kind: artifacts(kind)
-        for kind in ("corpus", "tokenizer", "sequences", "idf", "deps", "masks", "cooccur", "model")
-    },
-    "target_tokenizer": artifacts("tokenizer"),
-    "init": artifacts("model"),
-    "masking": artifacts("model"),
-    "resume": _RUNS,
-    "compare baseline": _COMPARED,
-    "compare runs": _COMPARED,
-    "data": _READ,
-    "search data": artifacts("corpus"),
-    "probe blimp floors": artifacts("sequences"),
-    "evaluations": artifacts("evaluation"),
-    "discovery": artifacts("discovery"),
-    "embeddings_from": artifacts("model"),
-    "along": artifacts("model"),
-    "beside": artifacts("model"),
-    "probe distance other": artifacts("model"),
-    "reference": artifacts(),
-    "references": artifacts(),
-    "show reference": artifacts(unfinished=True),
-    "rm references": artifacts(unfinished=True),
-    "cooccur export reference": artifacts("cooccur"),
-    "rename old": names,
-    "ls kind": kinds,
+SETTINGS: dict[str, Complete] = {
+    **{kind: artifacts(kind) for kind in ("tokenizer", "idf", "deps", "masks", "cooccur")},
+    **{name: artifacts("model") for name in ("init", "masking", "embeddings_from", "along")},
+    "resume": artifacts("model", unfinished=True),
     "plan": plans,
-    "plan new preset": presets,
-    "patterns show name": patterns,
     "patterns": patterns,
-    **{f"plan {word}": plans for word in ("show reference", "check reference", "diff first", "diff second")},
 }
-"""What to offer for a parameter, by its name, or by the words of its command and its name."""
-
-NOT_OFFERED = {"quickstart corpus"}
-"""Parameters that take something else than others of their name."""
-
-
-def offer(command: str, parameter: str) -> Complete | None:
-    """What to offer for a parameter of a command, if anything."""
-    whole = f"{command} {parameter}"
-    return None if whole in NOT_OFFERED else OFFERS.get(whole, OFFERS.get(parameter))
+"""What to offer for settings of stages, by their names; inputs of stages and other parameters declare it themselves."""

@@ -11,7 +11,6 @@ import typer
 
 from cli.next_commands import newest
 from cli.options import Session, command
-from cli.output import escape, say, say_json
 
 
 @command(
@@ -21,8 +20,8 @@ from cli.output import escape, say, say_json
 )
 def convert_command(
     session: Session,
-    folder: Annotated[Path, typer.Argument(help="A model folder with pytorch_model.bin.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="A model folder with pytorch_model.bin.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.")],
 ) -> None:
     """Copy a model folder, converting pickled weights to safetensors.
 
@@ -31,12 +30,7 @@ def convert_command(
     from pipelines.tools.convert import convert
 
     done = convert(folder, out)
-    if session.json:
-        say_json({"schema": 1, "path": os.fspath(done.path), "tensors": done.tensors, "numbers": done.numbers})
-        return
     session.tell(f"done: {done.tensors:,} tensors, {done.numbers:,} numbers")
-    corpus = newest("corpus", session.store)
-    if corpus:  # sequences for a model are made with its tokenizer
-        command = f"guide build-sequences {corpus} {shlex.quote(os.fspath(done.path))}"
-        session.tell(escape(f"next: {command}{session.store_flag}"))
-    say(escape(done.path))
+    if corpus := newest("corpus", session.store):  # sequences for a model are made with its tokenizer
+        session.suggest(f"guide build-sequences {corpus} {shlex.quote(os.fspath(done.path))}")
+    session.answer({"path": os.fspath(done.path), "tensors": done.tensors, "numbers": done.numbers}, [done.path])

@@ -11,22 +11,27 @@ from typing import Annotated, Any
 import typer
 from pydantic import Field
 
+from cli.arguments import Model
+from cli.completion import artifacts
 from cli.options import Session, command, stage_command
-from cli.output import check_output_path, escape, say, say_json, tell
-from cli.tables import folded
+from cli.output import check_output_path, tell
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, check_working_folder
 from pipelines.probing.sequences import SequencesConfig
 from pipelines.stages import discover_accept, discover_score
+from pipelines.stages.discover_score import PLAN
 
-SHOWN_HEADS = 6
-
-Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)]
 Data = Annotated[
     str,
     typer.Argument(
-        help="Sequences of its tokenizer, a dataset or a corpus, or a text file.", show_default=False, metavar="DATA"
+        metavar="DATA",
+        help="Sequences of its tokenizer, a dataset or a corpus, or a text file.",
+        autocompletion=artifacts("sequences", "corpus"),
     ),
+]
+Beside = Annotated[
+    str | None,
+    typer.Option(help="A second model, to compare head by head.", autocompletion=artifacts("model")),
 ]
 
 
@@ -36,54 +41,6 @@ class PageConfig(SequencesConfig):
     patterns: list[str] = Field(
         [], description="a pattern (repeatable) to begin with; by default all that the data have the features for"
     )
-
-
-@stage_command(
-    "discover score",
-    discover_score.Config,
-    examples=[
-        "guide discover score segmenter topics",
-        "guide discover score segmenter topics --masks topics-masks --deviations 2",
-        "guide discover score ./bert-base text.txt --patterns 'matching_token and not self' --patterns previous",
-    ],
-    next_command="guide discover accept {}",
-)
-def discover_score_command(session: Session, config: discover_score.Config, model: Model, data: Data) -> Result:
-    """Score every head: its importance, and how much it looks at each pattern; and propose a plan.
-
-    A pattern is a candidate if some head looks at it far more than the mean of all heads, on every other example, and again on
-    the rest.  The plan that is proposed injects the best candidates; those where heads rest, such as the first token, and those
-    that a better one covers are left out.
-    """
-    from guidance.probes.discovery import SINKS
-
-    result = discover_score.run(model, data, config, **session.options())
-    counts = result.artifact.counts
-    rows = []
-    for each in counts["candidates"]:
-        names = [f"{layer}-{head}" for layer, head in each["heads"]]
-        shown = ", ".join(names[:SHOWN_HEADS]) + (" …" if len(names) > SHOWN_HEADS else "")
-        if each["pattern"] in counts["proposed"]:
-            note = "proposed"
-        elif each["pattern"] in SINKS:
-            note = "not proposed: heads rest there"
-        elif each["covered_by"]:
-            note = f"not proposed: {each['covered_by']} has the same heads"
-        else:
-            note = f"not proposed: --most {config.most}"
-        important = "–" if each["important"] is None else str(each["important"])
-        relevance = f"{100 * each['relevance']:.1f} %"
-        rows.append(
-            (each["pattern"], shown, relevance, f"{each['lift']:.1f}", f"{each['deviations']:.1f}", important, note)
-        )
-    for line in folded(("pattern", "heads", "relevance", "× chance", "deviations", "important", ""), rows, None):
-        session.tell(escape(line))
-    if not rows:
-        session.tell(
-            f"no head stands out on a pattern by {config.deviations:g} standard deviations"
-            + (": of ten heads or fewer none can by three" if counts["heads"] <= 10 else "")
-        )
-    return result
 
 
 @stage_command(
@@ -98,24 +55,23 @@ def discover_score_command(session: Session, config: discover_score.Config, mode
 def discover_accept_command(
     session: Session,
     config: discover_accept.Config,
-    discovery: Annotated[str, typer.Argument(help="What `guide discover score` wrote.", show_default=False)],
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Also write the plan to this file.")] = None,
+    discovery: Annotated[
+        str, typer.Argument(help="What `guide discover score` wrote.", autocompletion=artifacts("discovery"))
+    ],
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="File for a copy of the plan.")] = None,
 ) -> Result:
     """Turn what was found into a plan, which `finetune` and `pretrain` take."""
     from pipelines.explorer.accepting import command_for
     from pipelines.storage.files import write_file
 
-    if to is not None:
-        check_output_path(to, "--to", ".toml")
+    check_output_path(to, "--to", ".toml")
     result = discover_accept.run(discovery, config, **session.options())
-    with result.artifact.open(discover_score.PLAN) as file:
-        plan = file.read()
+    plan = result.artifact.read(PLAN)
     if to is not None:
         write_file(to, plan)
     for line in plan.decode().splitlines():
-        session.tell(escape(line))
-    command = command_for(result.artifact, session.store, to)
-    session.tell(escape(f"next: {command}{session.store_flag}"))
+        session.tell(line)
+    session.suggest(command_for(result.artifact, session.store, to))
     return result
 
 
@@ -133,7 +89,7 @@ def serve_command(
     config: PageConfig,
     model: Model,
     data: Data,
-    beside: Annotated[str | None, typer.Option(help="A second model, to compare head by head.")] = None,
+    beside: Beside = None,
     host: Annotated[
         str,
         typer.Option(
@@ -153,10 +109,7 @@ def serve_command(
         with serving(workspace, host, port) as (address, serve):
             if host not in ("127.0.0.1", "::1", "localhost"):
                 tell("warning: others on the network can reach this page; it asks them for the token")
-            if session.json:
-                say_json({"schema": 1, "address": address})
-            else:
-                say(address)
+            session.answer({"address": address}, [address])
             workspace.start()
             if open_:
                 import webbrowser
@@ -178,8 +131,8 @@ def export_command(
     config: PageConfig,
     model: Model,
     data: Data,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The HTML file.", show_default=False)],
-    beside: Annotated[str | None, typer.Option(help="A second model, to compare head by head.")] = None,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The HTML file.")],
+    beside: Beside = None,
     examples: Annotated[
         int, typer.Option(min=1, max=100, help="How many examples to save, with the maps of all heads.")
     ] = 3,
@@ -194,10 +147,7 @@ def export_command(
         workspace.wait(session.progress)
         page = one_file(workspace, examples)
     write_file(to, page)
-    if session.json:
-        say_json({"schema": 1, "path": str(to), "bytes": len(page)})
-    else:
-        say(escape(to))
+    session.answer({"path": str(to), "bytes": len(page)}, [to])
 
 
 @contextlib.contextmanager

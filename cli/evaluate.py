@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.arguments import Model
+from cli.completion import artifacts
 from cli.options import Session, announce, stage_command
 from cli.tables import folded
 from guidance.errors import GateFailed, InputError, did_you_mean
@@ -41,11 +43,12 @@ MOST_CLASSES = 30
 def evaluate_command(
     session: Session,
     config: evaluate.Config,
-    model: Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)],
+    model: Model,
     data: Annotated[
         str,
         typer.Argument(
-            help="A dataset of its task, or sequences that were made with its tokenizer.", show_default=False
+            help="A dataset of its task, or sequences that were made with its tokenizer.",
+            autocompletion=artifacts("sequences", "corpus"),
         ),
     ],
     fail_under: Annotated[

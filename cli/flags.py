@@ -12,14 +12,13 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
+from cli.app import parameter
+from cli.completion import SETTINGS
 from guidance.errors import InputError
 from pipelines.engine.stage import is_internal
 
-
-def renamed(config: type[BaseModel] | None) -> dict[str, str]:
-    """The fields whose flag has another name than the field, with that name."""
-    flags = {name: flag_name(name, field) for name, field in config.model_fields.items()} if config else {}
-    return {name: flag for name, flag in flags.items() if flag != name.replace("_", "-")}
+MOST_CHOICES = 12
+"""Values of a flag that its help lists before the description; what has more lists them in the description."""
 
 
 def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
@@ -32,27 +31,26 @@ def field_parameters(config: type[BaseModel]) -> list[inspect.Parameter]:
         default = field.get_default(call_default_factory=True)
         if isinstance(default, (tuple, set, frozenset)):
             default = list(default)
-        names = (flag_name(name, field), name.replace("_", "-"))  # the flag, and its old name if it was renamed
+        names = list(
+            dict.fromkeys((flag_name(name, field), name.replace("_", "-")))
+        )  # a renamed flag keeps its old name
         option = typer.Option(
-            *(dict.fromkeys(f"--{flag}" for flag in names) if names[0] != names[1] else ()),
+            *(f"--{flag}" for flag in names if len(names) > 1),
             help=_field_help(field),
-            envvar=[f"GUIDE_{flag.upper().replace('-', '_')}" for flag in dict.fromkeys(names)],
+            envvar=[f"GUIDE_{flag.upper().replace('-', '_')}" for flag in names],
             show_envvar=False,
             show_default=default is not None,
             metavar="<name>" if _number_of_choices(annotation) > MOST_CHOICES else None,
+            autocompletion=SETTINGS.get(name),
         )
         default = inspect.Parameter.empty if default is PydanticUndefined else default
-        parameters.append(typer_parameter(name, annotation, option, default))
+        parameters.append(parameter(name, annotation, option, default))
     return parameters
 
 
-MOST_CHOICES = 12
-"""Values of a flag that its help lists before the description; what has more lists them in the description."""
-
-
 def _number_of_choices(annotation: Any) -> int:
-    found = [annotation, *typing.get_args(annotation)]
-    return max((len(typing.get_args(kind)) for kind in found if typing.get_origin(kind) is Literal), default=0)
+    kinds = [annotation, *typing.get_args(annotation)]
+    return max((len(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is Literal), default=0)
 
 
 def flag_name(name: str, field: Any) -> str:
@@ -93,9 +91,8 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
         problems, hints = [], []
         for problem in error.errors(include_url=False):
             message = problem["msg"].removeprefix("Value error, ")
-            place = problem["loc"]
-            if place:
-                name = str(place[0])
+            if problem["loc"]:
+                name = str(problem["loc"][0])
                 field = config.model_fields.get(name)
                 flag = "--" + (flag_name(name, field) if field else name.replace("_", "-"))
                 hints += [f"{flag}: {_field_help(field)}"] if field else []
@@ -106,17 +103,12 @@ def make_config(config: type[BaseModel], values: dict[str, Any]) -> Any:
 
 def _field_help(field: Any) -> str:
     """The description of a field, and its allowed range."""
-    rules = {}
-    for rule in field.metadata:
-        for key, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
-            if (limit := getattr(rule, key, None)) is not None:
-                rules[sign] = limit
-    limits = ", ".join(f"{sign} {limit}" for sign, limit in rules.items())
-    return (field.description or "") + (f"  [{limits}]" if limits else "")
-
-
-def typer_parameter(name: str, annotation: Any, option: Any, default: Any) -> inspect.Parameter:
-    """A keyword parameter, annotated for Typer."""
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[annotation, option], default=default
-    )
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = {
+        sign: limit
+        for rule in field.metadata
+        for key, sign in signs.items()
+        if (limit := getattr(rule, key, None)) is not None
+    }
+    shown = ", ".join(f"{sign} {limit}" for sign, limit in limits.items())
+    return (field.description or "") + (f"  [{shown}]" if limits else "")

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from cli.completion import artifacts
 from cli.options import Session, command
-from cli.output import escape, say_json
-from cli.tables import say_table
+from cli.tables import table
 
 
 @command(
@@ -25,12 +25,15 @@ from cli.tables import say_table
 def glue_command(
     session: Session,
     evaluations: Annotated[
-        list[str], typer.Argument(help="Evaluations on tasks of GLUE: names, ids or paths.", show_default=False)
+        list[str],
+        typer.Argument(
+            help="Evaluations on tasks of GLUE: names, ids or paths.", autocompletion=artifacts("evaluation")
+        ),
     ],
     scores: Annotated[
         Literal["glue", "mcmisp", "asa"],
         typer.Option(
-            help="What the score of a task is. glue: accuracy, with F1 for MRPC and QQP; both correlations for STS-B; "
+            help="Score of a task. glue: accuracy, with F1 for MRPC and QQP; both correlations for STS-B; "
             "Matthews for CoLA. mcmisp: accuracy, Pearson, Matthews. asa: accuracy, F1 for QQP, Spearman, Matthews."
         ),
     ] = "glue",
@@ -42,21 +45,22 @@ def glue_command(
     """
     from pipelines.views.glue import EIGHT, average, score
 
-    found = []
+    scored = []
     with contextlib.ExitStack() as opened:
         for reference in evaluations:
             artifact = opened.enter_context(session.store.load(reference, kind="evaluation"))
-            found.append(score(artifact, reference, session.store, scores))
-    mean, tasks = average(found)
-    missing = [task for task in EIGHT if task not in {each.task for each in found}]
-    if session.json:
-        about = {"scores": scores, "average": mean, "tasks": tasks, "missing": missing}
-        return say_json({"schema": 1, **about, "evaluations": [asdict(each) for each in found]})
+            scored.append(score(artifact, reference, session.store, scores))
+    mean, tasks = average(scored)
+    missing = [task for task in EIGHT if task not in {each.task for each in scored}]
     rows = [
-        (each.task, escape(reference), f"{each.value:.4f}", ", ".join(each.metrics), f"{each.examples:,}")
-        for each, reference in zip(found, evaluations, strict=True)
+        (each.task, reference, f"{each.value:.4f}", ", ".join(each.metrics), f"{each.examples:,}")
+        for each, reference in zip(scored, evaluations, strict=True)
     ]
     rows.append(("average", f"{tasks} tasks", f"{mean:.4f}", "", ""))
-    say_table(("task", "evaluation", "score", "mean of", "examples"), rows, whole=("task", "evaluation"))
+    facts = {"scores": scores, "average": mean, "tasks": tasks, "missing": missing}
+    session.answer(
+        {**facts, "evaluations": [asdict(each) for each in scored]},
+        table(("task", "evaluation", "score", "mean of", "examples"), rows, whole=("task", "evaluation")),
+    )
     if missing:
         session.tell(f"not the average of GLUE: {', '.join(missing)} are missing")

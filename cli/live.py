@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
 import typer
 from pydantic import Field
 
+from cli.arguments import Model
 from cli.options import Session, command
 from cli.output import say, say_json
-from cli.tables import say_table
+from cli.tables import table
 from guidance.errors import InputError
 from pipelines.engine.stage import Config, check_working_folder
 from pipelines.training.objectives.translation import Decoding
-
-Model = Annotated[str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", show_default=False)]
 
 
 class TranslateConfig(Decoding):
@@ -67,16 +66,18 @@ def translate_command(
     from pipelines.training.opening import find_folder
 
     check_working_folder()
-    with _opened(file) as stream:
+    with ExitStack() as opened:
+        stream = sys.stdin.buffer if file == "-" else opened.enter_context(_open(file))
         settings = config.model_dump(exclude={"batch_size"})
         translator = Translator(find_folder(model, session.store), **settings)
-        name = _invite(session, file)
-        for lines in _batches(read_lines(stream, name), 1 if file == "-" else config.batch_size):
-            for line, found in zip(lines, translator.translate(lines), strict=True):
+        lines = read_lines(stream, _invite(session, file))
+        size = 1 if file == "-" else config.batch_size
+        while batch := list(itertools.islice(lines, size)):
+            for line, translation in zip(batch, translator.translate(batch), strict=True):
                 if session.json:
-                    say_json({"source": line, "translation": found})
+                    say_json({"source": line, "translation": translation})
                 else:
-                    say(found)
+                    say(translation)
     if translator.cut:
         session.tell(
             f"warning: {translator.cut:,} lines were longer than the {translator.longest} tokens of the model and were cut"
@@ -97,9 +98,7 @@ def fill_command(
     session: Session,
     config: FillConfig,
     model: Model,
-    text: Annotated[
-        str, typer.Argument(help="A text with masks; - for texts from stdin, one to a line.", show_default=False)
-    ] = "-",
+    text: Annotated[str, typer.Argument(help="A text with masks; - for texts from stdin, one to a line.")] = "-",
 ) -> None:
     """Let a masked language model fill in the masks of a text.
 
@@ -120,35 +119,24 @@ def fill_command(
             if text == "-":
                 error.message = f"stdin, line {number}: {error.message}"
             raise
-        if session.json:
-            say_json({"schema": 1, "text": line, "masks": [[vars(found) for found in mask] for mask in masks]})
-            continue
-        if number > 1:
+        if number > 1 and not session.json:
             say()
         rows = [
-            (str(place), f"{found.score:.4f}", found.token, found.text)
+            (str(place), f"{candidate.score:.4f}", candidate.token, candidate.text)
             for place, mask in enumerate(masks, 1)
-            for found in mask
+            for candidate in mask
         ]
-        say_table(("mask", "score", "token", "text"), rows, whole=("mask", "score", "token"))
+        session.answer(
+            {"text": line, "masks": [[vars(candidate) for candidate in mask] for mask in masks]},
+            table(("mask", "score", "token", "text"), rows, whole=("mask", "score", "token")),
+        )
 
 
-@contextlib.contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
-    """A file to read, or stdin.
-
-    Raises:
-        InputError: it cannot be opened.
-    """
-    if file == "-":
-        yield sys.stdin.buffer
-        return
+def _open(file: str) -> BinaryIO:
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115 - closed below
+        return Path(file).open("rb")
     except OSError as error:
         raise InputError(f"{file!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
-    with stream:
-        yield stream
 
 
 def _invite(session: Session, file: str) -> str:
@@ -156,15 +144,3 @@ def _invite(session: Session, file: str) -> str:
     if file == "-" and sys.stdin.isatty():
         session.tell("reading lines from the terminal; Ctrl-D ends")
     return "stdin" if file == "-" else repr(file)
-
-
-def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Lists of up to ``size`` lines; with 1, each line as soon as it arrives."""
-    waiting: list[str] = []
-    for line in lines:
-        waiting.append(line)
-        if len(waiting) == size:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting

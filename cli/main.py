@@ -60,7 +60,6 @@ COMMANDS = (
     "plan",
     "store",
     "models",
-    "doctor",
 )
 """Modules of this package that define commands, in the order of the help page."""
 
@@ -188,7 +187,7 @@ def _describe_usage(error: Any) -> tuple[str, str]:
         return "no command given", lines[0]
     message = str(error.format_message()).replace("Value error, ", "")
     if context is not None and parameter is not None:
-        from cli.origins import origin_of
+        from cli.settings import origin_of
 
         if error.message:
             said = str(error.message).removeprefix("Value error, ").partition(", unable to parse")[0].rstrip(".")

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cli.arguments import Ascii, Png
+from cli.completion import artifacts
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json, speaks_unicode
+from cli.output import check_output_path
+from cli.pictures import legend, square
 from guidance.errors import InputError
 from pipelines.probing.patterns import spec_of
+
+if TYPE_CHECKING:
+    from pipelines.views.role_masks import Example, Roles
 
 LONG = 64
 """Of a sequence with more tokens only one sentence is shown, unless --whole is given."""
 
-
-_ROLE = typer.Option(
-    metavar="PATTERN", help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles."
-)
+Masks = Annotated[
+    str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", autocompletion=artifacts("masks"))
+]
+Role = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles.",
+    ),
+]
 
 
 @command(
@@ -32,16 +44,16 @@ _ROLE = typer.Option(
 )
 def show_masks(
     session: Session,
-    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", show_default=False)],
+    masks: Masks,
     example: Annotated[int, typer.Option(help="Number of the sequence, from 0.")] = 0,
     split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Split of the sequence.")] = "train",
-    sentence: Annotated[int | None, typer.Option(help="Show only this sentence, from 0.")] = None,
+    sentence: Annotated[int | None, typer.Option(help="Number of the only sentence to show, from 0.")] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help=f"Show the whole sequence, even if it has more than {LONG} tokens.")
     ] = False,
-    role: Annotated[list[str] | None, _ROLE] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the masks into this PNG file.")] = None,
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw only with ASCII characters.")] = False,
+    role: Role = None,
+    png: Png = None,
+    ascii: Ascii = False,
 ) -> None:
     """Draw the role masks of one sequence or of one of its sentences; rows are queries, columns are keys.
 
@@ -50,49 +62,49 @@ def show_masks(
     from pipelines.storage.files import write_file
     from pipelines.views import role_masks
     from pipelines.views.one_text import MOST_TOKENS
-    from pipelines.views.pictures import legend, matrix_lines
 
-    if png is not None:
-        check_output_path(png, "--png", ".png")
+    check_output_path(png, "--png", ".png")
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
         roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
-        found = opened.example(split, example, roles.found, sentence)
-        if sentence is None and not whole and len(found.labels) > LONG and found.sentences > 1:
+        shown = opened.example(split, example, roles.found, sentence)
+        if sentence is None and not whole and len(shown.labels) > LONG and shown.sentences > 1:
             session.tell(
-                f"showing sentence 0 of {found.sentences}; "
-                f"--sentence N shows another, --whole shows all {len(found.labels)} tokens"
+                f"showing sentence 0 of {shown.sentences}; "
+                f"--sentence N shows another, --whole shows all {len(shown.labels)} tokens"
             )
             sentence = 0
-            found = opened.example(split, example, roles.found, sentence)
-    if len(found.labels) > MOST_TOKENS:
+            shown = opened.example(split, example, roles.found, sentence)
+    if len(shown.labels) > MOST_TOKENS:
         raise InputError(
-            f"{len(found.labels)} tokens are too many for a picture, which shows at most {MOST_TOKENS}",
+            f"{len(shown.labels)} tokens are too many for a picture, which shows at most {MOST_TOKENS}",
             hint="show one sentence with --sentence N",
         )
-    for name, why in roles.missing.items():
-        session.tell(escape(f"left out: {name} ({why})"))
+    _tell_missing(session, roles)
     title = f"{artifact.reference}, {split} {example}" + (f", sentence {sentence}" if sentence is not None else "")
     if png is not None:
         from pipelines.drawing import pattern_grid
 
-        write_file(png, pattern_grid(found.masks, found.labels, title=title))
-    if session.json:
-        drawn = {name: mask.astype(int).tolist() for name, mask in found.masks.items()}
-        about = {"schema": 1, "masks": artifact.reference, "split": split, "example": example, "sentence": sentence}
-        say_json({**about, "tokens": found.labels, "roles": drawn, "missing": roles.missing, "png": png})
-        return
-    plain = only_ascii or not speaks_unicode()
-    width = shutil.get_terminal_size().columns
-    say(escape(title))
-    for name, mask in found.masks.items():
-        say()
-        say(escape(name))
-        for line in matrix_lines(mask.tolist(), found.labels, found.labels, width=width, ascii=plain):
-            say(line)
-    say()
-    say(legend(weighted=False, ascii=plain))
+        write_file(png, pattern_grid(shown.masks, shown.labels, title=title))
+    about = {"masks": artifact.reference, "split": split, "example": example, "sentence": sentence}
+    drawn = {name: mask.astype(int).tolist() for name, mask in shown.masks.items()}
+    session.answer(
+        {**about, "tokens": shown.labels, "roles": drawn, "missing": roles.missing, "png": png},
+        _drawn(title, shown, ascii),
+    )
     if png is not None:
-        session.tell(f"drawn: {escape(png)}")
+        session.tell(f"drawn: {png}")
+
+
+def _drawn(title: str, shown: Example, ascii: bool) -> Iterator[str]:
+    yield title
+    for name, mask in shown.masks.items():
+        yield from ("", name, *square(mask, shown.labels, ascii=ascii))
+    yield from ("", legend(weighted=False, ascii=ascii))
+
+
+def _tell_missing(session: Session, roles: Roles) -> None:
+    for name, why in roles.missing.items():
+        session.tell(f"left out: {name} ({why})")
 
 
 @command(
@@ -104,9 +116,9 @@ def show_masks(
 )
 def export_masks(
     session: Session,
-    masks: Annotated[str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", show_default=False)],
+    masks: Masks,
     dense: Annotated[Path, typer.Option(metavar="DIR", help="New folder, which gets a Parquet file for each split.")],
-    role: Annotated[list[str] | None, _ROLE] = None,
+    role: Role = None,
 ) -> None:
     """Write an n x n mask for every role and sequence, for tools that cannot compute masks from role columns.
 
@@ -118,9 +130,5 @@ def export_masks(
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
         roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
-    for name, why in roles.missing.items():
-        session.tell(escape(f"left out: {name} ({why})"))
-    if session.json:
-        say_json({"schema": 1, "path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing})
-        return
-    say(escape(dense))
+    _tell_missing(session, roles)
+    session.answer({"path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing}, [dense])

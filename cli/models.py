@@ -1,10 +1,18 @@
-"""``guide models``."""
+"""``guide models`` and ``guide doctor``."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from cli.options import Session, command
-from cli.output import say_json
-from cli.tables import say_table
+from cli.tables import table
+from guidance.errors import MachineError
+
+if TYPE_CHECKING:
+    from pipelines.tools.doctor import Finding
 
 
 @command(
@@ -18,12 +26,8 @@ def models(session: Session) -> None:
 
     from pipelines.tools.support import examine
 
-    rows = examine()
-    if session.json:
-        found = [row.as_dict() for row in rows]
-        say_json({"schema": 1, "transformers": transformers.__version__, "models": found})
-        return
-    table = [
+    tested = examine()
+    rows = [
         (
             row.family,
             row.model,
@@ -31,7 +35,40 @@ def models(session: Session) -> None:
             ", ".join(row.heads) or "-",
             f"no: {row.reason}" if row.reason else "yes",
         )
-        for row in rows
+        for row in tested
     ]
-    say_table(("FAMILY", "TESTED ON", "ATTENTION", "HEADS", "GUIDED"), table)
+    facts = [{**dataclasses.asdict(row), "supported": row.supported} for row in tested]
+    session.answer(
+        {"transformers": transformers.__version__, "models": facts},
+        table(("FAMILY", "TESTED ON", "ATTENTION", "HEADS", "GUIDED"), rows),
+    )
     session.tell(f"with transformers {transformers.__version__}")
+
+
+@command(
+    "doctor",
+    group="Help",
+    examples=["guide doctor", "guide doctor --json | jq '.findings[] | select(.state==\"bad\")'"],
+)
+def doctor(session: Session) -> None:
+    """Check versions, extras, language models, devices and the store."""
+    from pipelines.tools.doctor import examine
+
+    findings = examine(session.store)
+    bad = [finding for finding in findings if finding.state == "bad"]
+    session.answer(
+        {"ok": not bad, "findings": [dataclasses.asdict(finding) for finding in findings]}, _report(findings)
+    )
+    if bad:
+        raise MachineError(
+            f"{len(bad)} problem{'s' if len(bad) > 1 else ''} found",
+            hint="\n".join(f"{finding.name}: {finding.detail}" for finding in bad),
+        )
+
+
+def _report(findings: list[Finding]) -> Iterator[str]:
+    marks = {"ok": "ok ", "absent": " - ", "bad": "BAD"}
+    for topic, group in itertools.groupby(findings, lambda finding: finding.topic):
+        yield topic
+        for finding in group:
+            yield f"  {marks[finding.state]}  {finding.name:<18} {finding.detail}"

@@ -57,8 +57,8 @@ def speaks_unicode() -> bool:
     return True
 
 
-def check_output_path(path: Path, flag: str, *endings: str) -> None:
-    """Check before the work that a file can be written to ``path``.
+def check_output_path(path: Path | None, flag: str, *endings: str) -> None:
+    """Check before the work that a file can be written to ``path``, if one was given.
 
     Args:
         endings: the allowed endings of its name, with their dots; without any, all are allowed.
@@ -66,6 +66,8 @@ def check_output_path(path: Path, flag: str, *endings: str) -> None:
     Raises:
         InputError: the ending is wrong, the parent folder does not exist, or the path is a folder.
     """
+    if path is None:
+        return
     if endings and path.suffix.lower() not in endings:
         raise InputError(
             f"{flag} {str(path)!r}: the name must end in {' or '.join(endings)}",

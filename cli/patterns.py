@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import tomllib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cli.arguments import Ascii, Png
+from cli.completion import patterns
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json, speaks_unicode
-from cli.tables import say_table
+from cli.output import check_output_path
+from cli.pictures import legend, square
+from cli.tables import table
 from guidance.errors import InputError
 
 
@@ -35,10 +36,7 @@ def list_patterns(session: Session) -> None:
         }
         for pattern in PATTERNS.values()
     ]
-    if session.json:
-        say_json({"schema": 1, "patterns": rows})
-        return
-    table = [
+    cells = [
         (
             row["name"],
             ", ".join(row["needs"]) or "-",
@@ -48,7 +46,7 @@ def list_patterns(session: Session) -> None:
         )
         for row in rows
     ]
-    say_table(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), table)
+    session.answer({"patterns": rows}, table(("PATTERN", "NEEDS", "OPTIONS", "SOURCE", "SUMMARY"), cells))
     session.tell(
         "`guide patterns show NAME` draws one; they combine as { or = [...] }, { and = [...] }, { not = ... },"
         ' { queries = ... }, { sum = [...] }, { where = "a condition" }'
@@ -73,7 +71,7 @@ def show_pattern(
         typer.Argument(
             metavar="NAME",
             help="A pattern, a combination as in plans, { or = [...] }, or a condition.",
-            show_default=False,
+            autocompletion=patterns,
         ),
     ],
     text: Annotated[str | None, typer.Option(help="The text; by default a sample with a known parse.")] = None,
@@ -91,60 +89,43 @@ def show_pattern(
         list[str] | None,
         typer.Option(metavar="NAME=V1,V2,…", help="A feature, with one value per word or token (repeatable)."),
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw to this file.")] = None,
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")] = False,
+    png: Png = None,
+    ascii: Ascii = False,
 ) -> None:
     """Draw the keys that a pattern selects for each query of a text: queries go down, keys across."""
     from guidance.patterns.combinations import read_pattern
     from pipelines.probing.patterns import spec_of
     from pipelines.storage.files import write_file
     from pipelines.views import one_text
-    from pipelines.views.pictures import legend, matrix_lines
 
     options = {key: _value(value) for key, value in _pairs(option, "--option").items()}
     pattern = read_pattern(spec_of(name), options)
-    if png is not None:
-        check_output_path(png, "--png", ".png")
-    example = one_text.read(
-        text,
-        store=session.store,
-        tokenizer=tokenizer,
-        parser=parser,
-        given=_pairs(feature, "--feature"),
-    )
+    check_output_path(png, "--png", ".png")
+    features = _pairs(feature, "--feature")
+    example = one_text.read(text, store=session.store, tokenizer=tokenizer, parser=parser, given=features)
     for note in example.notes:
-        session.tell(escape(note))
+        session.tell(note)
     if pattern.tables:
         session.tell("co-occurrence is counted in this text only; count it in a corpus with `guide build-cooccur`")
     weights = one_text.weights_of(pattern, example)
-    title = str(pattern)
     if png is not None:
         from pipelines.drawing import pattern_picture
 
-        write_file(png, pattern_picture(weights, example.labels, title=title, subtitle=pattern.summary))
-    if session.json:
-        say_json(
-            {
-                "schema": 1,
-                "pattern": title,
-                "summary": pattern.summary,
-                "source": pattern.source,
-                "tokens": example.labels,
-                "weights": weights.tolist(),
-                "png": png,
-            }
-        )
-        return
-    plain = only_ascii or not speaks_unicode()
-    for line in (title, f"{pattern.summary}  ({pattern.source})", ""):
-        say(escape(line))
-    width = shutil.get_terminal_size().columns
-    for line in matrix_lines(weights.tolist(), example.labels, example.labels, width=width, ascii=plain):
-        say(line)
-    say()
-    say(legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=plain))
+        write_file(png, pattern_picture(weights, example.labels, title=str(pattern), subtitle=pattern.summary))
+    about = {"pattern": str(pattern), "summary": pattern.summary, "source": pattern.source}
+    session.answer(
+        {**about, "tokens": example.labels, "weights": weights.tolist(), "png": png},
+        [
+            str(pattern),
+            f"{pattern.summary}  ({pattern.source})",
+            "",
+            *square(weights, example.labels, ascii=ascii),
+            "",
+            legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=ascii),
+        ],
+    )
     if png is not None:
-        session.tell(f"drawn: {escape(png)}")
+        session.tell(f"drawn: {png}")
 
 
 def _value(text: str) -> Any:

@@ -5,21 +5,34 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import completion
 from cli.next_commands import newest
 from cli.options import Session, command
-from cli.output import check_output_path, escape, say, say_json
-from cli.tables import say_table
+from cli.output import check_output_path
+from cli.tables import table
 from guidance.errors import GateFailed, InputError, PlanError
 
-Reference = Annotated[str, typer.Argument(metavar="REF", help="preset:NAME or a TOML file.", show_default=False)]
+if TYPE_CHECKING:
+    from guidance.plan import Plan
+    from guidance.sites import Site
+    from pipelines.views.plans import Reach, Shape
+
+Reference = Annotated[
+    str, typer.Argument(metavar="REF", help="preset:NAME or a TOML file.", autocompletion=completion.plans)
+]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="A model folder, a config.json, a model artifact, or roberta:12x12."),
+    typer.Option(
+        metavar="MODEL",
+        help="A model folder, a config.json, a model artifact, or roberta:12x12.",
+        autocompletion=completion.artifacts("model"),
+    ),
 ]
 Scores = Annotated[
     Path | None,
@@ -36,7 +49,9 @@ def show_plan(
     reference: Annotated[
         str | None,
         typer.Argument(
-            metavar="[REF]", help="preset:NAME or a TOML file; by default all presets are listed.", show_default=False
+            metavar="[REF]",
+            help="preset:NAME or a TOML file; by default all presets are listed.",
+            autocompletion=completion.plans,
         ),
     ] = None,
     model: Model = None,
@@ -46,51 +61,43 @@ def show_plan(
     from pipelines.views import plans
 
     if reference is None:
-        _show_presets(session)
+        summaries = {f"preset:{name}": summary for name, summary in plans.preset_summaries().items()}
+        facts = [{"name": name, "summary": summary} for name, summary in summaries.items()]
+        session.answer({"presets": facts}, table(("PRESET", "SUMMARY"), list(summaries.items())))
         return
     plan, shape, reach = _read(session, reference, model, scores)
     rows = plans.rows_of(plan)
-    if session.json:
-        say_json(
-            {
-                "schema": 1,
-                "plan": reference,
-                "guides": [
-                    dataclasses.asdict(row) | ({"reach": _as_json(reach[row.number - 1])} if shape else {})
-                    for row in rows
-                ],
-                "pal": dataclasses.asdict(plan.pal) if plan.pal else None,
-                "model": model,
-            }
-        )
-        return
-    titles = ["#", "LABEL", "PATTERN", "MECHANISM", "WHERE", "LAYERS", "HEADS", "WEIGHT", "SCHEDULE", "OPTIONS"]
-    table = []
-    for row, guide in zip(rows, plan.guides, strict=True):
-        cells = dataclasses.asdict(row)
-        if shape:
-            cells["layers"], cells["heads"] = plans.heads_text(reach[row.number - 1])
-            depth = sum((site.stack, site.attention) == (guide.stack, guide.attention) for site in shape.sites)
-            cells["weight"] = f"{guide.weight_for(depth):g}" if guide.is_loss else "-"
-        table.append([str(cell) for cell in cells.values()])
-    say_table(titles, table)
-    if added := plans.pal_keys(plan):
-        say("added heads: " + escape(", ".join(f"{key} = {text}" for key, text in added.items())))
-    if shape:
-        for name, grid in plans.grids(plan, shape, reach):
-            say()
-            say(f"{name} of {escape(model)}: the guides on each head, by number")
-            say_table(["LAYER", *(f"h{head}" for head in range(len(grid[0]) - 1))], grid)
+    guides = [row | ({"reach": _as_json(reach[number])} if shape else {}) for number, row in enumerate(rows)]
+    pal = dataclasses.asdict(plan.pal) if plan.pal else None
+    session.answer(
+        {"plan": reference, "guides": guides, "pal": pal, "model": model}, _shown(plan, shape, reach, rows, model)
+    )
 
 
-def _show_presets(session: Session) -> None:
+def _shown(
+    plan: Plan, shape: Shape | None, reach: Reach, rows: Sequence[dict[str, Any]], model: str | None
+) -> Iterator[str]:
     from pipelines.views import plans
 
-    summaries = plans.preset_summaries()
-    if session.json:
-        say_json({"schema": 1, "presets": [{"name": f"preset:{n}", "summary": s} for n, s in summaries.items()]})
-    else:
-        say_table(("PRESET", "SUMMARY"), [(f"preset:{name}", summary) for name, summary in summaries.items()])
+    cells = []
+    for number, (row, guide) in enumerate(zip(rows, plan.guides, strict=True)):
+        if shape:
+            layers, heads = plans.heads_text(reach[number])
+            depth = sum((site.stack, site.attention) == (guide.stack, guide.attention) for site in shape.sites)
+            row = row | {
+                "layers": layers,
+                "heads": heads,
+                "weight": f"{guide.weight_for(depth):g}" if guide.is_loss else "-",
+            }
+        cells.append([str(cell) for cell in row.values()])
+    titles = ["#", "LABEL", "PATTERN", "MECHANISM", "WHERE", "LAYERS", "HEADS", "WEIGHT", "SCHEDULE", "OPTIONS"]
+    yield from table(titles, cells)
+    if added := plans.pal_keys(plan):
+        yield "added heads: " + ", ".join(f"{key} = {text}" for key, text in added.items())
+    for name, grid in plans.grids(plan, shape, reach) if shape else ():
+        yield ""
+        yield f"{name} of {model}: the guides on each head, by number"
+        yield from table(["LAYER", *(f"h{head}" for head in range(len(grid[0]) - 1))], grid)
 
 
 @command(
@@ -105,37 +112,25 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
     if not plan.guides and plan.pal is None:
         raise PlanError(f"{reference}: this plan has no guides", hint="`guide plan new` writes a plan to start from")
     needs = plans.needs_of(plan)
-    heads = {(site, head) for found in reach.values() for site, heads in found.items() for head in heads}
-    silent = [row.label for row in plans.rows_of(plan) if shape and not reach[row.number - 1]]
-    if session.json:
-        say_json(
-            {
-                "schema": 1,
-                "plan": reference,
-                "ok": True,
-                "guides": len(plan.guides),
-                "model": model,
-                "heads": len(heads) if shape else None,
-                "silent": silent,
-                "needs": [dataclasses.asdict(need) for need in needs],
-            }
-        )
-        return
+    selected = {(site, head) for sites in reach.values() for site, heads in sites.items() for head in heads}
+    silent = [label for number, label in enumerate(plan.labels) if shape and not reach[number]]
     count = f"{len(plan.guides)} guide{'' if len(plan.guides) == 1 else 's'}"
     if shape:
         total = sum(site.num_heads for site in shape.sites)
-        added = sum(site.attention == "pal" for site, _ in heads)
+        added = sum(site.attention == "pal" for site, _ in selected)
         more = f" and {added} added ones" if added else ""
-        say(f"ok: {count}, on {len(heads) - added} of the {total} heads of {escape(model)}{more}")
-    else:
-        say(f"ok: {count}")
+        count += f", on {len(selected) - added} of the {total} heads of {model}{more}"
+    facts = {"plan": reference, "ok": True, "guides": len(plan.guides), "model": model}
+    facts |= {"heads": len(selected) if shape else None, "silent": silent}
+    session.answer({**facts, "needs": [dataclasses.asdict(need) for need in needs]}, [f"ok: {count}"])
+    if not shape:
         session.tell("to check it against a model, add --model, for example --model roberta:12x12")
     for label in silent:
-        session.tell(f"guide {escape(label)} is disabled, or selects no head of this model")
+        session.tell(f"guide {label} is disabled, or selects no head of this model")
     for (number, label, source), group in itertools.groupby(
         needs, key=lambda need: (need.number, need.label, need.source)
     ):
-        session.tell(f"guide {number} ({escape(label)}) reads {', '.join(need.name for need in group)}: {source}")
+        session.tell(f"guide {number} ({label}) reads {', '.join(need.name for need in group)}: {source}")
 
 
 @command(
@@ -144,29 +139,34 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
 )
 def diff_plans(
     session: Session,
-    first: Annotated[str, typer.Argument(metavar="A", help="preset:NAME or a TOML file.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another plan.", show_default=False)],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="preset:NAME or a TOML file.", autocompletion=completion.plans)
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another plan.", autocompletion=completion.plans)],
     fail: Annotated[bool, typer.Option("--fail-if-different", help="Exit with code 5 if they differ.")] = False,
 ) -> None:
     """Show the differences between two plans, row by row; formatting does not matter."""
     from guidance.plan import Plan
     from pipelines.views import plans
 
-    found = plans.differences(Plan.load(first), Plan.load(second))
-    if session.json:
-        say_json({"schema": 1, "first": first, "second": second, "equal": not found, "differences": found})
-    for entry in [] if session.json else found:
-        sign = {"removed": "-", "added": "+", "changed": "~"}[entry["change"]]
-        say(f"{sign} {escape(entry['row'])}")
-        for key, (ours, theirs) in entry["keys"].items():
-            both = {"removed": ours, "added": theirs}.get(
-                entry["change"], f"{ours or 'default'} -> {theirs or 'default'}"
-            )
-            say(f"    {key}: {escape(both)}")
-    if not found:
+    changes = plans.differences(Plan.load(first), Plan.load(second))
+    session.answer(
+        {"first": first, "second": second, "equal": not changes, "differences": changes},
+        (line for change in changes for line in _difference(change)),
+    )
+    if not changes:
         session.tell("the plans are equal")
     elif fail:
-        raise GateFailed(f"{first} and {second} differ in {len(found)} row{'' if len(found) == 1 else 's'}")
+        raise GateFailed(f"{first} and {second} differ in {len(changes)} row{'' if len(changes) == 1 else 's'}")
+
+
+def _difference(change: Mapping[str, Any]) -> Iterator[str]:
+    kind = change["change"]
+    sign = {"removed": "-", "added": "+", "changed": "~"}[kind]
+    yield f"{sign} {change['row']}"
+    for key, (ours, theirs) in change["keys"].items():
+        both = {"removed": ours, "added": theirs}.get(kind, f"{ours or 'default'} -> {theirs or 'default'}")
+        yield f"    {key}: {both}"
 
 
 @command(
@@ -175,8 +175,10 @@ def diff_plans(
 )
 def new_plan(
     session: Session,
-    preset: Annotated[str | None, typer.Option(help="Start with the rows of this preset.")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write to this file instead of stdout.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Preset with whose rows to start.", autocompletion=completion.presets)
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write to, instead of stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented plan to start from, which explains all keys, patterns and mechanisms."""
@@ -184,25 +186,17 @@ def new_plan(
     from pipelines.views.plan_template import template
 
     text = template(preset.removeprefix("preset:") if preset else None)
-    if output is None:
-        if session.json:
-            say_json({"schema": 1, "plan": text, "path": None})
-        else:
-            say(text.rstrip("\n"))
-        return
     check_output_path(output, "--output")
-    if output.exists() and not force:
-        raise InputError(f"{str(output)!r} exists already", hint="overwrite it with --force")
-    write_file(output, text.encode())
-    if session.json:
-        say_json({"schema": 1, "plan": text, "path": output})
-    else:
-        say(escape(output))
-    model = newest("model", session.store) or "roberta:12x12"
-    session.tell(escape(f"next: guide plan check {shlex.quote(str(output))} --model {model}{session.store_flag}"))
+    if output is not None:
+        if output.exists() and not force:
+            raise InputError(f"{str(output)!r} exists already", hint="overwrite it with --force")
+        write_file(output, text.encode())
+        model = newest("model", session.store) or "roberta:12x12"
+        session.suggest(f"guide plan check {shlex.quote(str(output))} --model {model}")
+    session.answer({"plan": text, "path": output}, text.rstrip("\n").split("\n") if output is None else [output])
 
 
-def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Any, Any, Any]:
+def _read(session: Session, reference: str, model: str | None, scores: Path | None) -> tuple[Plan, Shape | None, Reach]:
     """A plan, and with a model also its shape and the heads that each guide selects."""
     from guidance.plan import Plan
     from pipelines.statistics.head_scores import read_scores
@@ -220,8 +214,8 @@ def _read(session: Session, reference: str, model: str | None, scores: Path | No
         raise PlanError(f"{reference}: {error.message}", hint=error.hint) from error
 
 
-def _as_json(found: Any) -> list[dict[str, Any]]:
+def _as_json(selected: Mapping[Site, tuple[int, ...]]) -> list[dict[str, Any]]:
     return [
         {"stack": site.stack, "attention": site.attention, "layer": site.layer, "heads": list(heads)}
-        for site, heads in found.items()
+        for site, heads in selected.items()
     ]

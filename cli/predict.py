@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.completion import artifacts
 from cli.options import Session, command
 from cli.output import check_output_path, say_json
 from guidance.errors import InputError
@@ -37,7 +38,10 @@ def predict_command(
     session: Session,
     config: Any,
     model: Annotated[
-        str, typer.Argument(help="A model of a task: a name, name@n, an id, or a folder.", show_default=False)
+        str,
+        typer.Argument(
+            help="A model of a task: a name, name@n, an id, or a folder.", autocompletion=artifacts("model")
+        ),
     ],
     files: Annotated[list[str] | None, typer.Argument(help="Files, folders, patterns; - for stdin.")] = None,
     out: Annotated[
@@ -54,13 +58,12 @@ def predict_command(
     sentence on each line.  Tables and JSON lines are read as by `guide build-dataset`.  The model's plan is applied.
     """
     check_working_folder()
-    if out is not None:
-        check_output_path(out, "--out", *_WRITERS)
-    given = files or ["-"]
-    if "-" in given and sys.stdin.isatty():
+    check_output_path(out, "--out", *_WRITERS)
+    read = files or ["-"]
+    if "-" in read and sys.stdin.isatty():
         session.tell("reading lines from the terminal; Ctrl-D ends")
     rows = predictions.predict(
-        model, given, config, store=session.store, stdin=sys.stdin.buffer, progress=session.progress
+        model, read, config, store=session.store, stdin=sys.stdin.buffer, progress=session.progress
     )
     if out is None:
         for row in rows:
@@ -71,16 +74,16 @@ def predict_command(
 
 
 def _json_lines(rows: Iterable[Row]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return _text(json.dumps(row, ensure_ascii=False) for row in rows)
 
 
 def _parquet(rows: Iterable[Row]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows)), found, compression="zstd")
-    return found.getvalue()
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(rows)), file, compression="zstd")
+    return file.getvalue()
 
 
 def _tsv(rows: Iterable[Row]) -> bytes:
@@ -89,7 +92,7 @@ def _tsv(rows: Iterable[Row]) -> bytes:
         if "prediction" not in row:
             raise InputError("--out .tsv holds one prediction for each example", hint="--out FILE.jsonl")
         lines.append(f"{row['id']}\t{row['prediction']}")
-    return "".join(f"{line}\n" for line in lines).encode()
+    return _text(lines)
 
 
 def _conll(rows: Iterable[Row]) -> bytes:
@@ -98,6 +101,10 @@ def _conll(rows: Iterable[Row]) -> bytes:
         if "tags" not in row:
             raise InputError("--out .conll is for taggers", hint="--out FILE.jsonl")
         lines += [f"{word}\t{tag}" for word, tag in zip(row["words"], row["tags"], strict=True)] + [""]
+    return _text(lines)
+
+
+def _text(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 

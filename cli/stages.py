@@ -9,10 +9,9 @@ from typing import Any
 
 import typer
 
-from cli.completion import artifacts
-from cli.flags import typer_parameter
+from cli import completion
+from cli.app import parameter
 from cli.options import Session, stage_command
-from cli.output import escape
 from cli.tables import folded
 from pipelines.engine.command import Table
 from pipelines.engine.declaration import Stage, Take
@@ -34,13 +33,12 @@ def register(stage: Stage[Any, Any]) -> None:
         return result
 
     run.__doc__ = about.help
-    own = [parameter(take.argument or role, take) for role, take in stage.takes.items()]
-    own += [
-        typer_parameter(name, list[str] | None if option.many else str | None, typer.Option(help=option.help), None)
-        for name, option in stage.options.items()
-    ]
+    own = [_input(take.argument or role, take) for role, take in stage.takes.items()]
+    for name, option in stage.options.items():
+        info = typer.Option(help=option.help, autocompletion=completion.SETTINGS.get(name))
+        own.append(parameter(name, list[str] | None if option.many else str | None, info, None))
     topics = {title: tuple(names) for title, names in about.topics.items()}
-    decorate = stage_command(
+    stage_command(
         about.name,
         stage.config,
         examples=about.examples,
@@ -48,29 +46,23 @@ def register(stage: Stage[Any, Any]) -> None:
         next_command=about.next,
         topics=topics,
         own=own,
-    )
-    decorate(run)
+    )(run)
+
+
+def _input(name: str, take: Take) -> inspect.Parameter:
+    """The argument or flag of one input."""
+    kind: Any = list[str] if take.many else str
+    offered = completion.artifacts(*take.kinds) if take.kinds else None
+    info: Any = typer.Argument(help=take.help, autocompletion=offered)
+    if take.option:
+        info = typer.Option(*([f"--{take.flag}"] if take.flag else []), help=take.help, autocompletion=offered)
+    return parameter(name, kind | None, info, None) if take.optional else parameter(name, kind, info)
 
 
 def tell_table(session: Session, table: Table) -> None:
     """Print the table of a result on stderr, for people."""
-    for line in folded(table.titles, table.rows, None) if table.titles else ():
+    for line in (*folded(table.titles, table.rows, None), *table.notes):
         session.tell(line)
-    for note in table.notes:
-        session.tell(escape(note))
-
-
-def parameter(name: str, take: Take) -> inspect.Parameter:
-    """The argument or flag of one input."""
-    kind: Any = list[str] if take.many else str
-    if take.optional:
-        kind = kind | None
-    more: dict[str, Any] = {"autocompletion": artifacts(*take.kinds)} if take.kinds else {}
-    if take.option:
-        info = typer.Option(*([f"--{take.flag}"] if take.flag else []), help=take.help, **more)
-    else:
-        info = typer.Argument(help=take.help, show_default=False, **more)
-    return typer_parameter(name, kind, info, None if take.optional else inspect.Parameter.empty)
 
 
 for place in STAGES:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cli.arguments import Ascii
+from cli.completion import artifacts
 from cli.options import Session, command
-from cli.output import check_output_path, escape, human_size, say, say_json, speaks_unicode
-from cli.tables import say_table
+from cli.output import check_output_path, human_size
+from cli.pictures import bar
+from cli.tables import table
 
-WIDEST_BAR = 20
-
+if TYPE_CHECKING:
+    from pipelines.views.contexts import Context
 
 Totals = Annotated[
     Literal["pairs", "tokens"],
-    typer.Option(help="What to divide the count of a pair by: the pairs of its tokens, or their occurrences."),
+    typer.Option(help="Divisor of the count of a pair: the pairs of its tokens, or their occurrences."),
 ]
 
 
@@ -31,13 +34,18 @@ Totals = Annotated[
 )
 def show_context(
     session: Session,
-    word: Annotated[str, typer.Argument(metavar="WORD", help="A word.", show_default=False)],
-    text: Annotated[str, typer.Option(help="A sentence, with or without the word.", show_default=False)],
+    word: Annotated[str, typer.Argument(metavar="WORD", help="A word.")],
+    text: Annotated[str, typer.Option(help="A sentence, with or without the word.")],
     cooccur: Annotated[
-        str | None, typer.Option(metavar="REF", help="Artifact of build-cooccur; by default the newest.")
+        str | None,
+        typer.Option(
+            metavar="REF",
+            help="Artifact of build-cooccur; by default the newest.",
+            autocompletion=artifacts("cooccur"),
+        ),
     ] = None,
     totals: Totals = "pairs",
-    only_ascii: Annotated[bool, typer.Option("--ascii", help="Draw only with ASCII characters.")] = False,
+    ascii: Ascii = False,
 ) -> None:
     """Show how strongly a word expects each token of a sentence, from 0 to 1.
 
@@ -48,43 +56,36 @@ def show_context(
 
     artifact = newest(session.store) if cooccur is None else session.store.load(cooccur, kind="cooccur")
     contexts = contexts_of(artifact, word, text, totals=totals)
-    if session.json:
-        found = [
-            {
-                "token": context.token,
-                "known": context.known,
-                "keys": [{"text": t, "token": token, "coefficient": value} for t, token, value in context.keys],
-            }
-            for context in contexts
-        ]
-        say_json({"schema": 1, "cooccur": artifact.reference, "word": word, "text": text, "contexts": found})
-        return
     number = artifact.counts["vocabulary"]
-    for place, context in enumerate(contexts):
-        if place:
-            say()
-        name = context.text if len(contexts) == 1 else f"{context.text} (a piece of {word.strip()})"
-        if not context.known:
-            say(f"{escape(name)} is not among the {number:,} tokens that were counted: it expects nothing")
-            continue
-        say(f"{escape(name)} expects")
-        say_table(
-            ("TOKEN", "FROM 0 TO 1", ""),
-            [
-                (key, "-" if value is None else f"{value:.4f}", _bar(value, only_ascii))
-                for key, _, value in context.keys
-            ],
-        )
+    facts = [
+        {
+            "token": context.token,
+            "known": context.known,
+            "keys": [{"text": text, "token": token, "coefficient": value} for text, token, value in context.keys],
+        }
+        for context in contexts
+    ]
+    session.answer(
+        {"cooccur": artifact.reference, "word": word, "text": text, "contexts": facts},
+        _lines(contexts, word.strip(), number, ascii),
+    )
     if any(value is None for context in contexts if context.known for *_, value in context.keys):
         session.tell(f"- marks tokens that are not among the {number:,} counted tokens")
 
 
-def _bar(value: float | None, only_ascii: bool) -> str:
-    """A number from 0 to 1 as a bar, which is visible for every number above 0."""
-    eighths = math.ceil((value or 0) * WIDEST_BAR * 8)
-    if only_ascii or not speaks_unicode():
-        return "#" * math.ceil(eighths / 8)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+def _lines(contexts: Sequence[Context], word: str, number: int, ascii: bool) -> Iterator[str]:
+    for context in contexts:
+        if context is not contexts[0]:
+            yield ""
+        name = context.text if len(contexts) == 1 else f"{context.text} (a piece of {word})"
+        if not context.known:
+            yield f"{name} is not among the {number:,} tokens that were counted: it expects nothing"
+            continue
+        yield f"{name} expects"
+        rows = [
+            (key, "-" if value is None else f"{value:.4f}", bar(value, ascii=ascii)) for key, _, value in context.keys
+        ]
+        yield from table(("TOKEN", "FROM 0 TO 1", ""), rows)
 
 
 @command(
@@ -99,12 +100,12 @@ def export_cooccurrence(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="REF", help="Artifact of build-cooccur: a name, name@n, an id, or a path.", show_default=False
+            metavar="REF",
+            help="Artifact of build-cooccur: a name, name@n, an id, or a path.",
+            autocompletion=artifacts("cooccur"),
         ),
     ],
-    dense: Annotated[
-        Path, typer.Option(metavar="FILE", help="Write all scores as a matrix into this file.", show_default=False)
-    ],
+    dense: Annotated[Path, typer.Option(metavar="FILE", help="File for the matrix of all scores.")],
     half: Annotated[bool, typer.Option("--half", help="Write float16 instead of float32.")] = False,
     totals: Totals = "pairs",
 ) -> None:
@@ -121,9 +122,6 @@ def export_cooccurrence(
     data = contexts.dense(artifact, half=half, totals=totals)
     write_file(dense, data)
     number = artifact.counts["vocabulary"]
-    if session.json:
-        about = {"path": os.fspath(dense), "bytes": len(data), "rows": number, "dtype": "F16" if half else "F32"}
-        say_json({"schema": 1, "cooccur": artifact.reference, **about})
-        return
-    say(escape(dense))
+    about = {"path": os.fspath(dense), "bytes": len(data), "rows": number, "dtype": "F16" if half else "F32"}
+    session.answer({"cooccur": artifact.reference, **about}, [dense])
     session.tell(f"{number:,} × {number:,} scores, {human_size(len(data))}")

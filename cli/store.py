@@ -7,15 +7,16 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import completion
 from cli.options import Session, command
-from cli.output import escape, human_size, say, say_json
-from cli.tables import nested, plain, say_table
+from cli.output import escape, human_size
+from cli.tables import nested, plain, table
 from guidance.errors import GuideError, InputError, MachineError
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
@@ -24,9 +25,11 @@ from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
     from pipelines.engine.command import Table
-    from pipelines.views.unfinished import Unfinished
 
-Reference = Annotated[str, typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", show_default=False)]
+Reference = Annotated[
+    str,
+    typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", autocompletion=completion.artifacts()),
+]
 
 
 @command("ls", group="Store", examples=["guide ls", "guide ls --kind corpus", "guide ls --json | jq .artifacts"])
@@ -34,7 +37,9 @@ def list_artifacts(
     session: Session,
     kind: Annotated[
         str | None,
-        typer.Option(help="List only artifacts of this kind, such as corpus, sequences, masks, model or probe."),
+        typer.Option(
+            help="Only kind to list, such as corpus, sequences, masks, model or probe.", autocompletion=completion.kinds
+        ),
     ] = None,
 ) -> None:
     """List artifacts, oldest first, and unfinished work."""
@@ -47,42 +52,39 @@ def list_artifacts(
     rows = [row for folder in store.folders(kind) if (row := _row(store, folder, names[folder]))]
     rows.sort(key=lambda row: (row["created"] is None, str(row["created"]), row["artifact"]))
     unfinished = [Unfinished.of(folder, store) for folder in store.unfinished() if kind in (None, folder.parent.name)]
-    if session.json:
-        say_json({"schema": 1, "artifacts": rows, "unfinished": [_as_json(work) for work in unfinished]})
-        return
-    table = [
-        (
-            r["artifact"],
-            ",".join(r["names"]) or "-",
-            human_size(r["bytes"]),
-            r["created"] or "-",
-            r["stage"] or r["state"],
-        )
-        for r in rows
-    ]
-    table += [
-        (work.reference, work.name or "-", human_size(folder_size(work.folder)), "-", _state(work))
-        for work in unfinished
-    ]
-    if table:
-        say_table(("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE"), table, whole=("ARTIFACT", "NAMES"))
-        return
-    kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})
-    if kind and kinds:
-        session.tell(f"nothing of kind {escape(repr(kind))} in {escape(store.root)}; there are: {', '.join(kinds)}")
-    else:
-        session.tell(f"nothing in {escape(store.root)}")
+    cells = []
+    for row in rows:
+        about = (human_size(row["bytes"]), row["created"] or "-", row["stage"] or row["state"])
+        cells.append((row["artifact"], ",".join(row["names"]) or "-", *about))
+    for work in unfinished:
+        cells.append((work.reference, work.name or "-", human_size(work.bytes), "-", work.state))
+    titles = ("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE")
+    session.answer(
+        {"artifacts": rows, "unfinished": [work.as_dict() for work in unfinished]},
+        table(titles, cells, whole=("ARTIFACT", "NAMES")) if cells else (),
+    )
+    if not cells:
+        kinds = sorted({folder.parent.name for folder in (*store.folders(), *store.unfinished())})
+        others = f"; there are: {', '.join(kinds)}" if kind and kinds else ""
+        session.tell(f"nothing {f'of kind {kind!r} ' if others else ''}in {store.root}{others}")
 
 
 def _row(store: Store, folder: Path, names: list[str]) -> dict[str, Any] | None:
-    row = {"artifact": f"{folder.parent.name}/{folder.name}", "kind": folder.parent.name, "names": names}
+    """What is known of an artifact; None if it has just been removed."""
+    from pipelines.views.unfinished import folder_size
+
+    row: dict[str, Any] = {
+        "artifact": f"{folder.parent.name}/{folder.name}",
+        "kind": folder.parent.name,
+        "names": names,
+    }
+    row |= {"stage": None, "created": None, "counts": {}, "path": os.fspath(folder)}
     try:
         with store.open(folder) as artifact:
             made = {key: artifact.manifest.get(key) for key in ("stage", "created")}
-            size = artifact.size
-        return row | made | {"bytes": size, "counts": artifact.counts, "path": os.fspath(folder), "state": "ok"}
+            return row | made | {"bytes": artifact.size, "counts": artifact.counts, "state": "ok"}
     except ArtifactMissing:
-        if not folder.exists():  # it has just been removed
+        if not folder.exists():
             return None
         state = "damaged"
     except ArtifactMisplaced:
@@ -91,65 +93,59 @@ def _row(store: Store, folder: Path, names: list[str]) -> dict[str, Any] | None:
         state = "damaged"
     except MachineError:
         state = "unreadable"
-    made = {"stage": None, "created": None, "counts": {}}
-    return row | made | {"bytes": folder_size(folder), "path": os.fspath(folder), "state": state}
-
-
-def _state(work: Unfinished) -> str:
-    return ", ".join(filter(None, ["unfinished", work.progress]))
-
-
-def _as_json(work: Unfinished) -> dict[str, Any]:
-    kind, _, id = work.reference.partition("/")
-    about = {"kind": kind, "id": id, "bytes": folder_size(work.folder), "path": os.fspath(work.folder)}
-    return about | {"name": work.name, "step": work.step, "steps": work.steps, "parts": work.parts}
+    return row | {"bytes": folder_size(folder), "state": state}
 
 
 @command("show", group="Store", examples=["guide show wiki", "guide show wiki@1 --json | jq .config"])
-def show(session: Session, reference: Reference) -> None:
+def show(
+    session: Session,
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF",
+            help="A name, name@n, an id, or a path.",
+            autocompletion=completion.artifacts(unfinished=True),
+        ),
+    ],
+) -> None:
     """Show what an artifact holds and how it was made, or how far unfinished work is."""
-    work = _unfinished(session.store, reference)
-    if work is not None:
-        _show_unfinished(session, work)
+    folder = _unfinished(session.store, reference)
+    if folder is not None:
+        _show_unfinished(session, folder)
         return
     with session.store.load(reference, verify=False) as artifact:
-        manifest = artifact.manifest
         unlisted = artifact.unlisted_files()
-        found = None if session.json else _found(artifact)
+        findings = None if session.json else _findings(artifact)
     names = [str(n) for n in session.store.names() if (n.kind, n.recipe) == (artifact.kind, artifact.recipe)]
-    if session.json:
-        say_json(
-            {"schema": 1, "artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names} | manifest
-        )
-        return
-    say(f"artifact   {artifact.reference}")
-    say(f"names      {', '.join(names) or '-'}")
-    say(f"path       {escape(artifact.path)}")
-    for key in ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content"):
-        if manifest.get(key) is not None:
-            say(f"{key:<10} {escape(manifest[key])}")
-    if found is not None:
-        say_table(found.titles, found.rows)
-        for note in found.notes:
-            say(escape(note))
-    _say_sections(
-        {  # the most useful first
-            "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
-            "counts": {} if found is not None else manifest.get("counts", {}),
-            "inputs": {
-                role: f"{i.get('kind')} {str(i.get('content'))[:16]}" for role, i in manifest.get("inputs", {}).items()
-            },
-            "config": manifest.get("config", {}),
-            "files": {n: f"{human_size(e['bytes'])}{_rows(e)}" for n, e in artifact.files.items()},
-            "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
-            "packages": manifest.get("packages", {}),
-        }
-    )
+    about = {"artifact": artifact.reference, "path": os.fspath(artifact.path), "names": names}
+    session.answer(about | artifact.manifest, _shown(artifact, names, findings))
     for name in unlisted:
         log.warning("%s: not in the manifest", artifact.path / name)
 
 
-def _found(artifact: Artifact) -> Table | None:
+def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> Iterator[str]:
+    manifest = artifact.manifest
+    head = {"artifact": artifact.reference, "names": ", ".join(names) or "-", "path": artifact.path}
+    keys = ("stage", "stage_version", "created", "seconds", "guide", "git", "seed", "content")
+    head |= {key: manifest[key] for key in keys if manifest.get(key) is not None}
+    yield from (f"{key:<10} {value}" for key, value in head.items())
+    if findings is not None:
+        yield from (*table(findings.titles, findings.rows), *findings.notes)
+    inputs = manifest.get("inputs", {})
+    yield from _sections(
+        {  # the most useful first
+            "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
+            "counts": {} if findings is not None else manifest.get("counts", {}),
+            "inputs": {role: f"{each.get('kind')} {str(each.get('content'))[:16]}" for role, each in inputs.items()},
+            "config": manifest.get("config", {}),
+            "files": {name: f"{human_size(entry['bytes'])}{_rows(entry)}" for name, entry in artifact.files.items()},
+            "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
+            "packages": manifest.get("packages", {}),
+        }
+    )
+
+
+def _findings(artifact: Artifact) -> Table | None:
     """What a probe found; None of other artifacts, and of probes that are damaged or of another version."""
     from pipelines.stages import find
 
@@ -164,33 +160,36 @@ def _show_unfinished(session: Session, folder: Path) -> None:
     from pipelines.views.unfinished import Unfinished
 
     work = Unfinished.of(folder, session.store)
-    if session.json:
-        about = {"config": dict(work.settings), "inputs": dict(work.inputs)}
-        say_json({"schema": 1, "artifact": work.reference, "state": "unfinished"} | _as_json(work) | about)
-        return
-    say(f"artifact   {work.reference}")
-    say(f"name       {work.name or '-'}")
-    say(f"path       {escape(work.folder)}")
-    say(f"state      {_state(work)}")
-    say(f"size       {human_size(folder_size(work.folder))}")
-    _say_sections(
-        {"inputs": {role: str(content)[:16] for role, content in work.inputs.items()}, "config": work.settings}
+    head = {"artifact": work.reference, "name": work.name or "-", "path": folder, "state": work.state}
+    head |= {"size": human_size(work.bytes)}
+    inputs = {role: str(content)[:16] for role, content in work.inputs.items()}
+    session.answer(
+        {
+            "artifact": work.reference,
+            "state": "unfinished",
+            **work.as_dict(),
+            "config": work.settings,
+            "inputs": work.inputs,
+        },
+        (
+            *(f"{key:<10} {value}" for key, value in head.items()),
+            *_sections({"inputs": inputs, "config": work.settings}),
+        ),
     )
     session.tell("the command that began it continues it")
 
 
-def _say_sections(sections: Mapping[str, Mapping[Any, Any]]) -> None:
-    """Print titles, each with its entries below.
+def _sections(sections: Mapping[str, Mapping[Any, Any]]) -> Iterator[str]:
+    """Titles, each with its entries below.
 
     In a file or a pipe every entry is one line, nested values as JSON; on a terminal nested values are spread over lines.
     """
     wide = sys.stdout.isatty()
     for title, entries in sections.items():
         if entries:
-            say(title)
+            yield title
             for key, value in entries.items():
-                for line in nested(str(key), value) if wide else [f"{key}: {plain(value)}"]:
-                    say(f"  {escape(line)}")
+                yield from (f"  {line}" for line in (nested(str(key), value) if wide else [f"{key}: {plain(value)}"]))
 
 
 def _rows(entry: dict[str, Any]) -> str:
@@ -202,11 +201,7 @@ def lineage(session: Session, reference: Reference) -> None:
     """Show what an artifact was made from, down to the raw inputs."""
     with session.store.load(reference, verify=False) as artifact:
         tree = family(session.store, artifact.manifest, seen=frozenset())
-    if session.json:
-        say_json({"schema": 1} | tree)
-    else:
-        for line in draw(tree):
-            say(line)
+    session.answer(tree, draw(tree))
 
 
 def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> dict[str, Any]:
@@ -233,7 +228,7 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
     return node
 
 
-def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str]:
+def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterator[str]:
     """A tree as lines of text."""
     if "artifact" in node:
         text = f"{node['artifact']}  {node.get('stage') or ''}".rstrip()
@@ -241,7 +236,7 @@ def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str
         first = ", ".join(str(name) for name in node.get("first", [])[:3])
         text = f"{node.get('kind', 'input')}  {node.get('count', '')} {first}".rstrip()
     note = f"  ({node['note']})" if node.get("note") else ""
-    yield escape(f"{indent}{role + ': ' if role else ''}{text}{note}")
+    yield f"{indent}{role + ': ' if role else ''}{text}{note}"
     for child_role, child in node.get("inputs", {}).items():
         yield from draw(child, indent + "  ", child_role)
 
@@ -250,7 +245,10 @@ def draw(node: dict[str, Any], indent: str = "", role: str = "") -> Iterable[str
 def verify(
     session: Session,
     references: Annotated[
-        list[str] | None, typer.Argument(metavar="[REF]...", help="By default, all artifacts.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[REF]...", help="Artifacts; by default all of them.", autocompletion=completion.artifacts()
+        ),
     ] = None,
 ) -> None:
     """Check that the files of artifacts are unchanged, and that each folder holds the artifact that its name says."""
@@ -271,10 +269,8 @@ def verify(
             task.advance()
     for path in unlisted:
         log.warning("%s: not in the manifest", path)
-    if session.json:
-        say_json({"schema": 1, "verified": checked, "damaged": damaged, "strangers": unlisted})
-    else:
-        say(f"{len(checked)} verified, {len(damaged)} damaged")
+    facts = {"verified": checked, "damaged": damaged, "strangers": unlisted}
+    session.answer(facts, [f"{len(checked)} verified, {len(damaged)} damaged"])
     if damaged:
         raise ArtifactDamaged(
             f"{len(damaged)} of {len(folders)} damaged", hint="\n".join(escape(entry["message"]) for entry in damaged)
@@ -285,7 +281,12 @@ def verify(
 def remove(
     session: Session,
     references: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="Artifacts, or unfinished work by its name or kind/id.")
+        list[str],
+        typer.Argument(
+            metavar="REF...",
+            help="Artifacts, or unfinished work by its name or kind/id.",
+            autocompletion=completion.artifacts(unfinished=True),
+        ),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="Remove it even if other artifacts were made from it.")
@@ -295,8 +296,7 @@ def remove(
     store = session.store
     unfinished, folders = [], []
     for reference in references:
-        work = _unfinished(store, reference)
-        if work is not None:
+        if work := _unfinished(store, reference):
             unfinished.append(work)
         else:
             folder = store.find(reference)
@@ -308,17 +308,13 @@ def remove(
     for folder in dict.fromkeys(unfinished):
         store.remove_unfinished(folder)
     removed = [f"{folder.parent.name}/{folder.name}" for folder in dict.fromkeys([*folders, *unfinished])]
-    if session.json:
-        say_json({"schema": 1, "removed": removed})
-    else:
-        for reference in removed:
-            say(reference)
+    session.answer({"removed": removed}, removed)
 
 
 def _unfinished(store: Store, reference: str) -> Path | None:
     """The folder of unfinished work, if no artifact has this reference; with ``.partial/`` in front, also if one has."""
-    given = reference.removeprefix(".partial/")
-    if given == reference:
+    name = reference.removeprefix(".partial/")
+    if name == reference:
         try:
             store.find(reference)
             return None
@@ -326,7 +322,7 @@ def _unfinished(store: Store, reference: str) -> Path | None:
             raise
         except ArtifactMissing:
             pass
-    return store.find_unfinished(None, given)
+    return store.find_unfinished(None, name)
 
 
 def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
@@ -351,15 +347,12 @@ def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
 @command("rename", group="Store", examples=["guide rename wiki wiki-2025"])
 def rename(
     session: Session,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A name.", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A new name.", show_default=False)],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A name.", autocompletion=completion.names)],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="A new name.")],
 ) -> None:
     """Rename all versions of a name."""
     session.store.rename(old, new)
-    if session.json:
-        say_json({"schema": 1, "old": old, "new": new})
-    else:
-        say(new)
+    session.answer({"old": old, "new": new}, [new])
 
 
 @command("gc", group="Store", examples=["guide gc", "guide gc --unnamed --dry-run"])
@@ -377,11 +370,7 @@ def collect(
         raise ArtifactMissing(f"no store at {str(session.store.root)!r}")
     removed = session.store.collect(unnamed=unnamed, dry_run=dry_run)
     paths = [os.fspath(path) for path in removed]
-    if session.json:
-        say_json({"schema": 1, "dry_run": dry_run, "removed": paths})
-    else:
-        for path in paths:
-            say(escape(path))
+    session.answer({"dry_run": dry_run, "removed": paths}, paths)
     session.tell(f"{len(removed)} {'would be removed' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")
 
 
@@ -389,46 +378,26 @@ def collect(
 def export(
     session: Session,
     reference: Reference,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.")],
 ) -> None:
     """Copy an artifact to a plain folder."""
     from pipelines.storage import transfer
 
     with session.store.load(reference, verify=False) as artifact:
         transfer.export(artifact, folder, progress=session.progress)
-    if session.json:
-        say_json({"schema": 1, "artifact": artifact.reference, "path": os.fspath(folder)})
-    else:
-        say(escape(folder))
+    session.answer({"artifact": artifact.reference, "path": os.fspath(folder)}, [folder])
 
 
 @command("import", group="Store", examples=["guide import ./from-a-colleague --name wiki"])
 def import_artifact(
     session: Session,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder made by `guide export`.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder made by `guide export`.")],
     name: Annotated[str | None, typer.Option(help="Also give the artifact a new version of this name.")] = None,
 ) -> None:
     """Check an exported artifact and copy it into the store."""
     from pipelines.storage import transfer
 
     artifact, reused = transfer.import_folder(session.store, folder, name=name, progress=session.progress)
-    session.tell(escape(f"{'up to date' if reused else 'done'}: {artifact.path}"))
-    if session.json:
-        say_json({"schema": 1, "artifact": artifact.reference, "kind": artifact.kind, "reused": reused, "name": name})
-    else:
-        say(artifact.reference)
-
-
-def folder_size(folder: Path) -> int:
-    """Total bytes of all files below a folder; files that vanish meanwhile count as 0."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size if not path.is_dir() else 0
-        except OSError:
-            continue
-    return total
+    session.tell(f"{'up to date' if reused else 'done'}: {artifact.path}")
+    facts = {"artifact": artifact.reference, "kind": artifact.kind, "reused": reused, "name": name}
+    session.answer(facts, [artifact.reference])

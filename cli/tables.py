@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cli.output import escape, say
+from cli.output import escape
 
 NARROWEST = 12
 
 
-def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Collection[str] = ()) -> None:
-    """Print a table on stdout.  In a file or a pipe every row is one line; on a terminal long cells are wrapped.
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Collection[str] = ()) -> list[str]:
+    """The lines of a table on stdout.  In a file or a pipe every row is one line; on a terminal long cells are wrapped.
 
     Args:
         whole: titles of columns whose cells are never broken, such as ids.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in folded(titles, rows, width, whole=whole):
-        say(line)
+    return folded(titles, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else None, whole=whole)
 
 
 def folded(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, whole: Collection[str] = ()
+    titles: Sequence[str], rows: Iterable[Sequence[str]], width: int | None, *, whole: Collection[str] = ()
 ) -> list[str]:
     """The lines of a table, with two spaces between columns; the widest columns are narrowed to fit ``width``."""
     lines = [[escape(cell) for cell in row] for row in (titles, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
-    narrow = [place for place, title in enumerate(titles) if title not in whole]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    narrow = [column for column, title in enumerate(titles) if title not in whole]
     while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
-        widest = max(narrow, key=lambda place: widths[place], default=None)
+        widest = max(narrow, key=lambda column: widths[column], default=None)
         if widest is None or widths[widest] <= NARROWEST:
             break
         widths[widest] -= 1
     shown = []
     for line in lines:
         cells = [(cell and textwrap.wrap(cell, wide)) or [""] for cell, wide in zip(line, widths, strict=True)]
-        for level in range(max(map(len, cells))):
-            parts = ((cell[level] if level < len(cell) else "").ljust(w) for cell, w in zip(cells, widths, strict=True))
-            shown.append("  ".join(parts).rstrip())
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            shown.append("  ".join(map(str.ljust, parts, widths)).rstrip())
     return shown
 
 
@@ -59,8 +58,6 @@ def nested(key: str, value: Any) -> Iterator[str]:
 
 def plain(value: Any) -> str:
     """A text as it is, any other value as JSON."""
-    import json
-
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.completion import artifacts
 from cli.options import Session, stage_command
 from cli.tables import folded
 from cli.usual_names import usual
@@ -48,7 +49,10 @@ def after_search(made: Artifact, store: Store) -> tuple[str, ...]:
 def search_command(
     session: Session,
     config: search.Config,
-    data: Annotated[str, typer.Argument(help="A dataset: a name, name@n, an id, or a path.", show_default=False)],
+    data: Annotated[
+        str,
+        typer.Argument(help="A dataset: a name, name@n, an id, or a path.", autocompletion=artifacts("corpus")),
+    ],
 ) -> Result | None:
     """Fine-tune with every combination of some settings, over several seeds or folds, and test the best one.
 
@@ -115,6 +119,8 @@ def quickstart_command(
     """See what guidance does: train the same small model with and without guided heads, in a few minutes."""
     result = quickstart.run([*(corpus or []), *(more or [])], config, **session.options())
     folder = result.artifact.path
-    session.tell(result.artifact.counts["table"])
-    session.tell(f"learning curves: {folder / 'learning.png'}\nattention of guided heads: {folder / 'attention.png'}")
+    for line in result.artifact.counts["table"].splitlines():
+        session.tell(line)
+    session.tell(f"learning curves: {folder / 'learning.png'}")
+    session.tell(f"attention of guided heads: {folder / 'attention.png'}")
     return result

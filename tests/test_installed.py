@@ -37,7 +37,7 @@ def record(command, **options):
     return run(command, **options)
 
 answer = {"root": str(pipelines.ROOT), "git": _git_revision()}
-answer["imports"] = [finding.as_dict() for finding in doctor.shadows()]
+answer["imports"] = [vars(finding) for finding in doctor.shadows()]
 if len(sys.argv) == 4:
     subprocess.run = record
     answer["converted"] = convert._convert_in_subprocess([Path(sys.argv[1])], Path(sys.argv[2]))

@@ -19,6 +19,7 @@ STAGES = (
     "pipelines.stages.pretrain:STAGE",
     "pipelines.stages.finetune:STAGE",
     *(f"pipelines.stages.{path.stem}:STAGE" for path in sorted(Path(__file__).parent.glob("probe_*.py"))),
+    "pipelines.stages.discover_score:STAGE",
 )
 """Where the stages are that have a command, in the order of the help page; every file ``probe_NAME.py`` holds one."""
 

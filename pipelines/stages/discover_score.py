@@ -15,10 +15,12 @@ from typing import Any
 from pydantic import Field
 
 from guidance.errors import InputError
+from pipelines.engine.command import Command, Table
 from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
 from pipelines.probing.sequences import SequencesConfig
 from pipelines.stages.reading import ON_SEQUENCES
+from pipelines.storage.artifacts import Artifact
 
 PLAN = "plan.toml"
 SUMMARY = "discovery.json"
@@ -119,6 +121,36 @@ def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
         return None, None
 
 
+SHOWN_HEADS = 6
+
+
+def _table(artifact: Artifact, config: Config) -> Table:
+    """The patterns on which heads stand out, and why some of them are not proposed."""
+    from guidance.probes.discovery import SINKS
+
+    counts = artifact.counts
+    rows = []
+    for each in counts["candidates"]:
+        names = [f"{layer}-{head}" for layer, head in each["heads"]]
+        shown = ", ".join(names[:SHOWN_HEADS]) + (" …" if len(names) > SHOWN_HEADS else "")
+        if each["pattern"] in counts["proposed"]:
+            note = "proposed"
+        elif each["pattern"] in SINKS:
+            note = "not proposed: heads rest there"
+        elif each["covered_by"]:
+            note = f"not proposed: {each['covered_by']} has the same heads"
+        else:
+            note = f"not proposed: --most {config.most}"
+        important = "–" if each["important"] is None else str(each["important"])
+        figures = (f"{100 * each['relevance']:.1f} %", f"{each['lift']:.1f}", f"{each['deviations']:.1f}", important)
+        rows.append((each["pattern"], shown, *figures, note))
+    if rows:
+        return Table(("pattern", "heads", "relevance", "× chance", "deviations", "important", ""), rows)
+    note = f"no head stands out on a pattern by {config.deviations:g} standard deviations"
+    few = ": of ten heads or fewer none can by three" if counts["heads"] <= 10 else ""
+    return Table(notes=(note + few,))
+
+
 STAGE = Stage(
     "discover-score",
     "discovery",
@@ -128,6 +160,22 @@ STAGE = Stage(
     takes=ON_SEQUENCES,
     check=_check,
     prepare=lambda opening: opening.change(folder=opening.references["model"]),
+    command=Command(
+        "discover score",
+        """Score every head: its importance, and how much it looks at each pattern; and propose a plan.
+
+        A pattern is a candidate if some head looks at it far more than the mean of all heads, on every other example, and again on
+        the rest.  The plan that is proposed injects the best candidates; those where heads rest, such as the first token, and those
+        that a better one covers are left out.
+        """,
+        (
+            "guide discover score segmenter topics",
+            "guide discover score segmenter topics --masks topics-masks --deviations 2",
+            "guide discover score ./bert-base text.txt --patterns 'matching_token and not self' --patterns previous",
+        ),
+        next="guide discover accept {}",
+        show=_table,
+    ),
 )
 
 run = STAGE.run

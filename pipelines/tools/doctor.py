@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from guidance.errors import GuideError
 from pipelines import ROOT
@@ -38,9 +38,6 @@ class Finding:
     name: str
     state: State
     detail: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine(store: Store) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,9 +59,6 @@ class Support:
     def supported(self) -> bool:
         """Whether guidance reached every head of the tiny model."""
         return self.reason is None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "supported": self.supported}
 
 
 def examine() -> list[Support]:

@@ -31,60 +31,34 @@ _HEAD_WIDTH = 64
 # the rows of a plan
 
 
-@dataclass(frozen=True)
-class Row:
-    """One guide as text; ``rest`` holds the non-default keys that have no other column."""
-
-    number: int
-    label: str
-    pattern: str
-    mechanism: str
-    place: str
-    layers: str
-    heads: str
-    weight: str
-    schedule: str
-    rest: str
+_COLUMNS = ("pattern", "mechanism", "stack", "attention", "layers", "heads", "weight", "schedule", "hold_steps", "name")
+"""The keys of a guide that have columns of their own."""
 
 
-def rows_of(plan: Plan) -> list[Row]:
-    """One row per guide, in order."""
+def rows_of(plan: Plan) -> list[dict[str, Any]]:
+    """One row per guide, in order, as text; ``rest`` holds the non-default keys that have no other column."""
     return [
-        _row(number, label, guide)
+        {"number": number, "label": label, **_row(guide)}
         for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1)
     ]
 
 
-def _row(number: int, label: str, guide: Guide) -> Row:
+def _row(guide: Guide) -> dict[str, str]:
     from guidance.plan import written_keys
 
-    shown = {
-        "pattern",
-        "mechanism",
-        "stack",
-        "attention",
-        "layers",
-        "heads",
-        "weight",
-        "schedule",
-        "hold_steps",
-        "name",
-    }
-    rest = {key: text for key, text in written_keys(guide).items() if key not in shown}
     own = guide.bound_pattern.options if guide.bound_pattern else {}
+    rest = {key: text for key, text in written_keys(guide).items() if key not in (*_COLUMNS, *own)}
     hold = f", hold {guide.hold_steps}" if guide.hold_steps else ""
-    return Row(
-        number,
-        label,
-        str(guide.bound_pattern or "-"),
-        guide.mechanism,
-        f"{guide.stack} {guide.attention}",
-        ", ".join(map(str, guide.layers)),
-        ", ".join(map(str, guide.heads)),
-        weight_text(guide.weight) if guide.is_loss else "-",
-        f"{guide.schedule}{hold}" if guide.is_loss or guide.fades else "-",
-        ", ".join(f"{key} = {text}" for key, text in rest.items() if key not in own) or "-",
-    )
+    return {
+        "pattern": str(guide.bound_pattern or "-"),
+        "mechanism": guide.mechanism,
+        "place": f"{guide.stack} {guide.attention}",
+        "layers": ", ".join(map(str, guide.layers)),
+        "heads": ", ".join(map(str, guide.heads)),
+        "weight": weight_text(guide.weight) if guide.is_loss else "-",
+        "schedule": f"{guide.schedule}{hold}" if guide.is_loss or guide.fades else "-",
+        "rest": ", ".join(f"{key} = {text}" for key, text in rest.items()) or "-",
+    }
 
 
 def weight_text(weight: float | tuple[tuple[int, float], ...]) -> str:

@@ -53,11 +53,22 @@ class Unfinished:
         return cls(folder, reference, name, _last_step(folder), steps, settings=settings, inputs=inputs)
 
     @property
-    def progress(self) -> str:
-        """``step 40 of 1,000``, ``3 parts done``, or nothing if it is not known."""
+    def state(self) -> str:
+        """``unfinished, step 40 of 1,000``, ``unfinished, 3 parts done``, or no more than that."""
         if self.step is not None:
-            return f"step {self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
-        return f"{self.parts:,} part{'' if self.parts == 1 else 's'} done" if self.parts else ""
+            return f"unfinished, step {self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
+        return "unfinished" + (f", {self.parts:,} part{'' if self.parts == 1 else 's'} done" if self.parts else "")
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files so far."""
+        return folder_size(self.folder)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What programs see of it in a list."""
+        kind, _, id_ = self.reference.partition("/")
+        about = {"kind": kind, "id": id_, "bytes": self.bytes, "path": os.fspath(self.folder)}
+        return about | {"name": self.name, "step": self.step, "steps": self.steps, "parts": self.parts}
 
 
 def _run(folder: Path) -> tuple[dict[str, Any], dict[str, str]] | None:
@@ -78,3 +89,14 @@ def _last_step(folder: Path) -> int:
         return int(json.loads(whole.rpartition(b"\n")[2])["step"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 0
+
+
+def folder_size(folder: Path) -> int:
+    """Total bytes of all files below a folder; files that vanish meanwhile count as 0."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size if not path.is_dir() else 0
+        except OSError:
+            continue
+    return total

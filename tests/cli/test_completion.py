@@ -111,9 +111,17 @@ def test_completion_never_fails(complete, monkeypatch):
 
 def test_everything_offered_belongs_to_a_parameter():
     parameters = {p.name for command in COMMANDS.values() for p in command.params}
-    for key in (*completion.OFFERS, *completion.NOT_OFFERED):
-        command, _, name = key.rpartition(" ")
-        assert name in ({p.name for p in COMMANDS[command].params} if command else parameters), key
+    assert set(completion.SETTINGS) <= parameters
+
+
+REFERENCES = ("corpus", "tokenizer", "sequences", "model", "data", "dataset", "masks", "reference", "references")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_arguments_that_take_artifacts_are_completed(command):
+    for parameter in COMMANDS[command].params:
+        if parameter.param_type_name == "argument" and parameter.name in REFERENCES:
+            assert parameter._custom_shell_complete is not None, parameter.name
 
 
 def test_completion_imports_nothing_heavy(tmp_path):

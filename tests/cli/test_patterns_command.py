@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.pictures import cells, legend, matrix_lines, shade
 from cli.tables import folded
 from guidance.patterns import PATTERNS
-from pipelines.views.pictures import cells, legend, matrix_lines, shade
 from tests.shared import shared
 
 TEXT = "The dog ran. It barked!"
@@ -103,7 +103,7 @@ def test_ascii_is_used_if_asked_for_or_if_stdout_cannot_encode_blocks(guide, mon
     out = guide("patterns", "show", "next", "--text", "日 b", "--ascii").out
     assert out.isascii()
     assert "[CLS]  . # . ." in out and "\\u65e5" in out
-    monkeypatch.setattr("cli.patterns.speaks_unicode", lambda: False)
+    monkeypatch.setattr("cli.arguments.speaks_unicode", lambda: False)
     assert guide("patterns", "show", "next", "--text", "日 b").out == out
 
 

@@ -5,13 +5,32 @@ Shades are block characters (``░▒▓█``), or digits and ``#`` in ASCII; ne
 
 from __future__ import annotations
 
+import math
+import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cli.output import escape
 
 LONGEST_ROW_LABEL = 16
 LONGEST_COLUMN_LABEL = 12
 SHADES = "░▒▓█"
 ASCII_SHADES = "0123456789#"
+WIDEST_BAR = 20
+
+
+def square(weights_QK: Any, labels: Sequence[str], *, ascii: bool) -> list[str]:
+    """A matrix over the tokens of a text as lines that fit the terminal."""
+    return matrix_lines(weights_QK.tolist(), labels, labels, width=shutil.get_terminal_size().columns, ascii=ascii)
+
+
+def bar(value: float | None, *, ascii: bool) -> str:
+    """A number from 0 to 1 as a bar, which is visible for every number above 0."""
+    eighths = math.ceil((value or 0) * WIDEST_BAR * 8)
+    if ascii:
+        return "#" * math.ceil(eighths / 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def matrix_lines(
@@ -36,8 +55,8 @@ def matrix_lines(
             lines.append(f"columns {start + 1} to {min(start + most, len(columns))} of {len(columns)}")
         depth = max(map(len, shown_columns[block]))
         for level in range(depth):
-            letters = (_at(column, level - depth + len(column)) for column in shown_columns[block])
-            lines.append((" " * margin + "".join(_pad(letter, cell) for letter in letters)).rstrip())
+            tops = ([""] * (depth - len(column)) + column for column in shown_columns[block])
+            lines.append((" " * margin + "".join(_pad(column[level], cell) for column in tops)).rstrip())
         for label, row in zip(shown_rows, values, strict=True):
             drawn = "".join(shade(value, cell, ascii=ascii) for value in row[block])
             lines.append((_pad(label, margin) + drawn).rstrip())
@@ -88,7 +107,7 @@ def _clusters(text: str) -> Iterator[str]:
 
 
 def _cut(text: str, most: int, ascii: bool) -> str:
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = escape(text)
     if ascii:
         text = text.encode("ascii", "backslashreplace").decode()
     if cells(text) <= most:
@@ -104,7 +123,3 @@ def _cut(text: str, most: int, ascii: bool) -> str:
 
 def _pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
-
-
-def _at(column: Sequence[str], index: int) -> str:
-    return column[index] if index >= 0 else ""

@@ -23,10 +23,9 @@ from pipelines.progress import Progress, log
 from pipelines.stages import dataset, evaluate
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
-from pipelines.text.document_formats import FORMATS as DOCUMENT_FORMATS
+from pipelines.text.formats import FORMATS
 from pipelines.text.readers import format_of, known_extension
 from pipelines.text.sources import STDIN
-from pipelines.text.task_formats import FORMATS as TASK_FORMATS
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, model_input, read_tables
 from pipelines.training.task import Task
@@ -178,9 +177,8 @@ def _dataset(task: type[Task], sources: Sequence[str], config: Any, store: Store
             raise InputError(f"{first!r}: {task.name} reads JSON lines with a list of choices", hint="--format jsonl")
         settings["format"] = _OF_TEXT[task.shape]
     elif config.format is not None:
-        known: Any = TASK_FORMATS.get(kind) or DOCUMENT_FORMATS.get(kind)
-        shape = known.shape if known else None
-        if shape not in (None, task.shape):
+        shape = FORMATS[kind].shape if kind in FORMATS else "examples"
+        if shape not in ("examples", task.shape):
             raise InputError(f"--format {kind} is for {shape}, and the model learned {task.name}")
         settings["format"] = kind
     if kind == "jsonl":

@@ -9,36 +9,30 @@ files, where line n of one is the translation of line n of the other.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import unicodedata
+import functools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
-from pipelines.engine import stage
 from pipelines.engine.command import Command
 from pipelines.engine.declaration import Opening, Stage, Take
 from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
-from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
+from pipelines.text.blocks import Document, Example, Notes
 from pipelines.text.corpus_files import PAIR, SPLITS, text_digest
 from pipelines.text.corpus_writer import CorpusWriter, split_of
-from pipelines.text.document_formats import FORMATS, Format, find_format
-from pipelines.text.examples import Layout, Record, read_parallel
+from pipelines.text.examples import Layout, document_of, read_parallel
+from pipelines.text.formats import FORMATS, Format, format_for
 from pipelines.text.layouts import LAYOUTS
-from pipelines.text.readers import check_encoding, known_extension
+from pipelines.text.readers import TextFile, check_encoding, known_extension
 from pipelines.text.records import short_list
 from pipelines.text.sentences import check_spec, model_files, splitter
 from pipelines.text.sources import expand
-from pipelines.text.structured import Columns, Documents, Structured
-from pipelines.text.task_formats import FORMATS as TASK_FORMATS
-from pipelines.text.task_formats import format_for
+from pipelines.text.structured import Documents, Structured
 from pipelines.training.labels import is_fraction
 
 __all__ = ["STAGE", "Config", "run"]
@@ -59,12 +53,10 @@ _GENERAL = ("json", "lines")
 if TYPE_CHECKING:
     FormatName = str
 else:
-    FormatName = Literal.__getitem__(
-        ("csv", "tsv", "jsonl", "parquet", "label-text", *LAYOUTS, *TASK_FORMATS, *FORMATS)
-    )
+    FormatName = Literal.__getitem__(("csv", "tsv", "jsonl", "parquet", "label-text", *FORMATS))
 
 
-class Config(stage.Config):
+class Config(Layout):
     """Where to find the parts of a task's examples."""
 
     format: FormatName | None = Field(
@@ -75,53 +67,6 @@ class Config(stage.Config):
         "arc.  With summaries: scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a "
         "separator line between sections), wiki-727k, wikisection.  Without labels: lines (a text on each line, after a tab its "
         "second text), words (a sentence on each line, for taggers), documents (to summarise)",
-    )
-    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
-    text_column: str = Field(
-        "text", min_length=1, description="column or field with the text: its name, or its number from 1"
-    )
-    pair_column: str | None = Field(None, description="column or field with the second text: name, or number from 1")
-    label_column: str | None = Field(
-        None, description="column or field with the label; by default `label` if it exists"
-    )
-    id_column: str | None = Field(
-        None, description="column or field with the example's id; by default the id is the number of the line or row"
-    )
-    choices_column: str | None = Field(
-        None,
-        description="for multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
-        "one from 0, its letter, or its text",
-    )
-    question_column: str | None = Field(
-        None, description="for multiple choice: field with the question, if --text-column holds the passage"
-    )
-    summary_column: str | None = Field(
-        None,
-        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences",
-    )
-    sections_column: str | None = Field(
-        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences"
-    )
-    separator: str = Field("==========", min_length=1, description="choi: the line between two sections")
-    summary_sentences: int | None = Field(
-        None, ge=1, description="how many sentences a summary takes from its document; by default 3, in scitldr 1"
-    )
-    min_summary_words: int = Field(
-        0, ge=0, description="drop documents whose summary has fewer words; 50 makes NYT-50 of the New York Times"
-    )
-    drop_shared: bool = Field(
-        False, description="segmented documents: drop test documents that share a sentence with a training document"
-    )
-    header: bool = Field(True, description="whether the first row of a table names its columns")
-    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
-    ragged: Literal["refuse", "drop", "keep"] = Field(
-        "refuse",
-        description="what to do with rows whose length differs; keep uses those that have every requested column",
-    )
-    sentences: str | None = Field(
-        None,
-        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
-        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
     )
     valid_fraction: float | None = Field(
         None,
@@ -171,13 +116,13 @@ class Examples(Take):
 
     def open(self, reference: Sequence[str], opening: Opening[Config]) -> Files:
         config, is_parallel = opening.config, any(role.endswith(PAIR) for role in opening.references)
-        documents = FORMATS.get(config.format or "")
+        kind = FORMATS.get(config.format or "")
         found = opening.stack.enter_context(
             expand(
                 reference,
                 any_kind=is_parallel or config.format is not None,
                 stdin=opening.stdin,
-                in_folders=documents.takes if documents else known_extension,
+                in_folders=kind.takes if kind and kind.is_structured else known_extension,
             )
         )
         if found.builtin:
@@ -200,8 +145,8 @@ def _check(config: Config, references: Mapping[str, Any]) -> None:
         )
     splits = {"train" if role == "files" else role for role in given if not role.endswith(PAIR)}
     _check_pairs(splits, {role.removesuffix(PAIR) for role in given if role.endswith(PAIR)}, config)
-    known: Any = FORMATS.get(config.format or "") or TASK_FORMATS.get(config.format or "")
-    if config.sentences is not None and known and known.has_sentences:
+    kind = FORMATS.get(config.format or "")
+    if config.sentences is not None and kind and kind.has_sentences:
         log.warning(
             "--sentences %s has no effect: files of --format %s say themselves where sentences end",
             config.sentences,
@@ -275,113 +220,109 @@ def build(run: Run[Config]) -> None:
             have different numbers of lines.
         MachineError: the model for sentences is not installed, or the disk is full.
     """
-    config: Config = run.config
-    first = next(run.inputs[split].names[0] for split in SPLITS if split in run.inputs)
-    documents = find_format(config.format, _columns(config), first)
-    if documents is not None:
-        return _build_documents(run, documents)
-    layout = Layout(
-        **{field.name: getattr(config, field.name) for field in fields(Layout) if hasattr(config, field.name)}
-    )
-    notes = Notes()
+    config, notes = run.config, Notes()
+    files = _files(run, notes)
+    kind = format_for(config, [file.name for split in SPLITS for file in files.get(split, ())])
+    valid, test, split_sentences = config.valid_fraction or 0.0, config.test_fraction, splitter(_sentences(config))
+    of_text = functools.partial(split_of, valid=valid, test=test)
+    structured = Documents(kind.shape, kind.has_gold, config, split_sentences, of_text, notes)
+    if kind.is_structured:
+        documents = _structured(run, kind, files, structured)
+    else:
+        documents = _examples(run, kind, files, of_text, notes)
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
-    kind = format_for(layout, [name for files in given.values() for name in files.names])
-    total = sum(path.stat().st_size for files in given.values() for path in files.paths)
-    with contextlib.closing(CorpusWriter(run.out, splitter(_sentences(config)), notes)) as writer:
-        with run.progress.task("dataset", total=total or None, unit="B") as bar:
-            for split, files in given.items():
-                others = run.inputs.get(f"{split}{PAIR}")
-                for number, (path, name) in enumerate(zip(files.paths, files.names, strict=True)):
-                    prefix = [split] if len(given) > 1 else []
-                    prefix += [name] if len(files.paths) > 1 else []
-                    if others is None:
-                        records = kind.read(path, name, split, layout, notes)
-                    else:
-                        other = others.paths[number], others.names[number]
-                        records = read_parallel((path, name), other, config.encoding, notes)
-                    for record in records:
-                        document = _document(record, name, split, "/".join(prefix), config, notes)
-                        if document is not None and document.example is not None:
-                            writer.add(document)
-                            texts[document.example.split].append(_digest(document))
-                            if document.example.label is not None:
-                                own = document.example.label
-                                labels[document.example.split].update(own.split() if kind.shape == "tags" else [own])
-                    bar.advance(path.stat().st_size, note=name.encode("unicode_escape").decode()[-30:])
-        run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
-    if kind.shape != "examples":
-        run.out.counts |= {"shape": kind.shape, **({"dialogues": True} if kind.is_dialogue else {})}
-    run.out.counts["dropped"] = dict(sorted(notes.dropped.items()))
-    kinds = {label for counter in labels.values() for label in counter}
-    run.out.counts["labels"] = len(kinds)
-    if len(kinds) <= MOST_LABELS:
-        run.out.counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
-    run.warn(*notes.lines(), *_unknown_labels(labels))
+    with contextlib.closing(CorpusWriter(run.out, split_sentences, notes)) as writer:
+        for document, example in documents:
+            writer.add(document)
+            texts[example.split].append(text_digest(block.text for block in document.blocks))
+            if example.label is not None:
+                labels[example.split].update(example.label.split() if kind.shape == "tags" else [example.label])
+        counts = run.out.counts
+        counts |= writer.finish(valid=valid, test=test)
+    counts |= {"shape": kind.shape} if kind.shape != "examples" else {}
+    counts |= {"dialogues": True} if kind.is_dialogue else {}
+    counts["dropped"] = dict(sorted(notes.dropped.items()))
+    if kind.shape == "summaries":
+        counts["summary_sentences"] = config.summary_sentences or kind.summary_sentences
+        counts |= {} if kind.has_gold else {"unlabelled": True}
+    if not kind.is_structured:
+        kinds = {label for counter in labels.values() for label in counter}
+        counts["labels"] = len(kinds)
+        if len(kinds) <= MOST_LABELS:
+            counts["examples"] = {split: dict(sorted(labels[split].items())) for split in SPLITS if labels[split]}
+    run.warn(*notes.lines(), *_unknown_labels(labels, "words" if kind.shape == "tags" else "examples"))
     _count_shared_texts(run, texts)
-
-
-def _columns(config: Config) -> Columns:
-    return Columns(**{field.name: getattr(config, field.name) for field in fields(Columns)})
-
-
-def _build_documents(run: Run[Config], layout: Format) -> None:
-    """Build the artifact of documents with summaries or sections."""
-    config: Config = run.config
-    notes = Notes()
-    split_sentences = splitter(_sentences(config))
-    given = {split: run.inputs[split] for split in SPLITS if split in run.inputs}
-
-    def read(notes: Notes) -> Iterator[tuple[str, Structured]]:
-        for split, files in given.items():
-            for document in layout.read(files.paths, files.names, _columns(config), notes):
-                yield split, document
-
-    texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    made = Documents(
-        layout.shape,
-        split_sentences,
-        lambda key: split_of(key, config.valid_fraction or 0.0, config.test_fraction),
-        notes,
-        config.sentences == "line",
-        config.min_summary_words,
-        config.drop_shared,
-        layout.has_gold,
-    )
-    if layout.shape == "segments":
-        made.survey(read(Notes()))
-        made.finish_survey()
-    with (
-        contextlib.closing(CorpusWriter(run.out, split_sentences, notes)) as writer,
-        run.progress.task("dataset", unit="documents") as bar,
-    ):
-        for split, found in read(notes):
-            prefix = [split] if len(given) > 1 else []
-            prefix += [found.name] if len(given[split].paths) > 1 or found.id is None else []
-            document = made.document(split, found, "/".join(prefix))
-            if document is not None and document.example is not None:
-                writer.add(document)
-                texts[document.example.split].append(_digest(document))
-            bar.advance(1)
-        run.out.counts |= writer.finish(valid=config.valid_fraction or 0.0, test=config.test_fraction)
-    run.out.counts |= {"dropped": dict(sorted(notes.dropped.items())), "shape": layout.shape}
-    if layout.shape == "summaries":
-        run.out.counts["summary_sentences"] = config.summary_sentences or layout.summary_sentences
-        run.out.counts |= {} if layout.has_gold else {"unlabelled": True}
-    run.warn(*notes.lines())
-    _count_shared_texts(run, texts)
-    if made.tested:
-        run.out.counts["sharing_test_documents"] = made.shared
-        if made.shared and not config.drop_shared:
+    if structured.tested:
+        counts["sharing_test_documents"] = structured.shared
+        if structured.shared and not config.drop_shared:
             run.warn(
-                f"{made.shared:,} of {made.tested:,} test documents share a sentence with a training document: scores are "
-                "contaminated; --drop-shared leaves these documents out"
+                f"{structured.shared:,} of {structured.tested:,} test documents share a sentence with a training document: "
+                "scores are contaminated; --drop-shared leaves these documents out"
             )
 
 
-def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict."""
+_Files = Mapping[str, Sequence[TextFile]]
+_Documents = Iterator[tuple[Document, Example]]
+
+
+def _files(run: Run[Config], notes: Notes) -> _Files:
+    """The files of each split, and of the other side of parallel text."""
+    return {
+        role: [TextFile(path, name, run.config.encoding, notes) for path, name in zip(g.paths, g.names, strict=True)]
+        for role, g in run.inputs.items()
+        if role.removesuffix(PAIR) in SPLITS
+    }
+
+
+def _examples(
+    run: Run[Config], kind: Format, files: _Files, split_of_text: Callable[[str], str], notes: Notes
+) -> _Documents:
+    """The examples of all files."""
+    splits = {split: files[split] for split in SPLITS if split in files}
+    total = sum(file.path.stat().st_size for own in splits.values() for file in own)
+    with run.progress.task("dataset", total=total or None, unit="B") as bar:
+        for split, own in splits.items():
+            for number, file in enumerate(own):
+                prefix = [split] if len(splits) > 1 else []
+                prefix += [file.name] if len(own) > 1 else []
+                if f"{split}{PAIR}" in files:
+                    records = read_parallel(file, files[f"{split}{PAIR}"][number])
+                else:
+                    records = kind.read(file, split, run.config)
+                for record in records:
+                    document = document_of(record, file.name, split, "/".join(prefix), run.config, split_of_text, notes)
+                    if document is not None and document.example is not None:
+                        yield document, document.example
+                bar.advance(file.path.stat().st_size, note=file.name.encode("unicode_escape").decode()[-30:])
+
+
+def _structured(run: Run[Config], kind: Format, files: _Files, structured: Documents) -> _Documents:
+    """The documents of all files."""
+
+    splits = [split for split in SPLITS if split in files]
+
+    def read(files: _Files) -> Iterator[tuple[str, Structured]]:
+        return ((split, document) for split in splits for document in kind.read(files[split], run.config))
+
+    if kind.shape == "segments":
+        structured.survey(read(_files(run, Notes())))
+    with run.progress.task("dataset", unit="documents") as bar:
+        for split, given in read(files):
+            prefix = [split] if len(splits) > 1 else []
+            prefix += [given.name] if len(files[split]) > 1 or given.id is None else []
+            document = structured.document(split, given, "/".join(prefix))
+            if document is not None and document.example is not None:
+                yield document, document.example
+            bar.advance(1)
+
+
+def _unknown_labels(labels: Mapping[str, Counter[str]], unit: str) -> Iterator[str]:
+    """Warnings about labels of valid and test that no training example has; none for labels that are numbers to predict.
+
+    Args:
+        unit: what has a label.
+    """
     known = labels["train"]
     if not known or any(is_fraction(label) for label in known):
         return
@@ -389,11 +330,7 @@ def _unknown_labels(labels: Mapping[str, Counter[str]]) -> Iterator[str]:
         unknown = sorted(set(labels[split]) - set(known))
         if unknown:
             count = sum(labels[split][label] for label in unknown)
-            yield f"{split}: {count:,} examples have labels that no training example has: {short_list(unknown)}"
-
-
-def _digest(document: Document) -> bytes:
-    return text_digest(block.text for block in document.blocks)
+            yield f"{split}: {count:,} {unit} have labels that no training example has: {short_list(unknown)}"
 
 
 def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) -> None:
@@ -403,65 +340,6 @@ def _count_shared_texts(run: Run[Config], texts: Mapping[str, Sequence[bytes]]) 
         if shared := sum(own in known for own in texts[split]):
             run.out.counts.setdefault("sharing_text", {})[split] = shared
             run.warn(f"{split}: {shared:,} of {len(texts[split]):,} examples have the text of a training example")
-
-
-def _document(record: Record, name: str, split: str, prefix: str, config: Config, notes: Notes) -> Document | None:
-    """A record as a document of one or two blocks; None if it has no text.
-
-    Args:
-        prefix: put before the record's id, to make ids unique among files and splits.
-    """
-    blocks, pair = [], record.pair
-    if record.parts:
-        blocks = [block for part in record.parts if (block := _part(part, record, name, config, notes))]
-        if len(blocks) < len(record.parts):
-            notes.drop("empty text", record.place)
-            return None
-    elif (block := _block(record.text or "", record, name, config, notes)) is not None:
-        blocks = [block]
-    else:
-        notes.drop("null text" if record.text is None else "empty text", record.place)
-        return None
-    if not record.parts and (config.pair_column is not None or record.pair is not None):
-        second = _block(record.pair or "", record, name, config, notes)
-        if second is None:
-            notes.warn("an example has an empty pair", record.place)
-        pair = second.text if second else ""
-        blocks += [second] if second else []
-    label = (record.label or "").strip() or None
-    if label is None and record.label is not None:
-        notes.warn("an example has an empty label", record.place)
-    if split == "train":
-        # keyed by the text, so that equal examples get the same split
-        split = split_of(
-            digest([block.text for block in blocks] if record.parts else [blocks[0].text, pair]),
-            config.valid_fraction or 0.0,
-            config.test_fraction,
-        )
-    own = record.id if record.id is not None else str(record.number)
-    id_ = f"{prefix}/{own}" if prefix else own
-    return Document(id_, record.source or name, record.place, blocks, Example(split, pair, label))
-
-
-def _part(part: str | tuple[str, ...], record: Record, name: str, config: Config, notes: Notes) -> Block | None:
-    """A block of a record: a text, or given sentences."""
-    if isinstance(part, str):
-        return _block(part, record, name, config, notes)
-    sentences = [text for sentence in part if (text := " ".join(unicodedata.normalize("NFC", sentence).split()))]
-    ends = list(itertools.accumulate(len(sentence) + 1 for sentence in sentences))
-    spans = [(end - 1 - len(sentence), end - 1) for sentence, end in zip(sentences, ends, strict=True)]
-    return Block(" ".join(sentences), record.number, spans) if sentences else None
-
-
-def _block(text: str, record: Record, name: str, config: Config, notes: Notes) -> Block | None:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    lines = ((record.number, line) for _, line in bounded_lines([text]) if line)
-    found = list(
-        itertools.islice(paragraphs(lines, source=name, notes=notes, keep_lines=config.sentences == "line"), 2)
-    )
-    if len(found) > 1:
-        notes.warn(f"a text over {BLOCK_LIMIT:,} characters was cut off", record.place)
-    return Block(found[0].text, record.number, found[0].sentences) if found else None
 
 
 def _side(split: str) -> Examples:

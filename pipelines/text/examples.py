@@ -5,18 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.text.blocks import Notes
-from pipelines.text.readers import format_of, open_lines, whole_number
+from pipelines.engine import stage
+from pipelines.storage.manifest import digest
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
+from pipelines.text.readers import TextFile, format_of, whole_number
 from pipelines.text.records import (
     check_unicode,
+    json_object,
+    json_objects,
     parquet_rows,
-    parse_json,
     plain_rows,
     quoted_rows,
     record_id,
@@ -27,22 +32,61 @@ _SHOWN = 5
 """Rows of a wrong length that a message names."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Format and columns of a file of examples; see the fields of the same names in `pipelines.stages.dataset.Config`."""
+class Layout(stage.Config):
+    """Where the parts of a task's examples stand in files.
 
-    format: str | None
-    encoding: str
-    text_column: str
-    pair_column: str | None
-    label_column: str | None
-    id_column: str | None
-    header: bool
-    quoting: bool | None
-    ragged: str
-    choices_column: str | None = None
-    question_column: str | None = None
-    source_column: str | None = None
+    Attributes:
+        format: see `pipelines.stages.dataset.Config`, which lists the formats.
+    """
+
+    format: str | None = None
+    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
+    text_column: str = Field(
+        "text", min_length=1, description="column or field with the text: its name, or its number from 1"
+    )
+    pair_column: str | None = Field(None, description="column or field with the second text: name, or number from 1")
+    label_column: str | None = Field(
+        None, description="column or field with the label; by default `label` if it exists"
+    )
+    id_column: str | None = Field(
+        None, description="column or field with the example's id; by default the id is the number of the line or row"
+    )
+    choices_column: str | None = Field(
+        None,
+        description="for multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
+        "one from 0, its letter, or its text",
+    )
+    question_column: str | None = Field(
+        None, description="for multiple choice: field with the question, if --text-column holds the passage"
+    )
+    summary_column: str | None = Field(
+        None,
+        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences",
+    )
+    sections_column: str | None = Field(
+        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences"
+    )
+    separator: str = Field("==========", min_length=1, description="choi: the line between two sections")
+    summary_sentences: int | None = Field(
+        None, ge=1, description="how many sentences a summary takes from its document; by default 3, in scitldr 1"
+    )
+    min_summary_words: int = Field(
+        0, ge=0, description="drop documents whose summary has fewer words; 50 makes NYT-50 of the New York Times"
+    )
+    drop_shared: bool = Field(
+        False, description="segmented documents: drop test documents that share a sentence with a training document"
+    )
+    header: bool = Field(True, description="whether the first row of a table names its columns")
+    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
+    ragged: Literal["refuse", "drop", "keep"] = Field(
+        "refuse",
+        description="what to do with rows whose length differs; keep uses those that have every requested column",
+    )
+    sentences: str | None = Field(
+        None,
+        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
+        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
+    )
 
 
 @dataclass(frozen=True)
@@ -64,73 +108,91 @@ class Record:
     parts: tuple[str | tuple[str, ...], ...] = ()
 
 
-def read_examples(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_examples(file: TextFile, split: str, layout: Layout, source_column: str | None = None) -> Iterator[Record]:
     """The examples of one file.  A file of the split ``test`` needs no labels.
+
+    Args:
+        source_column: the column that says what an example comes from, if there is one.
 
     Raises:
         InputError: the file is not in its format, or lacks a column; the message names file and line.
     """
-    kind = format_of(name, layout.format)
+    kind = format_of(file.name, layout.format)
     if kind not in _READERS:
         raise InputError(
-            f"{name!r}: examples cannot be read from {kind} files",
+            f"{file.name!r}: examples cannot be read from {kind} files",
             hint=f"name the format with --format: {', '.join(_READERS)}",
         )
-    yield from _READERS[kind](path, name, split, layout, notes)
+    yield from _READERS[kind](file, split, layout, columns_of(layout, source_column))
 
 
-def read_parallel(text: tuple[Path, str], pair: tuple[Path, str], encoding: str, notes: Notes) -> Iterator[Record]:
-    """The examples of two parallel files, each given as path and name; pairs with an empty second side are dropped.
+def read_parallel(text: TextFile, pair: TextFile) -> Iterator[Record]:
+    """The examples of two parallel files; pairs with an empty second side are dropped.
 
     Raises:
         InputError: the files have different numbers of lines.
     """
-    lines = [open_lines(path, name, encoding, notes, any_end=False) for path, name in (text, pair)]
     counts = [0, 0]
-    for own, other in itertools.zip_longest(*lines):
-        for side, found in enumerate((own, other)):
-            counts[side] += found is not None
-        if own is None or other is None:
+    for lines in itertools.zip_longest(text.lines(any_end=False), pair.lines(any_end=False)):
+        counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
+        if None in lines:
             continue  # count to the end, so that the message has both numbers of lines
-        place = f"{text[1]!r}, line {own[0]}"
-        if own[1].strip() and not other[1].strip():
-            notes.drop("empty pair", place)
+        (number, own), (_, other) = lines
+        place = text.place(number)
+        if own.strip() and not other.strip():
+            text.notes.drop("empty pair", place)
         else:
-            yield Record(own[0], place, own[1], pair=other[1])
+            yield Record(number, place, own, pair=other)
     if counts[0] != counts[1]:
         raise InputError(
-            f"{text[1]!r} has {counts[0]:,} lines and {pair[1]!r} has {counts[1]:,}: they are not parallel",
+            f"{text.name!r} has {counts[0]:,} lines and {pair.name!r} has {counts[1]:,}: they are not parallel",
             hint="line n of one must be the translation of line n of the other",
         )
 
 
-def _label_first(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
-    for number, line in open_lines(path, name, layout.encoding, notes):
+Columns = Mapping[str, str]
+"""Which column holds the ``text`` of an example, its ``pair``, ``label``, ``id`` and ``source``: column names by part."""
+
+
+def columns_of(layout: Layout, source_column: str | None = None) -> Columns:
+    """The columns that a layout asks for."""
+    columns = {
+        "text": layout.text_column,
+        "pair": layout.pair_column,
+        "label": layout.label_column or "label",
+        "id": layout.id_column,
+        "source": source_column,
+    }
+    return {role: name for role, name in columns.items() if name is not None}
+
+
+def _label_first(file: TextFile, split: str, layout: Layout, columns: Columns) -> Iterator[Record]:
+    for number, line in file.lines():
         if line.strip():
             label, _, text = line.strip().partition(" ")
-            yield Record(number, f"{name!r}, line {number}", text, label=label)
+            yield Record(number, file.place(number), text, label=label)
 
 
-def _table(path: Path, name: str, split: str, layout: Layout, notes: Notes, *, delimiter: str) -> Iterator[Record]:
-    lines = open_lines(path, name, layout.encoding, notes)
+def _table(file: TextFile, split: str, layout: Layout, columns: Columns, *, delimiter: str) -> Iterator[Record]:
     quoting = layout.quoting if layout.quoting is not None else delimiter == ","
-    rows = quoted_rows(lines, name, delimiter) if quoting else plain_rows(lines, delimiter)
+    rows = quoted_rows(file.lines(), file.name, delimiter) if quoting else plain_rows(file.lines(), delimiter)
     first = next(rows, None)
     if first is None:
         return
     width = len(first[1])
-    columns = _columns(first[1] if layout.header else None, width, f"{name!r}, line {first[0]}", split, layout, notes)
+    names = first[1] if layout.header else None
+    numbers = _numbers(columns, names, width, file.place(first[0]), split, layout, file.notes)
     if not layout.header:
         rows = itertools.chain([first], rows)
     for number, row in rows:
-        place = f"{name!r}, line {number}"
+        place = file.place(number)
         if len(row) != width:
             if layout.ragged == "refuse":
-                _refuse_ragged(name, width, itertools.chain([(number, row)], rows), layout.header, quoting)
-            if layout.ragged == "drop" or len(row) <= max(columns.values()):
-                notes.drop("a row of another length", place)
+                _refuse_ragged(file.name, width, itertools.chain([(number, row)], rows), layout.header, quoting)
+            if layout.ragged == "drop" or len(row) <= max(numbers.values()):
+                file.notes.drop("a row of another length", place)
                 continue
-        values: dict[str, Any] = {role: row[column] for role, column in columns.items()}
+        values: dict[str, Any] = {role: row[column] for role, column in numbers.items()}
         yield Record(number, place, **values)
 
 
@@ -145,72 +207,61 @@ def _refuse_ragged(name: str, width: int, rows: Iterable[tuple[int, list[str]]],
     )
 
 
-def _columns(
-    names: Sequence[str] | None, width: int, place: str, split: str, layout: Layout, notes: Notes
+def _numbers(
+    columns: Columns,
+    names: Sequence[str] | None,
+    width: int,
+    place: str,
+    split: str,
+    layout: Layout,
+    notes: Notes,
 ) -> dict[str, int]:
-    """The column of each part of an example.  A test file may lack the label column."""
-    found = {}
-    for role, wanted in _wanted(layout).items():
+    """The number of each column.  A test file may lack that of the label."""
+    numbers = {}
+    for role, wanted in columns.items():
         same = [column for column, known in enumerate(names or ()) if known == wanted]
         if len(same) > 1:
             raise InputError(
                 f"{place}: {len(same)} columns are called {wanted!r}", hint="give the column's number instead, from 1"
             )
         if same:
-            found[role] = same[0]
+            numbers[role] = same[0]
         elif 1 <= (number := whole_number(wanted) or 0) <= width:
-            found[role] = number - 1
+            numbers[role] = number - 1
         elif role == "label" and layout.label_column is None:
             continue
         elif role == "label" and split == "test":
             notes.warn("a test file has no labels", place)
         else:
             if names is not None:
-                found_columns = f"it has {short_list(names)}"
+                columns_there = f"it has {short_list(names)}"
             elif wanted.isdecimal():
-                found_columns = f"its rows have {width} columns"
+                columns_there = f"its rows have {width} columns"
             else:
-                found_columns = "without a header columns are numbers from 1"
+                columns_there = "without a header columns are numbers from 1"
             raise InputError(
-                f"{place}: no column {wanted!r}; {found_columns}",
+                f"{place}: no column {wanted!r}; {columns_there}",
                 hint=f"name it with --{role}-column; the delimiter is a comma in .csv and a tab in .tsv",
             )
-    return found
+    return numbers
 
 
-def _wanted(layout: Layout) -> dict[str, str]:
-    wanted = {
-        "text": layout.text_column,
-        "pair": layout.pair_column,
-        "label": layout.label_column or "label",
-        "id": layout.id_column,
-        "source": layout.source_column,
-    }
-    return {role: name for role, name in wanted.items() if name is not None}
+def _json_lines(file: TextFile, split: str, layout: Layout, columns: Columns) -> Iterator[Record]:
+    yield from json_records(json_objects(file.lines(), file.name), split, layout, columns)
 
 
-def _json_lines(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
-    def records() -> Iterator[tuple[int, str, Any]]:
-        for number, line in open_lines(path, name, layout.encoding, notes):
-            if line.strip(" \t\n\r"):
-                place = f"{name!r}, line {number}"
-                yield number, place, parse_json(line, place)
-
-    yield from json_records(records(), split, layout)
-
-
-def json_records(records: Iterable[tuple[int, str, Any]], split: str, layout: Layout) -> Iterator[Record]:
+def json_records(
+    records: Iterable[tuple[int, str, Any]], split: str, layout: Layout, columns: Columns
+) -> Iterator[Record]:
     """The examples of JSON objects, each given with its number and its place in a file.
 
     Raises:
         InputError: a value is no object, or lacks a field.
     """
-    wanted = _wanted(layout)
     for number, place, record in records:
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
+        json_object(record, place)
         values: dict[str, Any] = {}
-        for role, key in wanted.items():
+        for role, key in columns.items():
             if key in record:
                 values[role] = plain_value(record[key], role, key, place)
             elif role == "label" and (layout.label_column is None or split == "test"):
@@ -237,26 +288,86 @@ def plain_value(value: Any, role: str, key: str, place: str) -> str | None:
     return value
 
 
-def _parquet(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
-    columns: dict[str, str] = {}
+def _parquet(file: TextFile, split: str, layout: Layout, columns: Columns) -> Iterator[Record]:
+    names: dict[str, str] = {}
 
     def choose(schema: Any) -> list[str]:
-        found = _columns(schema.names, len(schema.names), repr(name), split, layout, notes)
-        columns.update({role: schema.names[column] for role, column in found.items()})
-        return list(dict.fromkeys(columns.values()))
+        known = schema.names
+        numbers = _numbers(columns, known, len(known), repr(file.name), split, layout, file.notes)
+        names.update({role: known[number] for role, number in numbers.items()})
+        return list(dict.fromkeys(names.values()))
 
-    for number, row in parquet_rows(path, name, choose):
-        place = f"{name!r}, row {number}"
-        values: dict[str, Any] = {
-            role: plain_value(row[column], role, column, place) for role, column in columns.items()
-        }
+    for number, row in parquet_rows(file.path, file.name, choose):
+        place = f"{file.name!r}, row {number}"
+        values: dict[str, Any] = {role: plain_value(row[name], role, name, place) for role, name in names.items()}
         yield Record(number, place, **values)
 
 
-_READERS: Mapping[str, Any] = {
+_READERS: Mapping[str, Callable[[TextFile, str, Layout, Columns], Iterator[Record]]] = {
     "csv": functools.partial(_table, delimiter=","),
     "tsv": functools.partial(_table, delimiter="\t"),
     "jsonl": _json_lines,
     "parquet": _parquet,
     "label-text": _label_first,
 }
+
+
+# documents
+
+
+def document_of(
+    record: Record, name: str, split: str, prefix: str, layout: Layout, split_of: Callable[[str], str], notes: Notes
+) -> Document | None:
+    """A record as a document of one or two blocks; None if it has no text.
+
+    Args:
+        prefix: put before the record's id, to make ids unique among files and splits.
+        split_of: the split of a training example, given a key that depends on its text.
+    """
+    blocks, pair = [], record.pair
+    if record.parts:
+        blocks = [block for part in record.parts if (block := _part(part, record, name, layout, notes))]
+        if len(blocks) < len(record.parts):
+            notes.drop("empty text", record.place)
+            return None
+    elif (block := _block(record.text or "", record, name, layout, notes)) is not None:
+        blocks = [block]
+    else:
+        notes.drop("null text" if record.text is None else "empty text", record.place)
+        return None
+    if not record.parts and (layout.pair_column is not None or record.pair is not None):
+        second = _block(record.pair or "", record, name, layout, notes)
+        if second is None:
+            notes.warn("an example has an empty pair", record.place)
+        pair = second.text if second else ""
+        blocks += [second] if second else []
+    label = (record.label or "").strip() or None
+    if label is None and record.label is not None:
+        notes.warn("an example has an empty label", record.place)
+    if split == "train":
+        # keyed by the text, so that equal examples get the same split
+        split = split_of(digest([block.text for block in blocks] if record.parts else [blocks[0].text, pair]))
+    own = record.id if record.id is not None else str(record.number)
+    id_ = f"{prefix}/{own}" if prefix else own
+    return Document(id_, record.source or name, record.place, blocks, Example(split, pair, label))
+
+
+def _part(part: str | tuple[str, ...], record: Record, name: str, layout: Layout, notes: Notes) -> Block | None:
+    """A block of a record: a text, or given sentences."""
+    if isinstance(part, str):
+        return _block(part, record, name, layout, notes)
+    sentences = [text for sentence in part if (text := " ".join(unicodedata.normalize("NFC", sentence).split()))]
+    ends = list(itertools.accumulate(len(sentence) + 1 for sentence in sentences))
+    spans = [(end - 1 - len(sentence), end - 1) for sentence, end in zip(sentences, ends, strict=True)]
+    return Block(" ".join(sentences), record.number, spans) if sentences else None
+
+
+def _block(text: str, record: Record, name: str, layout: Layout, notes: Notes) -> Block | None:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = ((record.number, line) for _, line in bounded_lines([text]) if line)
+    found = list(
+        itertools.islice(paragraphs(lines, source=name, notes=notes, keep_lines=layout.sentences == "line"), 2)
+    )
+    if len(found) > 1:
+        notes.warn(f"a text over {BLOCK_LIMIT:,} characters was cut off", record.place)
+    return Block(found[0].text, record.number, found[0].sentences) if found else None

@@ -9,18 +9,12 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
-from pipelines.text.blocks import Notes
-from pipelines.text.examples import Layout, Record, json_records, read_examples
-from pipelines.text.readers import open_lines
+from pipelines.text.examples import Columns, Layout, Record, columns_of, json_records, read_examples
+from pipelines.text.readers import TextFile
 from pipelines.text.records import parse_json
-from pipelines.text.structured import whole_text
-
-Columns = Mapping[str, str]
-"""Which column holds the ``text`` of an example, its ``pair``, ``label``, ``id`` and ``source``: column names by part."""
 
 UNDECIDED = "-"
 """The gold label of SNLI and MultiNLI where annotators did not agree."""
@@ -35,6 +29,7 @@ class Known:
         headers: columns by name; the first entry whose columns the header has is taken, its label may be missing.
         numbers: columns by number, for a file without a header; empty if it always has one.
         settings: other settings of the base format.
+        encoding: of its files, where that is always the same.
         change: what becomes of a record; None drops it, ``dropped`` says why.
     """
 
@@ -42,45 +37,44 @@ class Known:
     headers: Sequence[Columns] = ()
     numbers: Columns = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    encoding: str | None = None
     change: Callable[[Record], Record | None] | None = None
     dropped: str = ""
 
-    def read(self, path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+    def read(self, file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
         """The examples of one file; see `pipelines.text.examples.read_examples`."""
         if callable(self.base):
-            found = self.base(path, name, split, layout, notes)
+            records = self.base(file, split, layout)
         else:
-            found = read_examples(path, name, split, self._layout(path, name, layout), notes)
-        for record in found:
+            columns, has_header = self._columns(file, layout) if self.headers else ({}, layout.header)
+            of_tables = {"quoting": False, "header": has_header} if self.headers else {}
+            named = {f"{role}_column": name for role, name in columns.items() if role != "source"}
+            own = layout.model_copy(update={**of_tables, "format": self.base, **self.settings, **named})
+            records = read_examples(
+                replace(file, encoding=self.encoding or file.encoding), split, own, columns.get("source")
+            )
+        for record in records:
             changed = self.change(record) if self.change else record
             if changed is None:
-                notes.drop(self.dropped, record.place)
+                file.notes.drop(self.dropped, record.place)
             else:
                 yield changed
 
-    def _layout(self, path: Path, name: str, layout: Layout) -> Layout:
-        """The layout with the columns of this file."""
-        assert isinstance(self.base, str), "others have readers of their own"
-        if not self.headers:
-            return replace(layout, format=self.base, **self.settings)
-        first = next((line for _, line in open_lines(path, name, layout.encoding, Notes()) if line.strip()), "")
+    def _columns(self, file: TextFile, layout: Layout) -> tuple[Columns, bool]:
+        """The columns of a file, and whether it has a header."""
+        first = file.first_line()
         if self.base == "jsonl":
-            record = parse_json(first, repr(name)) if first else {}
+            record = parse_json(first, repr(file.name)) if first else {}
             known = set(record) if isinstance(record, dict) else set()
         else:
             known = set(first.rstrip("\r\n").split("\t"))
-        header = True
         for columns in self.headers:
-            if known.issuperset(value for part, value in columns.items() if part != "label"):
-                break
-        else:
-            columns, header = self.numbers, False
-            if not self.numbers:
-                wanted = "; or ".join(", ".join(columns.values()) for columns in self.headers)
-                raise InputError(f"{name!r}: not --format {layout.format}, whose columns are {wanted}")
-        named: dict[str, Any] = {f"{part}_column": value for part, value in columns.items() if part != "source"}
-        given = {"quoting": False, "header": header, "source_column": columns.get("source")}
-        return replace(layout, **{**given, "format": self.base, **self.settings, **named})
+            if known.issuperset(name for role, name in columns.items() if role != "label"):
+                return columns, True
+        if self.numbers:
+            return self.numbers, False
+        wanted = "; or ".join(", ".join(columns.values()) for columns in self.headers)
+        raise InputError(f"{file.name!r}: not --format {layout.format}, whose columns are {wanted}")
 
 
 def _decided(record: Record) -> Record | None:
@@ -117,32 +111,32 @@ def _spelled(record: Record) -> Record:
 # readers
 
 
-def read_json(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_json(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """The examples of one JSON file: a list of objects, or an object of numbered objects, in the order of the numbers.
 
     Raises:
         InputError: it is something else.
     """
-    found = parse_json(whole_text(path, name, layout.encoding, notes).strip(), repr(name))
-    yield from _objects(found, name, split, layout)
+    yield from _objects(parse_json(file.text().strip(), repr(file.name)), file, split, layout)
 
 
-def _objects(found: Any, name: str, split: str, layout: Layout) -> Iterator[Record]:
-    if isinstance(found, dict) and all(isinstance(key, str) and key.isdecimal() for key in found):
-        found = [found[key] for key in sorted(found, key=int)]
-    if not isinstance(found, list):
-        raise InputError(f"{name!r}: expected a JSON list of objects, or an object of numbered objects")
-    numbered = ((number, f"{name!r}, example {number}", record) for number, record in enumerate(found, 1))
-    yield from json_records(numbered, split, layout)
+def _objects(value: Any, file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
+    if isinstance(value, dict) and all(isinstance(key, str) and key.isdecimal() for key in value):
+        value = [value[key] for key in sorted(value, key=int)]
+    if not isinstance(value, list):
+        raise InputError(f"{file.name!r}: expected a JSON list of objects, or an object of numbered objects")
+    numbered = ((number, f"{file.name!r}, example {number}", record) for number, record in enumerate(value, 1))
+    yield from json_records(numbered, split, layout, columns_of(layout))
 
 
-def _adversarial_glue(task: str, text: str, pair: str = "") -> Known:
-    def read(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
-        found = parse_json(whole_text(path, name, layout.encoding, notes).strip(), repr(name))
-        if not isinstance(found, dict) or task not in found:
-            raise InputError(f"{name!r}: has no task {task!r}, as AdvGLUE's dev.json does")
-        own = replace(layout, text_column=text, pair_column=pair or None, label_column="label", id_column="idx")
-        yield from _objects(found[task], name, split, own)
+def _adversarial_glue(task: str, text: str, pair: str | None = None) -> Known:
+    columns = {"text_column": text, "pair_column": pair, "label_column": "label", "id_column": "idx"}
+
+    def read(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
+        tasks = parse_json(file.text().strip(), repr(file.name))
+        if not isinstance(tasks, dict) or task not in tasks:
+            raise InputError(f"{file.name!r}: has no task {task!r}, as AdvGLUE's dev.json does")
+        yield from _objects(tasks[task], file, split, layout.model_copy(update=columns))
 
     return Known(read)
 
@@ -157,22 +151,20 @@ def _trees(*, fine: bool, phrases: bool) -> Known:
         phrases: the training split has every phrase, others have sentences.
     """
 
-    def read(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
-        for number, line in open_lines(path, name, layout.encoding, notes):
+    def read(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
+        for number, line in file.lines():
             if not line.strip():
                 continue
-            place = f"{name!r}, line {number}"
+            place = file.place(number)
             nodes = _nodes(line.strip(), place)
-            for place_in_tree, (label, text) in enumerate(nodes if phrases and split == "train" else nodes[:1]):
-                own = None if phrases and split != "train" else f"{number}-{place_in_tree}"
+            for node, (label, text) in enumerate(nodes if phrases and split == "train" else nodes[:1]):
+                id_ = f"{number}-{node}" if phrases and split == "train" else None
                 if fine:
-                    yield Record(number, place, text, label=str(label), id=own if phrases else None)
+                    yield Record(number, place, text, label=str(label), id=id_)
                 elif label == 2:
-                    notes.drop("a neutral text", place)
+                    file.notes.drop("a neutral text", place)
                 else:
-                    yield Record(
-                        number, place, text, label=("negative", "positive")[label > 2], id=own if phrases else None
-                    )
+                    yield Record(number, place, text, label=("negative", "positive")[label > 2], id=id_)
 
     return Known(read)
 
@@ -185,14 +177,14 @@ def _nodes(line: str, place: str) -> list[tuple[int, str]]:
     """
     opened: list[tuple[int, int]] = []
     words: list[str] = []
-    found: list[tuple[int, int, int]] = []
+    nodes: list[tuple[int, int, int]] = []
     position = 0
     while position < len(line):
         match = _NODE.match(line, position)
         if match is None or (not opened and position and match[0] != ")"):
             raise InputError(f"{place}: not a tree of phrases with labels from 0 to 4")
         if match[2] is not None:
-            found.append((int(match[1]), len(words), len(words) + 1))
+            nodes.append((int(match[1]), len(words), len(words) + 1))
             words.append(match[2])
         elif match[3] is not None:
             opened.append((int(match[3]), len(words)))
@@ -200,22 +192,22 @@ def _nodes(line: str, place: str) -> list[tuple[int, str]]:
             if not opened:
                 raise InputError(f"{place}: a bracket too many")
             label, start = opened.pop()
-            found.append((label, start, len(words)))
+            nodes.append((label, start, len(words)))
         position = match.end()
         while position < len(line) and line[position] == " ":
             position += 1
-    if opened or not found:
+    if opened or not nodes:
         raise InputError(f"{place}: a bracket is missing")
     plain = [word.replace("-LRB-", "(").replace("-RRB-", ")") for word in words]
-    return [(label, " ".join(plain[start:end])) for label, start, end in reversed(found)]
+    return [(label, " ".join(plain[start:end])) for label, start, end in reversed(nodes)]
 
 
-def read_plain(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_plain(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """A text on each line, and after a tab its second text; no labels."""
-    for number, line in open_lines(path, name, layout.encoding, notes):
+    for number, line in file.lines():
         text, tab, pair = line.rstrip("\r\n").partition("\t")
         if line.strip():
-            yield Record(number, f"{name!r}, line {number}", text, pair=pair if tab else None)
+            yield Record(number, file.place(number), text, pair=pair if tab else None)
 
 
 # the table
@@ -255,8 +247,8 @@ LAYOUTS: Mapping[str, Known] = {
     "advglue-qnli": _adversarial_glue("qnli", "question", "sentence"),
     "advglue-rte": _adversarial_glue("rte", "sentence1", "sentence2"),
     "masakhanews": Known("tsv", ({"text": "text", "label": "category"},), settings={"quoting": True}),
-    "trec": Known("label-text", settings={"encoding": "latin-1"}, change=_coarse),
-    "trec-fine": Known("label-text", settings={"encoding": "latin-1"}),
+    "trec": Known("label-text", encoding="latin-1", change=_coarse),
+    "trec-fine": Known("label-text", encoding="latin-1"),
     "sst": _trees(fine=False, phrases=False),
     "sst-phrases": _trees(fine=False, phrases=True),
     "sst-fine": _trees(fine=True, phrases=False),

@@ -13,6 +13,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -335,3 +336,41 @@ def open_lines(
         is_whole = not start and stop is None
         chunks = decode(stream, name, encoding, notes, any_end=any_end, position=start, line=line, is_whole=is_whole)
         yield from read_lines(chunks, name, line)
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text file of the user: its ``name`` stands in messages, and ``notes`` take what is odd about it."""
+
+    path: Path
+    name: str
+    encoding: str
+    notes: Notes
+
+    def lines(self, *, any_end: bool = True) -> Iterator[tuple[int, str]]:
+        """Its numbered lines; see `open_lines`."""
+        return open_lines(self.path, self.name, self.encoding, self.notes, any_end=any_end)
+
+    def first_line(self) -> str:
+        """The first line that is not blank; "" if there is none."""
+        return next((line for _, line in replace(self, notes=Notes()).lines() if line.strip()), "")
+
+    def text(self) -> str:
+        """The whole text.
+
+        Raises:
+            InputError: it has more than `LINE_LIMIT` characters, or is no text.
+        """
+        chunks, size = [], 0
+        with open_text(self.path, self.name, self.encoding) as stream:
+            for chunk in decode(stream, self.name, self.encoding, self.notes):
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LINE_LIMIT:
+                    hint = "divide it into several files"
+                    raise InputError(f"{self.name!r}: over {LINE_LIMIT:,} characters", hint=hint)
+        return "".join(chunks)
+
+    def place(self, line: int) -> str:
+        """A line, for messages."""
+        return f"{self.name!r}, line {line}"

@@ -65,13 +65,7 @@ def short_list(names: Iterable[str]) -> str:
 
 def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, notes: Notes) -> Iterator[Document]:
     """One document for each line, which must be a JSON object.  Null texts are dropped and counted."""
-    for number, line in lines:
-        if not line.strip(" \t\n\r"):
-            continue
-        record = parse_json(line, f"{name!r}, line {number}")
-        place = f"{name!r}, line {number}"
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
+    for number, place, record in json_objects(lines, name):
         text = find_field(record, fields.text)
         if text is MISSING:
             held = sorted(_texts_in(record), key=lambda found: -len(found[1]))
@@ -152,6 +146,39 @@ def parse_json(line: str, place: str) -> Any:
         raise InputError(f"{place}: not JSON ({error.msg}, column {error.colno})", hint=hint) from error
     except ValueError as error:
         raise InputError(f"{place}: not JSON ({str(error)[:80]})") from error
+
+
+def json_objects(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The objects of JSON lines: each with its line and its place.
+
+    Raises:
+        InputError: a line that is not blank is not an object.
+    """
+    for number, line in lines:
+        if line.strip(" \t\n\r"):
+            place = f"{name!r}, line {number}"
+            yield number, place, json_object(parse_json(line, place), place)
+
+
+def json_object(value: Any, place: str) -> dict[str, Any]:
+    """The value, which must be a JSON object."""
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def text_list(value: Any, what: str, place: str) -> list[str]:
+    """A list of strings, or one string as a list.
+
+    Raises:
+        InputError: it is something else, or has half of a surrogate pair.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"{place}: {what} must be a string or a list of strings")
+    for text in texts:
+        check_unicode(text, what, place)
+    return texts
 
 
 def _json_id(record: dict[str, Any], fields: Fields, place: str) -> str | None:

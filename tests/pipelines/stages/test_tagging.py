@@ -68,6 +68,14 @@ def test_columns_become_words_with_a_tag_each(store: Store, tmp_path: Path) -> N
     assert pq.read_table(parts.path / "documents.parquet")["label"].to_pylist() == ["NNP VBD", "NNP NNP"]
 
 
+def test_unknown_tags_are_counted_in_words(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "train.conll").write_text("Ada B-PER\nwent O\n")
+    (tmp_path / "valid.conll").write_text("Goma B-LOC\nand O\nOslo B-LOC\n")
+    files = {split: [str(tmp_path / f"{split}.conll")] for split in ("train", "valid")}
+    made = dataset.run(files, dataset.Config(format="conll"), store=store).artifact
+    assert "valid: 2 words have labels that no training example has: 'B-LOC'" in made.manifest["warnings"]
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [

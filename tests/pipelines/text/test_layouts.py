@@ -11,28 +11,16 @@ import pytest
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record
+from pipelines.text.formats import format_for
 from pipelines.text.layouts import LAYOUTS
-from pipelines.text.task_formats import format_for
+from pipelines.text.readers import TextFile
 from tests.shared import shared
 
 
 def read(path: Path, name: str, split: str = "train", **settings: Any) -> tuple[list[Record], Notes]:
-    layout = Layout(
-        **{
-            "format": name,
-            "encoding": "utf-8",
-            "text_column": "text",
-            "pair_column": None,
-            "label_column": None,
-            "id_column": None,
-            "header": True,
-            "quoting": None,
-            "ragged": "refuse",
-        }
-        | settings
-    )
-    notes = Notes()
-    return list(format_for(layout, [path.name]).read(path, path.name, split, layout, notes)), notes
+    layout, notes = Layout(format=name, **settings), Notes()
+    file = TextFile(path, path.name, layout.encoding, notes)
+    return list(format_for(layout, [path.name]).read(file, split, layout)), notes
 
 
 AT_HAND: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {

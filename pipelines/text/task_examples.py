@@ -1,24 +1,25 @@
-"""Reads multiple-choice questions: DREAM, HellaSwag, ARC, and JSON lines of one's own."""
+"""Reads multiple-choice questions (DREAM, HellaSwag, ARC, JSON lines of one's own) and tagged words in CoNLL columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
 from pipelines.text.blocks import Notes
 from pipelines.text.examples import Layout, Record, plain_value
-from pipelines.text.readers import open_lines, whole_number
-from pipelines.text.records import check_unicode, parse_json, quoted_rows
+from pipelines.text.readers import TextFile, whole_number
+from pipelines.text.records import check_unicode, json_objects, parse_json, quoted_rows
+
+# multiple choice
 
 
-def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_dream(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """The questions of DREAM (Sun et al. 2019): a list of ``[turns, questions, id]``; the answer is one of the choices."""
-    text = "\n".join(line for _, line in open_lines(path, name, layout.encoding, notes))
-    dialogues = parse_json(text, repr(name))
+    text = "\n".join(line for _, line in file.lines())
+    dialogues = parse_json(text, repr(file.name))
     number = 0
-    for place, dialogue in ((f"{name!r}, dialogue {i}", d) for i, d in enumerate(dialogues, 1)):
+    for place, dialogue in ((f"{file.name!r}, dialogue {i}", d) for i, d in enumerate(dialogues, 1)):
         try:
             turns, questions, id_ = dialogue
             context = " ".join(turns)
@@ -32,7 +33,7 @@ def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) 
                     question["choice"],
                     question.get("answer"),
                     f"{id_}-{count}",
-                    notes,
+                    file.notes,
                 )
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise InputError(
@@ -40,14 +41,14 @@ def read_dream(path: Path, name: str, split: str, layout: Layout, notes: Notes) 
             ) from error
 
 
-def read_hellaswag(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_hellaswag(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """Six lines for each task: the context, the number of the right ending from 0, and four endings."""
-    lines = [line for _, line in open_lines(path, name, layout.encoding, notes)]
+    lines = [line for _, line in file.lines()]
     while lines and not lines[-1].strip():
         lines.pop()
     for start in range(0, len(lines), 6):
         context, answer, *endings = lines[start : start + 6]
-        place = f"{name!r}, line {start + 1}"
+        place = file.place(start + 1)
         right = whole_number(answer.strip())
         if len(endings) != 4 or right is None or not all(e.strip() for e in endings):
             raise InputError(
@@ -55,29 +56,23 @@ def read_hellaswag(path: Path, name: str, split: str, layout: Layout, notes: Not
                 "second line",
                 hint="a line too many or too few shifts all that follow",
             )
-        yield from _record(start // 6 + 1, place, context, "", endings, right, None, notes)
+        yield from _record(start // 6 + 1, place, context, "", endings, right, None, file.notes)
 
 
-def read_arc(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_arc(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """Rows of a question, its choices and the answer key, a letter or a number from 1, without a header."""
-    for number, row in quoted_rows(open_lines(path, name, layout.encoding, notes), name, ","):
-        place = f"{name!r}, line {number}"
+    for number, row in quoted_rows(file.lines(), file.name, ","):
+        place = file.place(number)
         if len(row) < 4:
             raise InputError(f"{place}: {len(row)} columns; expected a question, its choices and the answer key")
         question, *choices, key = row
-        yield from _record(number, place, question, "", choices, _key(key), None, notes)
+        yield from _record(number, place, question, "", choices, _key(key), None, file.notes)
 
 
-def read_own(path: Path, name: str, split: str, layout: Layout, notes: Notes) -> Iterator[Record]:
+def read_own(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """JSON lines with a list of choices; the label is a number from 0, a letter, or the text of the right choice."""
     assert layout.choices_column is not None
-    for number, line in open_lines(path, name, layout.encoding, notes):
-        if not line.strip():
-            continue
-        place = f"{name!r}, line {number}"
-        record = parse_json(line, place)
-        if not isinstance(record, dict):
-            raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
+    for number, place, record in json_objects(file.lines(), file.name):
         label_column = layout.label_column or "label"
         for wanted, flag in ((layout.text_column, "--text-column"), (layout.choices_column, "--choices-column")):
             if wanted not in record:
@@ -95,7 +90,7 @@ def read_own(path: Path, name: str, split: str, layout: Layout, notes: Notes) ->
         context = plain_value(record[layout.text_column], "text", layout.text_column, place) or ""
         question = plain_value(record.get(question_column), "question", question_column, place) or ""
         own = plain_value(record.get(layout.id_column), "id", layout.id_column, place) if layout.id_column else None
-        yield from _record(number, place, context, question, choices, answer, own, notes)
+        yield from _record(number, place, context, question, choices, answer, own, file.notes)
 
 
 def _key(key: str) -> int | None:
@@ -123,7 +118,7 @@ def _record(
     """
     for text in (context, question, *choices, id_ or ""):
         check_unicode(text, "a text", place)
-    kept = [place for place, choice in enumerate(choices) if choice.strip()]
+    kept = [option for option, choice in enumerate(choices) if choice.strip()]
     right = choices.index(answer) if isinstance(answer, str) and answer in choices else answer
     if answer is not None and right not in kept:
         notes.drop("a question whose right choice is missing", place)
@@ -133,6 +128,75 @@ def _record(
         return
     if len(kept) < len(choices):
         notes.warn("a question has an empty choice, which is left out", place)
-    options = tuple(f"{question} {choices[kept_place]}".strip() for kept_place in kept)
+    options = tuple(f"{question} {choices[option]}".strip() for option in kept)
     label = None if right is None else str(kept.index(right))
     yield Record(number, place, None, label=label, id=id_, parts=(context or question, *options))
+
+
+# tagged words
+
+
+def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
+    """The sentences of a file.  Columns are parted by tabs, or else by spaces; by default the first holds the word and the
+    last its tag.  A test file with one column has no tags.
+
+    Raises:
+        InputError: a line lacks a column, or some words of a sentence have no tag.
+    """
+    words: list[str] = []
+    tags: list[str | None] = []
+    begun, number = 0, 0
+    for number, line in file.lines():
+        cells = line.rstrip("\r\n").split("\t") if "\t" in line.strip() else line.split(" ")
+        cells = [cell.strip() for cell in cells]
+        if not any(cells) or cells[0] == "-DOCSTART-":
+            yield from _tagged(words, tags, begun, file.place(begun), split, file.notes)
+            words, tags = [], []
+            continue
+        cells = [cell for cell in cells if cell]
+        begun = begun if words else number
+        place = file.place(number)
+        word = cells[_column(layout.text_column, "text", 0, len(cells), place, "--text-column")]
+        words.append("".join(word.split()) or "_")
+        has_tag = len(cells) > 1 or layout.label_column is not None
+        tags.append(
+            cells[_column(layout.label_column, None, -1, len(cells), place, "--label-column")] if has_tag else None
+        )
+    yield from _tagged(words, tags, begun, file.place(begun), split, file.notes)
+
+
+def read_words(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
+    """A sentence on each line, its words parted by white space; no tags."""
+    for number, line in file.lines():
+        if words := line.split():
+            yield Record(number, file.place(number), None, parts=((" ".join(words),),))
+
+
+def _column(given: str | None, default: str | None, place: int, width: int, where: str, flag: str) -> int:
+    """The number of a column from 0."""
+    if given in (None, default):
+        return place
+    assert given is not None
+    number = whole_number(given) or 0
+    if not 1 <= number <= width:
+        raise InputError(
+            f"{where}: no column {given!r}; it has {width}", hint=f"{flag} takes a number from 1 to {width}"
+        )
+    return number - 1
+
+
+def _tagged(
+    words: list[str], tags: list[str | None], number: int, place: str, split: str, notes: Notes
+) -> Iterator[Record]:
+    if not words:
+        return
+    missing = sum(tag is None for tag in tags)
+    if missing and (missing < len(tags) or split != "test"):
+        raise InputError(
+            f"{place}: {missing} of the {len(words)} words of this sentence have no tag",
+            hint="each line is a word, a tab or a space, and a tag; --text-column and --label-column choose columns",
+        )
+    label = None if missing else " ".join(str(tag) for tag in tags)
+    if missing:
+        notes.warn("a test file has no tags", place)
+    yield Record(number, place, None, label=label, parts=((" ".join(words),),))

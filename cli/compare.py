@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from cli.options import Session, command
 from cli.output import check_output_path, say_json, speaks_unicode
 from cli.tables import table
 from guidance.errors import InputError
+
+if TYPE_CHECKING:
+    from pipelines.views.evaluations import Tested
 
 PICTURES = (".png", ".svg")
 COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
@@ -145,6 +148,16 @@ TESTED = ("metric", "baseline", "other", "value", "value", "difference", "95 % i
 REACHED = ("metric", "baseline", "other", "last score", "steps to it", "of", "seconds to it", "of")
 
 
+def _as_json(tested: Tested) -> dict[str, Any]:
+    """A comparison in JSON's types; a number that its test does not give, such as an interval of McNemar's, is null."""
+    difference = {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in vars(tested.difference).items()
+    }
+    corrected = None if math.isnan(tested.corrected) else tested.corrected
+    return {**vars(tested), "difference": difference, "corrected": corrected}
+
+
 def _compare_results(session: Session, kind: str, references: list[str]) -> None:
     """Compare evaluations, or searches."""
     from pipelines.views.evaluations import compare_evaluations
@@ -158,7 +171,7 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         reached = equal_scores(results, references) if kind == "search" else []
     if session.json:
         along = {"equal_scores": [dataclasses.asdict(each) for each in reached]} if reached else {}
-        return say_json({"comparisons": [dataclasses.asdict(tested) for tested in tests], **along})
+        return say_json({"comparisons": [_as_json(tested) for tested in tests], **along})
     rows = []
     for tested in tests:
         found = tested.difference

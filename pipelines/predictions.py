@@ -16,11 +16,10 @@ from typing import Any, BinaryIO, Literal
 from pydantic import Field, create_model
 
 from guidance.errors import InputError
-from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.stage import knob
 from pipelines.progress import Progress, log
-from pipelines.stages import dataset, evaluate
+from pipelines.stages import dataset, evaluate, missing
 from pipelines.storage.files import machine_errors
 from pipelines.storage.store import Store
 from pipelines.text.formats import FORMATS
@@ -113,9 +112,9 @@ def predict(
             hint="guide finetune DATASET --init MODEL; `guide fill` and `guide translate` put other models to work",
         )
     plan = find_plan(folder) or Plan()
-    task_inputs.check_parser(plan, str(folder), config.parser, training=False)
-    length = task_inputs.longest(model, config.sequence_length, store)
-    idf = task_inputs.trained_idf(model, store)
+    missing.check_parser(plan, str(folder), config.parser, training=False)
+    length = missing.longest(model, config.sequence_length, store)
+    idf = missing.trained_idf(model, store)
     weights = folder
     if config.weights != "last":
         weights = folder / config.weights
@@ -128,9 +127,9 @@ def predict(
         sources = [_spool(stdin, task, scratch) if file == STDIN else file for file in files]
         with _warnings_only():
             made = stack.enter_context(own.load(_dataset(task, sources, config, own, progress)))
-            tokens = stack.enter_context(task_inputs.build_sequences(made, str(folder), length, own, progress))
+            tokens = stack.enter_context(missing.build_sequences(made, str(folder), length, own, progress))
             inputs: dict[str, Any] = {"model": given, "corpus": made, "sequences": tokens}
-            for masks in task_inputs.build_masks(
+            for masks in missing.build_masks(
                 tokens, made, plan, str(folder), config.parser, own, progress, training=False, known_idf=idf
             ):
                 inputs["masks"] = stack.enter_context(own.load(masks))

@@ -15,10 +15,10 @@ from guidance.plan import Plan
 from pipelines.progress import Progress
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
+from pipelines.stages.missing import SYNTAX
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
-from pipelines.task_inputs import SYNTAX
 from pipelines.training.plan_inputs import features
 
 

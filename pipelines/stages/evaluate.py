@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines import task_inputs
 from pipelines.engine import stage
 from pipelines.engine.declaration import Opening, Stage, Take
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, is_dataset
 from pipelines.progress import log
+from pipelines.stages import missing
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.evaluations import MEASURED, EvaluationConfig, measured_by
 from pipelines.training.learner import folder_of
@@ -80,7 +80,7 @@ class Examples(Take):
         given = opening.load(reference)
         if given.kind == "corpus" and is_dataset(given):
             model, folder = opening.references["model"], folder_of(opening.inputs["model"])
-            given, opening.config = task_inputs.read_by(
+            given, opening.config = missing.read_by(
                 model, folder, given, opening.config, opening.store, opening.progress
             )
             opening.stack.enter_context(given)
@@ -103,10 +103,10 @@ def _prepare(opening: Opening[Config]) -> None:
     if issubclass(row, Task):
         # since version 2 seen examples and unknown labels are counted
         opening.stage = replace(opening.stage, version=2)
-        if (trained_on := task_inputs.training_data(inputs["model"], opening.store)) is not None:
+        if (trained_on := missing.training_data(inputs["model"], opening.store)) is not None:
             inputs["trained_on"] = opening.stack.enter_context(trained_on)
     inputs |= load_inputs(config, [sequences], opening.store)
-    task_inputs.check_split(sequences, config.split)
+    missing.check_split(sequences, config.split)
     if row.floors and config.floors:
         if _rows(sequences, "train"):
             inputs["floors"] = _floors(row, opening)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError, PlanError
-from pipelines import task_inputs
 from pipelines.engine.command import Command
 from pipelines.engine.declaration import Opening, Take
 from pipelines.engine.stage import knob
 from pipelines.progress import log
+from pipelines.stages import missing
 from pipelines.stages import tokenizer as tokenizers
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
@@ -144,7 +144,7 @@ class TaskData(Take):
         )
 
     def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
-        dataset, sequences = task_inputs.open_data(reference, opening.store, opening.stack)
+        dataset, sequences = missing.open_data(reference, opening.store, opening.stack)
         opening.inputs |= {"dataset": dataset} | ({"sequences": sequences} if sequences else {})
 
 
@@ -173,15 +173,15 @@ def _prepare(opening: Opening[Config]) -> None:
             f"{name_of(config)}: its guides attack already", hint=f"leave out --adversarial {config.adversarial}"
         )
     if not config.masks:
-        task_inputs.check_parser(plan, name_of(config), config.parser)
+        missing.check_parser(plan, name_of(config), config.parser)
     if "sequences" not in opening.inputs:
         tokenizer = _tokenizer(opening.config, dataset, store, progress)
-        length = task_inputs.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
-        made = task_inputs.build_sequences(dataset, tokenizer, length, store, progress)
+        length = missing.longest(config.init, config.max_length, store) if config.init else config.max_length or 128
+        made = missing.build_sequences(dataset, tokenizer, length, store, progress)
         opening.inputs["sequences"] = opening.stack.enter_context(made)
     if not config.masks:
         sequences = opening.inputs["sequences"]
-        masks = task_inputs.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
+        masks = missing.build_masks(sequences, dataset, plan, name_of(config), config.parser, store, progress)
         opening.change(masks=masks)
     add_inputs(opening, plan)
 

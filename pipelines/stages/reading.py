@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipelines import task_inputs
 from pipelines.engine.declaration import Opening, Take
 from pipelines.inputs import Model, is_dataset
-from pipelines.stages import corpus, sequences
+from pipelines.stages import corpus, missing, sequences
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.training.learner import folder_of
@@ -36,16 +35,16 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
         data = opening.load(made.reference)
         config = config.model_copy(update={"split": "train"})
     if data.kind == "corpus" and is_dataset(data):
-        data, config = task_inputs.read_by(model, folder, data, config, store, progress)
+        data, config = missing.read_by(model, folder, data, config, store, progress)
         opening.stack.enter_context(data)
     else:
         if data.kind == "corpus":
-            length = task_inputs.longest(model, config.sequence_length, store)
+            length = missing.longest(model, config.sequence_length, store)
             sequences.check_length(length)
             settings = sequences.Config(max_length=length)
             reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
         data = opening.load(reference, kind="sequences")
-    task_inputs.check_split(data, config.split)
+    missing.check_split(data, config.split)
     return data, config
 
 

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from guidance.errors import InputError
-from pipelines import task_inputs
 from pipelines.engine.declaration import Stage, roles
 from pipelines.engine.stage import Options, Result, Run, check_working_folder, knob, run_stage
 from pipelines.progress import log
-from pipelines.stages import evaluate, finetune, folds
+from pipelines.stages import evaluate, finetune, folds, missing
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import column
 from pipelines.storage.store import Store
@@ -143,7 +142,7 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
         raise InputError("a search trains one run after the other", hint="start one process for each --shard i/n")
     progress = options.get("progress")
     with ExitStack() as opened:
-        dataset, sequences = task_inputs.open_data(data, store, opened)
+        dataset, sequences = missing.open_data(data, store, opened)
         if sequences is not None:
             raise InputError(f"{sequences.reference} has sequences; a search needs a dataset", hint=dataset.reference)
         task = task_for(config.task, dataset.counts, dataset.reference)
@@ -160,9 +159,7 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
         if config.along:
             inputs["pretrained"] = opened.enter_context(store.load(config.along, kind="model"))
             starts = _starts(inputs["pretrained"])
-            config = config.model_copy(
-                update={"max_length": task_inputs.longest(config.along, config.max_length, store)}
-            )
+            config = config.model_copy(update={"max_length": missing.longest(config.along, config.max_length, store)})
         members = _members(config, task, settings, parts, starts)
         first, step = map(int, (config.shard or "1/1").split("/"))
         mine = members[first - 1 :: step]

@@ -36,9 +36,9 @@ from pipelines.stages import (
     probe_relevance,
     probe_sinks,
 )
+from pipelines.stages.missing import longest
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.task_inputs import longest
 from tests import finetunings, trainings
 from tests.shared import shared
 from tests.trainings import one_thread  # noqa: F401

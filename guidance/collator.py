@@ -12,9 +12,6 @@ from transformers import DataCollatorWithPadding
 from guidance.errors import InputError
 from guidance.patterns.features import FEATURES, Feature, is_feature
 
-DTYPES = {"bool": torch.bool, "int": torch.int64, "float": torch.float32}
-"""The type of a padded column, by the kind of its feature."""
-
 
 class FeatureCollator:
     """Makes a batch of examples, and pads the features of their tokens like the token ids.
@@ -53,29 +50,26 @@ class FeatureCollator:
         if length is None:
             raise InputError(f"{name} belongs to {' or '.join(keys)}, and the batch has none")
         axes = 2 if feature.of_pairs else 1
-        padded = torch.full((len(examples), *[length] * axes), feature.fill, dtype=DTYPES[feature.kind])
+        padded = torch.full((len(examples), *[length] * axes), feature.fill, dtype=feature.dtype)
         for number, example in enumerate(examples):
             size = next(len(example[key]) for key in keys if key in example)
             values = _values(name, feature, example.get(name), size, number)
             if size > length:
                 raise InputError(f"example {number} has {size} tokens, and its batch {length}: {name} cannot follow")
             on_left = getattr(self.tokenizer, "padding_side", "right") == "left"
-            place = slice(length - size, length) if on_left else slice(size)
-            (padded[number, place, place] if feature.of_pairs else padded[number, place]).copy_(values)
+            tokens = slice(length - size, length) if on_left else slice(size)
+            index: tuple[int | slice, ...] = (number, *[tokens] * axes)
+            padded[index] = values
         return padded
 
 
-def _values(name: str, feature: Feature, given: Any, size: int, number: int) -> Tensor:
-    """The values of a feature in an example of some tokens.
-
-    Raises:
-        InputError: there are none, or not one for each token (or pair of tokens), or they have another type.
-    """
+def _values(name: str, feature: Feature, column: Any, size: int, number: int) -> Tensor:
+    """The values of a feature in an example, one for each of its tokens or pair of tokens."""
     try:
-        values = torch.as_tensor(given)
+        values = torch.as_tensor(column)
     except (TypeError, ValueError, RuntimeError) as error:
-        found = "no values" if given is None else "values that are no table of numbers"
-        raise InputError(f"example {number}: {name} has {found}", hint=feature.summary) from error
+        what = "no values" if column is None else "values that are no table of numbers"
+        raise InputError(f"example {number}: {name} has {what}", hint=feature.summary) from error
     wanted = (size, size) if feature.of_pairs else (size,)
     if tuple(values.shape) != wanted:
         raise InputError(
@@ -84,4 +78,4 @@ def _values(name: str, feature: Feature, given: Any, size: int, number: int) -> 
         )
     if feature.kind == "int" and values.is_floating_point():
         raise InputError(f"example {number}: {name} has {values.dtype}, not whole numbers", hint=feature.summary)
-    return values.to(DTYPES[feature.kind])
+    return values.to(feature.dtype)

@@ -23,9 +23,6 @@ def guide_batch(
     Args:
         batch: the arguments of `guidance.Handle.guide`.
         measuring: losses will be asked for.
-
-    Raises:
-        InputError: see `guidance.Handle.guide`; or a guide fades, and nothing says how far training is.
     """
     tokens = tokens_of(guided, batch)
     _check_features(guided, tokens, measuring)

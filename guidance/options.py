@@ -65,10 +65,6 @@ def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> d
 
     Args:
         what: names the function in messages.
-
-    Raises:
-        UnknownName: the function has no such option.
-        PlanError: a value has the wrong type, or is out of range.
     """
     known = declared(function)
     target = function.__init__ if inspect.isclass(function) else function

@@ -68,21 +68,13 @@ class Registry(Mapping[str, Row]):
         return row
 
     def remove(self, name: str) -> None:
-        """Take a row out that another package has added.
-
-        Raises:
-            UnknownName: no package has added it.
-        """
+        """Take a row out that another package has added."""
         if name not in self.packages:
             raise UnknownName(f"added {self.what}", name, self.packages)
         del self._rows[name], self.packages[name]
 
     def find(self, name: str) -> Row:
-        """The row of that name.  Modules that installed packages name as entry points are imported first if it is missing.
-
-        Raises:
-            UnknownName: there is none; the message lists near names.
-        """
+        """The row of that name.  Modules that installed packages name as entry points are imported first if it is missing."""
         if name not in self._rows:
             load_entry_points()
         if name not in self._rows:
@@ -102,11 +94,7 @@ _loaded: set[str] = set()
 
 
 def load_entry_points() -> None:
-    """Import the modules that installed packages name in the group ``attention_guide``, each once.
-
-    Raises:
-        InputError: one of them cannot be imported.
-    """
+    """Import the modules that installed packages name in the group ``attention_guide``, each once."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if point.value not in _loaded:
             try:

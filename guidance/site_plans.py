@@ -147,9 +147,6 @@ def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: A
 
     Args:
         scores: of heads, for the rules ``least important`` and ``most important``.
-
-    Raises:
-        PlanError: a guide names a layer or head that does not exist, selects none, or contradicts another one.
     """
     found: dict[Site, dict[int, tuple[int, ...]]] = {}
     for number, guide in enumerate(plan.guides):

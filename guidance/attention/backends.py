@@ -70,12 +70,7 @@ def register_backend(
 
 
 def choose_backends(name: str, site_plans: Iterable[SitePlan]) -> dict[str, Attend]:
-    """The function that computes the heads of each path.
-
-    Raises:
-        UnknownName: there is no backend of that name.
-        PlanError: it cannot compute a path that heads of the plan take; another one is never taken in its stead.
-    """
+    """The function that computes the heads of each path."""
     if name == "auto":
         return {path: BACKENDS[_AUTO[path]].attend for path in PATHS}
     backend = BACKENDS.find(name)

@@ -11,55 +11,24 @@ What ``save_pretrained`` and Trainers write of a guided model has neither file: 
 If the plan matters at inference, the folder warns other tools: transformers reports the tensor `MARKER` as unexpected.
 """
 
-from guidance.checkpoint.layout import (
-    CONFIG_FILE,
-    EXTRA_FILE,
-    INDEX_FILE,
-    MARKER,
-    PLAN_FILE,
-    PLAN_KEY,
-    PROGRESS_KEY,
-    TARGET_FOLDER,
-    WEIGHTS_FILE,
-    is_extra,
-)
-from guidance.checkpoint.loading import load, load_model, restore, take_over
-from guidance.checkpoint.opening import find_plan, new_model, read_config, read_plan, read_progress
-from guidance.checkpoint.writing import (
-    config_file,
-    model_files,
-    save,
-    tokenizer_files,
-    weight_files,
-    weights,
-    write_folder,
-)
-
-__all__ = [
-    "CONFIG_FILE",
-    "EXTRA_FILE",
-    "INDEX_FILE",
-    "MARKER",
-    "PLAN_FILE",
-    "PLAN_KEY",
-    "PROGRESS_KEY",
-    "TARGET_FOLDER",
-    "WEIGHTS_FILE",
-    "config_file",
-    "find_plan",
-    "is_extra",
-    "load",
-    "load_model",
-    "model_files",
-    "new_model",
-    "read_config",
-    "read_plan",
-    "read_progress",
-    "restore",
-    "save",
-    "take_over",
-    "tokenizer_files",
-    "weight_files",
-    "weights",
-    "write_folder",
-]
+from guidance.checkpoint.layout import CONFIG_FILE as CONFIG_FILE
+from guidance.checkpoint.layout import EXTRA_FILE as EXTRA_FILE
+from guidance.checkpoint.layout import MARKER as MARKER
+from guidance.checkpoint.layout import PLAN_FILE as PLAN_FILE
+from guidance.checkpoint.layout import TARGET_FOLDER as TARGET_FOLDER
+from guidance.checkpoint.layout import is_extra as is_extra
+from guidance.checkpoint.loading import load as load
+from guidance.checkpoint.loading import load_model as load_model
+from guidance.checkpoint.loading import restore as restore
+from guidance.checkpoint.loading import take_over as take_over
+from guidance.checkpoint.opening import find_plan as find_plan
+from guidance.checkpoint.opening import new_model as new_model
+from guidance.checkpoint.opening import read_config as read_config
+from guidance.checkpoint.opening import read_progress as read_progress
+from guidance.checkpoint.writing import config_file as config_file
+from guidance.checkpoint.writing import model_files as model_files
+from guidance.checkpoint.writing import save as save
+from guidance.checkpoint.writing import tokenizer_files as tokenizer_files
+from guidance.checkpoint.writing import weight_files as weight_files
+from guidance.checkpoint.writing import weights as weights
+from guidance.checkpoint.writing import write_folder as write_folder

@@ -51,12 +51,7 @@ def plain_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def adapter_files(model: Any) -> dict[str, bytes]:
-    """The files of a model's adapter by name, as PEFT writes them.
-
-    Raises:
-        InputError: the model has several adapters, or one that is not LoRA.
-        MachineError: PEFT is not installed.
-    """
+    """The files of a model's adapter by name, as PEFT writes them."""
     peft = _peft()
     configs = getattr(model, "peft_config", {})
     if len(configs) != 1:
@@ -85,9 +80,6 @@ def base_folder(folder: Path, given: str | Path | None) -> Path:
 
     Args:
         given: by the caller; by default the one that the adapter names, from here or from the adapter's folder.
-
-    Raises:
-        InputError: there is no such folder; nothing is downloaded.
     """
     named = given if given is not None else _settings(folder).get("base_model_name_or_path")
     for place in (Path(str(named)), folder / str(named)):
@@ -99,13 +91,7 @@ def base_folder(folder: Path, given: str | Path | None) -> Path:
 
 
 def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
-    """A model with the adapter of a folder, as a ``PeftModel`` whose adapter can be trained.
-
-    Raises:
-        InputError: the adapter is not LoRA, names modules by regular expressions, has no safetensors, or does not fit the model.
-        NumericalError: a weight is not finite.
-        MachineError: PEFT is not installed.
-    """
+    """A model with the adapter of a folder, as a ``PeftModel`` whose adapter can be trained."""
     peft = _peft()
     _check_settings(_settings(folder), str(folder))
     stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
@@ -122,12 +108,7 @@ def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
 
 
 def restore_adapter(model: Any, folder: Path) -> None:
-    """Copy the adapter of a folder into a model that has one of the same shape.
-
-    Raises:
-        InputError: the file is missing or damaged.
-        MachineError: PEFT is not installed.
-    """
+    """Copy the adapter of a folder into a model that has one of the same shape."""
     stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
     if not isinstance(model, _peft().PeftModel):
         stored = {name.removeprefix(_PREFIX): tensor for name, tensor in stored.items()}

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from guidance.guided_model import PLAN_KEY, PROGRESS_KEY
-from guidance.models.methods import MARKER
+from guidance.guided_model import PLAN_KEY as PLAN_KEY
+from guidance.guided_model import PROGRESS_KEY as PROGRESS_KEY
+from guidance.models.methods import MARKER as MARKER
 from guidance.sites import EXTRA
-
-__all__ = [
-    "ADAPTER_FILE",
-    "ADAPTER_WEIGHTS_FILE",
-    "CONFIG_FILE",
-    "EXTRA_FILE",
-    "INDEX_FILE",
-    "MARKER",
-    "PICKLED_FILES",
-    "PLAN_FILE",
-    "PLAN_KEY",
-    "PROGRESS_FILE",
-    "PROGRESS_KEY",
-    "TARGET_FOLDER",
-    "WEIGHTS_FILE",
-    "is_extra",
-]
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 PLAN_FILE = "plan.toml"
@@ -35,12 +19,7 @@ ADAPTER_FILE, ADAPTER_WEIGHTS_FILE = "adapter_config.json", "adapter_model.safet
 PROGRESS_FILE = "guide_progress.json"
 """Beside an adapter, which has no configuration of the model, what ``PROGRESS_KEY`` is there."""
 
-PICKLED_FILES = (
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
-    "flax_model.msgpack",
-)
+PICKLED_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 """Weights in other formats, which are never opened."""
 
 

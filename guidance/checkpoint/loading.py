@@ -101,9 +101,6 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None, **
         auto_class: for example ``AutoModelForMaskedLM``.
         plan: the plan that the caller will install, knowing that of the model; without one, warns if the model needs its plan.
         fields: of its configuration to change, such as ``num_labels``.  A head that they give another size starts anew.
-
-    Raises:
-        InputError: the folder has no configuration or no safetensors, or they do not fit each other.
     """
     folder = Path(folder)
     model, needs_plan = open_model(folder, auto_class, torch.float32, fields)
@@ -117,11 +114,7 @@ def load_model(folder: str | Path, auto_class: Any, plan: Plan | None = None, **
 
 
 def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
-    """Copy the weights of a folder that `save` wrote into a model on which the same plan is installed.
-
-    Raises:
-        InputError: the folder holds another plan, or the weights of another model.
-    """
+    """Copy the weights of a folder that `save` wrote into a model on which the same plan is installed."""
     if read_plan(folder) != plan:
         raise InputError(f"{folder}: was written with another plan", hint=f"compare it with {folder / PLAN_FILE}")
     if has_adapter(model):
@@ -142,9 +135,6 @@ def take_over(handle: Handle, folder: Path) -> None:
     """Copy what the plan of another folder had learned: gates, adversaries and added heads.
 
     A guide takes over from a row that is equal, or else from one of the same mechanism with parameters of the same shapes.
-
-    Raises:
-        InputError: the file is damaged.
     """
     if not (stored := _by_key(read_extra(folder))):
         return

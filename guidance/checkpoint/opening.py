@@ -65,9 +65,6 @@ def read_config(data: bytes, source: str) -> Any:
 
     Args:
         source: names the file in messages.
-
-    Raises:
-        InputError: not a JSON object, an architecture that transformers does not have, or one that brings its own code.
     """
     try:
         settings = json.loads(data)
@@ -136,12 +133,7 @@ def _settings(folder: Path) -> Mapping[str, Any]:
 
 
 def find_plan(folder: Path) -> Plan | None:
-    """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model.
-
-    Raises:
-        InputError: it is unreadable, or missing although the model needs it, the two places hold different plans, or the
-            weights were saved without it.
-    """
+    """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model."""
     written = Plan.load(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
     text = _settings(folder).get(PLAN_KEY) if (folder / CONFIG_FILE).exists() else None
     if text == PLAN_FILE:  # so writes `save`, for a plan that shapes the model
@@ -185,11 +177,7 @@ def _parse(text: Any, source: str) -> Plan:
 
 
 def read_plan(folder: Path) -> Plan:
-    """The plan of a model folder.
-
-    Raises:
-        InputError: the folder has no plan, an unreadable one, or two.
-    """
+    """The plan of a model folder."""
     if (plan := find_plan(folder)) is not None:
         return plan
     for part, settings in _settings(folder).items():
@@ -204,11 +192,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def read_progress(folder: Path) -> tuple[int, int] | None:
-    """How far the training of a model is whose plan fades: the step and the last one; None if the folder does not say.
-
-    Raises:
-        InputError: it says anything else.
-    """
+    """How far the training of a model is whose plan fades: the step and the last one; None if the folder does not say."""
     source = folder / CONFIG_FILE
     if source.exists():
         found = _settings(folder).get(PROGRESS_KEY)
@@ -230,11 +214,7 @@ def read_progress(folder: Path) -> tuple[int, int] | None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
-
-    Raises:
-        InputError: the file cannot be read, or is damaged.
-    """
+    """The tensors of a safetensors file by name."""
     try:
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError, ValueError) as error:
@@ -242,22 +222,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """The files that hold the weights of a model folder: one, or the shards that an index names; empty if there are none.
-
-    Raises:
-        InputError: the index names anything but safetensors beside it.
-    """
+    """The files that hold the weights of a model folder: one, or the shards that an index names; empty if there are none."""
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     return [folder / name for name in _shards(folder / INDEX_FILE)]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a model by name, without the marker and without what a plan added.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """The weights of a model by name, without the marker and without what a plan added."""
     found: dict[str, Tensor] = {}
     for path in weights_of(folder) or [folder / WEIGHTS_FILE]:
         # cloned: alignment in the file decides which kernels run, and so the last bit of the results
@@ -266,11 +238,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_extra(folder: Path) -> dict[str, Tensor]:
-    """The parameters that a plan added, by name: from their own file, or from among the weights of the model.
-
-    Raises:
-        InputError: a file is damaged, or the two places hold different values.
-    """
+    """The parameters that a plan added, by name: from their own file, or from among the weights of the model."""
     own = read_tensors(folder / EXTRA_FILE) if (folder / EXTRA_FILE).exists() else {}
     among: dict[str, Tensor] = {}
     for path in weights_of(folder):
@@ -296,11 +264,7 @@ def _tensor_names(path: Path) -> set[str]:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, or None; only the special tokens are taken from its settings.
-
-    Raises:
-        InputError: the files are damaged.
-    """
+    """The tokenizer of a model folder, or None; only the special tokens are taken from its settings."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -328,10 +292,6 @@ def open_model(
         auto_class: for example ``AutoModel``; None for the class that was saved.
         dtype: of the weights; ``"auto"`` for the saved one.
         fields: of the configuration to change; a head that they give another size starts anew.
-
-    Raises:
-        InputError: the folder has no configuration or no safetensors, or they do not fit each other.
-        NumericalError: a weight is not finite.
     """
     config, settings = _read_configuration(folder)
     _change(config, fields or {})
@@ -385,9 +345,6 @@ def new_model(folder: Path, auto_class: Any, **fields: Any) -> PreTrainedModel:
     Args:
         auto_class: for example ``AutoModel``.
         fields: of the configuration to change.
-
-    Raises:
-        InputError: the folder has no configuration, or one of which no such model can be made.
     """
     config, _ = _read_configuration(folder)
     _change(config, fields)
@@ -456,11 +413,7 @@ def _class_of(config: Any, settings: Mapping[str, Any], source: str) -> Any:
 
 
 def _shards(path: Path) -> list[str]:
-    """The files that the index of a sharded model names; empty if there is no index.
-
-    Raises:
-        InputError: it names anything but safetensors beside it.
-    """
+    """The files that the index of a sharded model names; empty if there is no index."""
     if not path.exists():
         return []
     try:

@@ -123,10 +123,6 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
 
     Args:
         among: the folder may hold other files, as a checkpoint of a Trainer does.
-
-    Raises:
-        InputError: the folder holds other files and no model.
-        MachineError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -45,11 +45,7 @@ class RandomMask(AttackMechanism):
         return (PROPORTIONS,) if self.kind == "scheduled" else ()
 
     def proportion_at(self, inputs: HeadInputs) -> float:
-        """The share of units that is switched off at this step and layer.
-
-        Raises:
-            InputError: the table has a number that is no share.
-        """
+        """The share of units that is switched off at this step and layer."""
         found = self.proportion
         if self.kind == "scheduled":
             table = torch.as_tensor(inputs.tables[PROPORTIONS])

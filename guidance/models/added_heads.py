@@ -114,9 +114,6 @@ def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[n
 
     Args:
         sites: the sites of the model, by module.
-
-    Raises:
-        PlanError: there is no encoder, no layer is selected, or only some of the layers that share a module are.
     """
     encoder = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
     if not encoder:
@@ -142,11 +139,7 @@ def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[n
 
 
 def place_of(model: nn.Module, attention: nn.Module, placement: str) -> tuple[nn.Module, bool]:
-    """The module at which the extra heads beside an attention module are added: to its output if True, else to its input.
-
-    Raises:
-        PlanError: the layer is neither in `NORMALISATIONS` nor in `PRE_NORM`.
-    """
+    """The module at which the extra heads beside an attention module are added: to its output if True, else to its input."""
     for layer in model.modules():
         for base in type(layer).__mro__:
             known = base.__name__ in NORMALISATIONS or base.__name__ in PRE_NORM

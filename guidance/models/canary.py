@@ -50,10 +50,6 @@ def send(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) ->
     """Prove that every site calls our function the right number of times, with a mask if there is padding.
 
     Runs one forward pass over two short sentences in evaluation mode, without gradients or random numbers.
-
-    Raises:
-        UnsupportedModel: a site does not call, a module calls that is not a site, heads share keys, or the padding mask does
-            not arrive.
     """
     canary, model_name = Canary(), type(model).__name__
     with evaluating(model), torch.no_grad():
@@ -105,11 +101,7 @@ def used_parameters(
 
 
 def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[str, Any]:
-    """Two sentences, the second with padding.
-
-    Raises:
-        UnsupportedModel: the model does not say how many tokens there are.
-    """
+    """Two sentences, the second with padding."""
     config = model.config
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise UnsupportedModel(

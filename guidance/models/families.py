@@ -106,9 +106,6 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
 
     Args:
         required: whether a model without any is an error.
-
-    Raises:
-        UnsupportedModel: it has none that we know.
     """
     if not any(family_of(module) for module in model.modules()):
         load_entry_points()

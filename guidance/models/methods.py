@@ -65,9 +65,6 @@ def replace_forward(model: nn.Module) -> Callable[[], None]:
 
     Returns:
         A function that undoes it.
-
-    Raises:
-        InputError: another library has replaced it already.
     """
     if "forward" in model.__dict__:
         raise InputError("another library has replaced model.forward", hint="install the plan before that")

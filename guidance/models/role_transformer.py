@@ -30,26 +30,15 @@ class RoleTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "role-transformer"
-
-    def __init__(
-        self,
-        vocab_size: int = 1000,
-        hidden_size: int = 100,
-        num_hidden_layers: int = 2,
-        num_attention_heads: int = 6,
-        intermediate_size: int = 256,
-        hidden_dropout_prob: float = 0.2,
-        attention_probs_dropout_prob: float = 0.0,
-        max_position_embeddings: int = 90,
-        pad_token_id: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size, self.hidden_size = vocab_size, hidden_size
-        self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
-        self.intermediate_size, self.max_position_embeddings = intermediate_size, max_position_embeddings
-        self.hidden_dropout_prob, self.attention_probs_dropout_prob = hidden_dropout_prob, attention_probs_dropout_prob
-        self.pad_token_id = pad_token_id
-        super().__init__(**kwargs)
+    vocab_size: int = 1000
+    hidden_size: int = 100
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 6
+    intermediate_size: int = 256
+    hidden_dropout_prob: float = 0.2
+    attention_probs_dropout_prob: float = 0.0
+    max_position_embeddings: int = 90
+    pad_token_id: int = 0
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -34,40 +34,22 @@ class CNNConfig(PreTrainedConfig):
     """Of a multi-scale CNN: ``hidden_size`` is the width of embeddings, ``num_filters`` counts the filters of each width."""
 
     model_type = "cnn"
-
-    def __init__(
-        self,
-        vocab_size: int = 1000,
-        hidden_size: int = 100,
-        num_filters: int = 100,
-        hidden_dropout_prob: float = 0.2,
-        pad_token_id: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size, self.hidden_size, self.num_filters = vocab_size, hidden_size, num_filters
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.pad_token_id = pad_token_id
-        super().__init__(**kwargs)
+    vocab_size: int = 1000
+    hidden_size: int = 100
+    num_filters: int = 100
+    hidden_dropout_prob: float = 0.2
+    pad_token_id: int = 0
 
 
 class BiLSTMConfig(PreTrainedConfig):
     """Of a BiLSTM: ``hidden_size`` is the width of embeddings, ``lstm_size`` counts the units of each direction."""
 
     model_type = "bilstm"
-
-    def __init__(
-        self,
-        vocab_size: int = 1000,
-        hidden_size: int = 100,
-        lstm_size: int = 300,
-        hidden_dropout_prob: float = 0.2,
-        pad_token_id: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size, self.hidden_size, self.lstm_size = vocab_size, hidden_size, lstm_size
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.pad_token_id = pad_token_id
-        super().__init__(**kwargs)
+    vocab_size: int = 1000
+    hidden_size: int = 100
+    lstm_size: int = 300
+    hidden_dropout_prob: float = 0.2
+    pad_token_id: int = 0
 
 
 class WordModel(PreTrainedModel):

@@ -1,6 +1,6 @@
 """Patterns: which keys should a query look at?"""
 
-from guidance.patterns.catalogue import PATTERNS, find_pattern, register_pattern
+from guidance.patterns.catalogue import PATTERNS, register_pattern
 from guidance.patterns.pattern import Pattern
 from guidance.patterns.predicates import Columns, Conflict, Pairs, Predicate, Rule, Shift, Weights
 
@@ -14,6 +14,5 @@ __all__ = [
     "Rule",
     "Shift",
     "Weights",
-    "find_pattern",
     "register_pattern",
 ]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from guidance.errors import PlanError
 from guidance.options import check_digits
-from guidance.patterns.catalogue import find_pattern
+from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.expressions import names_in, where
 from guidance.patterns.features import Tokens
 from guidance.patterns.pattern import Pattern
@@ -83,7 +83,7 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
         PlanError: the description is not valid in another way.
     """
     if isinstance(spec, str):
-        return find_pattern(spec).bound(given)
+        return PATTERNS.find(spec).bound(given)
     if not isinstance(spec, Mapping):
         raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)
     if "name" in spec:
@@ -92,7 +92,7 @@ def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -
             raise PlanError(f"the option {repeated[0]!r} of the pattern is given twice")
         if not isinstance(spec["name"], str):
             raise PlanError(f"the name of a pattern is {spec['name']!r}", hint=_SHAPES)
-        return find_pattern(spec["name"]).bound({**inner, **given})
+        return PATTERNS.find(spec["name"]).bound({**inner, **given})
     if len(spec) != 1 or next(iter(spec)) not in _COMBINATIONS:
         raise PlanError(f"pattern = {dict(spec)!r} does not describe a pattern", hint=_SHAPES)
     if given:

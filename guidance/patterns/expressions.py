@@ -19,7 +19,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from guidance.errors import PlanError, did_you_mean
 from guidance.options import MOST_DIGITS
-from guidance.patterns.catalogue import PATTERNS, find_pattern
+from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.features import CODES, FEATURES, Tokens, relation_id
 from guidance.patterns.pattern import Pattern
 from guidance.patterns.predicates import Columns, Predicate, Rule
@@ -113,14 +113,14 @@ class _Parser:
         self.reads_query = False
 
     def _split(self) -> list[tuple[str, str, int]]:
-        found, at, end = [], 0, len(self.text.rstrip())
+        words, at, end = [], 0, len(self.text.rstrip())
         while at < end:
             match = _WORD.match(self.text, at)
             if match is None or match.lastgroup is None:
                 self._fail(f"{self.text[at:].lstrip()[:1]!r} is not expected", at)
-            found.append((match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup)))
+            words.append((match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup)))
             at = match.end()
-        return found
+        return words
 
     def _fail(self, what: str, at: int | None = None) -> NoReturn:
         if at is None:
@@ -143,10 +143,10 @@ class _Parser:
         """The whole expression."""
         if not self.words:
             self._fail("there is no expression")
-        found = self._needs("bool", self._or(), "the whole must be a condition")
+        whole = self._needs("bool", self._or(), "the whole must be a condition")
         if self.at < len(self.words):
             self._fail(f"{self.words[self.at][1]!r} is not expected")
-        return found
+        return whole
 
     def _needs(self, kind: Kind, part: _Part, why: str) -> _Part:
         if part.kind != kind:
@@ -160,12 +160,11 @@ class _Parser:
         return self._joined("and", self._not, operator.and_)
 
     def _joined(self, word: str, inner: Callable[[], _Part], join: Callable[[Any, Any], Any]) -> _Part:
-        found = inner()
+        parts = [inner()]
         while self._next(word):
-            self._needs("bool", found, f"{word!r} joins conditions")
-            left, right = found, self._needs("bool", inner(), f"{word!r} joins conditions")
-            found = _Part("bool", lambda v, a=left, b=right: join(a.value(v), b.value(v)))  # type: ignore[misc]
-        return found
+            self._needs("bool", parts[-1], f"{word!r} joins conditions")
+            parts.append(self._needs("bool", inner(), f"{word!r} joins conditions"))
+        return parts[0] if len(parts) == 1 else _Part("bool", lambda v: reduce(join, (part.value(v) for part in parts)))
 
     def _not(self) -> _Part:
         if not self._next("not"):
@@ -183,13 +182,11 @@ class _Parser:
             self._fail(f"{sign!r} compares numbers, or a relation or part of speech with a quoted name")
         if left.kind in CODES and sign not in ("==", "!="):
             self._fail(f"a {left.kind} is only == or != to another")
-        compare, sides = _COMPARISONS[sign], [side.known for side in (left, right) if side.known is not None]
+        compare, known = _COMPARISONS[sign], _known_in(left, right)
 
         def value(values: _Values) -> Any:
-            found = torch.as_tensor(compare(left.value(values), right.value(values)), device=values.query.device)
-            for known in sides:
-                found = found & known(values)
-            return found
+            result = torch.as_tensor(compare(left.value(values), right.value(values)), device=values.query.device)
+            return result & known(values) if known else result
 
         return _Part("bool", value)
 
@@ -205,85 +202,70 @@ class _Parser:
         return _Part("relation" if kind == "relation" else "pos", lambda v: number)
 
     def _sum(self) -> _Part:
-        found = self._signed()
+        total = self._signed()
         while sign := self._next("+", "-"):
             join = operator.add if sign == "+" else operator.sub
-            left, right = found, self._signed()
+            left, right = total, self._signed()
             if {left.kind, right.kind} != {"number"}:
                 self._fail(f"{sign!r} takes numbers")
-            found = self._number(lambda v, a=left, b=right, j=join: j(a.value(v), b.value(v)), left, right)  # type: ignore[misc]
-        return found
-
-    def _number(self, value: Callable[[_Values], Any], *parts: _Part) -> _Part:
-        sides = [part.known for part in parts if part.known is not None]
-        if not sides:
-            return _Part("number", value)
-
-        def known(values: _Values) -> Any:
-            found = sides[0](values)
-            for side in sides[1:]:
-                found = found & side(values)
-            return found
-
-        return _Part("number", value, known)
+            total = _number(lambda v, a=left, b=right, j=join: j(a.value(v), b.value(v)), left, right)  # type: ignore[misc]
+        return total
 
     def _signed(self) -> _Part:
         if not self._next("-"):
             return self._single()
         part = self._needs("number", self._deeper(self._signed), "'-' takes a number")
-        return self._number(lambda v: -part.value(v), part)
+        return _number(lambda v: -part.value(v), part)
 
     def _deeper(self, inner: Callable[[], _Part]) -> _Part:
         self.depth += 1
         if self.depth > DEEPEST:
             self._fail(f"more than {DEEPEST} brackets and operators within each other")
-        found = inner()
+        part = inner()
         self.depth -= 1
-        return found
+        return part
 
     def _single(self) -> _Part:
         if self._next("("):
-            found = self._deeper(self._or)
+            inner = self._deeper(self._or)
             if not self._next(")"):
                 self._fail("')' is missing")
-            return found
+            return inner
         if self.at >= len(self.words):
             self._fail("something is missing")
-        kind, word, place = self.words[self.at]
+        kind, word, at = self.words[self.at]
         self.at += 1
         if kind == "number":
             if len(word.partition(".")[0]) > MOST_DIGITS:
-                self._fail(f"a number of more than {MOST_DIGITS} digits", place)
+                self._fail(f"a number of more than {MOST_DIGITS} digits", at)
             number = float(word) if "." in word else int(word)
             return _Part("number", lambda v: number)
         if kind in ("double", "single"):
-            self._fail("a quoted name is compared with a relation or a part of speech, such as query.pos", place)
+            self._fail("a quoted name is compared with a relation or a part of speech, such as query.pos", at)
         if kind == "sign" or word in ("and", "or", "not"):
-            self._fail(f"{word!r} is not expected", place)
+            self._fail(f"{word!r} is not expected", at)
         if word == "abs":
             if not self._next("("):
                 self._fail("abs needs brackets: abs(distance)")
             part = self._needs("number", self._deeper(self._sum), "'abs' takes a number")
             if not self._next(")"):
                 self._fail("')' is missing")
-            return self._number(lambda v: abs(part.value(v)), part)
+            return _number(lambda v: abs(part.value(v)), part)
         if word == "distance":
             self.reads_query = True
-            places = self._of_token("query", "place", place), self._of_token("key", "place", place)
-            return _Part("number", lambda v: places[1].value(v) - places[0].value(v))
+            query, key = self._of_token("query", "place", at), self._of_token("key", "place", at)
+            return _Part("number", lambda v: key.value(v) - query.value(v))
         side, dot, name = word.partition(".")
-        if dot:
-            return self._of_token(side, name, place)
-        return self._pattern(word, place)
+        return self._of_token(side, name, at) if dot else self._pattern(word, at)
 
-    def _of_token(self, side: str, name: str, place: int) -> _Part:
+    def _of_token(self, side: str, name: str, at: int) -> _Part:
         """A feature of the query or the key."""
         side = {"q": "query", "k": "key"}.get(side, side)
         if side not in ("query", "key"):
-            self._fail(f"{side!r} is neither query nor key", place)
+            self._fail(f"{side!r} is neither query nor key", at)
         known_names = [*OWN, *(n for n, feature in FEATURES.items() if not feature.of_pairs)]
         if name not in known_names:
-            self._fail(f"there is no feature {name!r}{did_you_mean(name, known_names)}", place)
+            self._fail(f"there is no feature {name!r}{did_you_mean(name, known_names)}", at)
         self.reads_query |= side == "query"
 
         def value(values: _Values) -> Any:
@@ -300,16 +282,26 @@ class _Parser:
             return _Part("relation" if name == "relation" else "pos", value, lambda v: value(v) >= 0)
         return _Part("number", value, (lambda v: value(v) >= 0) if kind == "int" else None)
 
-    def _pattern(self, name: str, place: int) -> _Part:
+    def _pattern(self, name: str, at: int) -> _Part:
         if name not in PATTERNS:
             known = [*PATTERNS, "distance", "query.place", "key.place"]
-            self._fail(f"there is no pattern {name!r}{did_you_mean(name, known)}", place)
-        pattern = find_pattern(name).bound(_OPTIONS.get(name, {}))
+            self._fail(f"there is no pattern {name!r}{did_you_mean(name, known)}", at)
+        pattern = PATTERNS.find(name).bound(_OPTIONS.get(name, {}))
         if pattern.weighted:
-            self._fail(f"the pattern {name!r} has weights, and a condition is true or not", place)
+            self._fail(f"the pattern {name!r} has weights, and a condition is true or not", at)
         self.patterns[name] = pattern
         self.reads_query |= not pattern.same_keys
         return _Part("bool", lambda v: v.patterns[name].value_at(v.example, v.query, v.key))
+
+
+def _known_in(*parts: _Part) -> Callable[[_Values], Any] | None:
+    """Where all of some parts are known; None if they are everywhere."""
+    each = [part.known for part in parts if part.known is not None]
+    return (lambda values: reduce(operator.and_, (known(values) for known in each))) if each else None
+
+
+def _number(value: Callable[[_Values], Any], *parts: _Part) -> _Part:
+    return _Part("number", value, _known_in(*parts))
 
 
 def where(text: str) -> Pattern:
@@ -342,13 +334,14 @@ def where(text: str) -> Pattern:
 def condition(tokens: Tokens, text: str) -> Predicate:
     """Each token looks at the keys for which a condition is true."""
     parser, part = _parsed(text)
-    columns = _columns(tokens, parser)
+    columns = {name: OWN[name](tokens) for name in parser.own}
+    columns |= {name: tokens.columns[name] for name in parser.features}
     patterns = {name: pattern.on(tokens) for name, pattern in parser.patterns.items()}
 
     def value(example: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        found = part.value(_Values(columns, patterns, example, query, key))
+        result = part.value(_Values(columns, patterns, example, query, key))
         shape = torch.broadcast_shapes(example.shape, query.shape, key.shape)
-        return torch.as_tensor(found, device=key.device).expand(shape)
+        return torch.as_tensor(result, device=key.device).expand(shape)
 
     if parser.reads_query:
         return Rule(value, tokens.valid_BT)
@@ -366,8 +359,3 @@ def names_in(text: str) -> list[str]:
 def _parsed(text: str) -> tuple[_Parser, _Part]:
     parser = _Parser(text)
     return parser, parser.read()
-
-
-def _columns(tokens: Tokens, parser: _Parser) -> dict[str, Tensor]:
-    """The values of every token that an expression reads."""
-    return {name: OWN[name](tokens) for name in parser.own} | {name: tokens.columns[name] for name in parser.features}

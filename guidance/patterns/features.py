@@ -45,6 +45,11 @@ class Feature:
             return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
         return dtype == torch.bool if self.kind == "bool" else dtype.is_floating_point
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values where we make them."""
+        return {"bool": torch.bool, "int": torch.int64, "float": torch.float32}[self.kind]
+
 
 _VOCABULARY = "it follows from the token ids: give `install` the tokenizer, or the column to `handle.guide`"
 _MASKS = "it is a column of the artifact that `guide build-masks` writes; for new text see `guidance.word_features`"
@@ -70,11 +75,7 @@ for _row in (
     Feature("marked", "bool", "the caller marks it", _CALLER.format("marked=...")),
     Feature("matrix", "bool", "which keys each query may see", _CALLER.format("matrix=..."), of_pairs=True),
     Feature(
-        "weight_matrix",
-        "float",
-        "how much each key counts for each query",
-        _CALLER.format("weight_matrix=..."),
-        of_pairs=True,
+        "weight_matrix", "float", "how much each key counts for each query", _CALLER.format("weight_matrix=..."), True
     ),
     Feature("mispredicted", "bool", "the generator put another token here than the text has", _OBJECTIVE),
     Feature("predicted", "int", "id of the token that a generator put here; by default the id itself", _OBJECTIVE),
@@ -162,22 +163,14 @@ class Tokens:
                 raise InputError(f"the feature {name!r} is {feature.kind}, not {column.dtype}", hint=feature.summary)
 
     def column(self, name: str) -> Tensor:
-        """A feature by name.
-
-        Raises:
-            InputError: the batch does not have it.  The hint says where it comes from.
-        """
+        """A feature by name."""
         if name not in self.columns:
             feature = FEATURES.get(name)
             raise InputError(f"the batch has no feature {name!r}", hint=feature.source if feature else None)
         return self.columns[name]
 
     def table(self, name: str) -> Any:
-        """A table by name.
-
-        Raises:
-            InputError: the batch does not have it.  The hint says where it comes from.
-        """
+        """A table by name."""
         if name not in self.tables:
             raise InputError(f"the batch has no table {name!r}", hint=TABLES.get(name))
         return self.tables[name]
@@ -256,12 +249,7 @@ class Vocabulary:
         return cls({"delimiter": delimiter, "character": torch.tensor(character)})
 
     def columns(self, ids_BT: Tensor, names: Collection[str] = FEATURES) -> dict[str, Tensor]:
-        """Features of a batch of ids, all of them by default.
-
-        Raises:
-            InputError: an id is not in the vocabulary.  Only the CPU checks this, and no compiled or exported graph; on other
-                devices the check would make the host wait.  There such a token has no features instead.
-        """
+        """Features of a batch of ids, all of them by default."""
         if not names:
             return {}
         device, size = ids_BT.device, len(next(iter(self.columns_V.values())))

@@ -135,9 +135,6 @@ def plan_for(
             found in; ``least-important``: into the least important heads of every layer, which needs a table of scores.
         mechanism: ``auto`` fixes heads on patterns of places, such as ``next``, and masks heads for all others.
         pal: add a head beside every layer for each pattern, instead of taking those of the model.
-
-    Raises:
-        PlanError, UnknownName: a pattern does not exist, or the mechanism does not take it.
     """
     guides = []
     for number, (spec, heads) in enumerate(patterns):

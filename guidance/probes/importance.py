@@ -37,9 +37,6 @@ class Importance:
     Args:
         model: with the gradients of a loss in its parameters when `scores` is called.
         sites: of its attention modules; `guidance.installation.Handle.sites`.
-
-    Raises:
-        UnsupportedModel: the matrices of an attention module are not found.
     """
 
     def __init__(
@@ -103,9 +100,6 @@ def switched_off(
 
     Args:
         heads: the attention module and the number of each.
-
-    Raises:
-        UnsupportedModel: the output matrix of a module is not found.
     """
     names = {module: name for name, module in model.named_modules()}
     before: list[tuple[Tensor, Tensor]] = []
@@ -137,11 +131,7 @@ def check_finite(scores: Mapping[Site, Tensor]) -> None:
 
 
 def normalised(scores: Mapping[Site, Tensor], *, by_layer: bool = False) -> dict[Site, Tensor]:
-    """Scores from 0 to 1: (I - min) / (max - min) over all heads, or over those of each site; 0 where all are equal.
-
-    Raises:
-        NumericalError: see `check_finite`.
-    """
+    """Scores from 0 to 1: (I - min) / (max - min) over all heads, or over those of each site; 0 where all are equal."""
     check_finite(scores)
     everything = torch.cat(list(scores.values())) if scores else torch.zeros(0)
     scaled = {}

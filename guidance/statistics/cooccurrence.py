@@ -45,9 +45,6 @@ def context_scores(
 
     Args:
         totals: the totals to divide by, for example how often each token occurs; by default Σ_z C_iz.
-
-    Raises:
-        InputError: pairs outside the table, negative counts, or a total of 0 for a token that has pairs.
     """
     totals = (totals_of(_checked(pairs, size), size) if totals is None else totals).astype(np.float64)
     if totals.shape != (size,):

@@ -86,10 +86,6 @@ def inverse_document_frequency(
     Args:
         units: N.
         most: the largest df of all words; by default the largest of ``df``.
-
-    Raises:
-        UnknownName: the formula does not exist.
-        NumericalError: a df is not between 1 and N, or an idf is not finite.
     """
     if formula not in FORMULAS:
         raise UnknownName("formula", formula, FORMULAS)

@@ -123,9 +123,6 @@ def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Place
     Args:
         counted, held, fitted, read, num_words: see `estimates`.
 
-    Raises:
-        ValueError: there is no place to predict.
-
     Example:
         Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
     """

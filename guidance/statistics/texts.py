@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError
+from guidance.patterns.features import FEATURES
 from guidance.statistics.roles import COLUMNS, Pieces, Rarity, Words, parts_of_speech, relations, role_columns
 from guidance.statistics.words import word_spans
 
@@ -69,9 +71,10 @@ def word_features(
         words = [[Word(*span) for span in word_spans(text)] for text in texts]
     pieces, length = _pieces(encoding, texts, words)
     columns = role_columns(pieces, _words(texts, words, idf, stop_words)).columns
-    tensors = {name: torch.from_numpy(column.reshape(len(texts), length)) for name, column in columns.items()}
-    is_code = {name: not (tensor.dtype == torch.bool or tensor.is_floating_point()) for name, tensor in tensors.items()}
-    return {name: tensor.long() if is_code[name] else tensor for name, tensor in tensors.items()}
+    return {
+        name: torch.from_numpy(column.reshape(len(texts), length)).to(FEATURES[name].dtype)
+        for name, column in columns.items()
+    }
 
 
 def _pieces(encoding: Any, texts: Sequence[str], words: Sequence[Sequence[Word]]) -> tuple[Pieces, int]:
@@ -86,9 +89,8 @@ def _pieces(encoding: Any, texts: Sequence[str], words: Sequence[Sequence[Word]]
         raise InputError("the encodings differ in length", hint="tokenizer(texts, padding=True)")
     rows = []
     for number, (each, mine) in enumerate(zip(encodings, words, strict=True)):
-        starts = [
-            word.start for place, word in enumerate(mine) if not place or word.sentence != mine[place - 1].sentence
-        ]
+        sentences = itertools.groupby(mine, key=lambda word: word.sentence)
+        starts = [next(group).start for _, group in sentences]
         for part, (start, end) in zip(each.sequence_ids, each.offsets, strict=True):
             if part not in (None, 0):
                 raise InputError("the encoding is of pairs of texts", hint="word_features takes single texts")
@@ -108,15 +110,16 @@ def _words(
     """The words of all texts as one table."""
     heads, forms, every, first = [], [], [], 0
     for number, (text, mine) in enumerate(zip(texts, words, strict=True)):
-        for place, word in enumerate(mine):
-            in_order = not place or word.start >= mine[place - 1].start
-            if not (0 <= word.start < word.end <= len(text) and in_order):
+        least = 0
+        for index, word in enumerate(mine):
+            if not least <= word.start < word.end <= len(text):
                 raise InputError(
-                    f"text {number}: word {place} has the place {word.start} to {word.end}, in a text of {len(text)}",
+                    f"text {number}: word {index} has the place {word.start} to {word.end}, in a text of {len(text)}",
                     hint="code points from 0, end exclusive, in the order of the text",
                 )
+            least = word.start
             if word.head is not None and not 0 <= word.head < len(mine):
-                raise InputError(f"text {number}: the head of word {place} is {word.head}, of {len(mine)} words")
+                raise InputError(f"text {number}: the head of word {index} is {word.head}, of {len(mine)} words")
             heads.append(-1 if word.head is None else first + word.head)
             forms.append(text[word.start : word.end].lower())
             every.append(word)

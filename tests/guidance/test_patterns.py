@@ -21,7 +21,6 @@ from guidance.patterns.catalogue import (
     Pattern,
     Predicate,
     Weights,
-    find_pattern,
 )
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import FEATURES, RELATIONS, TABLES, UPOS, Tokens, relation_id
@@ -292,7 +291,7 @@ def test_every_pattern_is_described(name: str) -> None:
     assert set(pattern.needs) <= FEATURES.keys()
     assert set(pattern.tables) <= TABLES.keys()
     assert not set(pattern.option_names) & RESERVED, "the row of a plan already has this key"
-    assert find_pattern(name) is pattern and read_pattern(name) == pattern
+    assert PATTERNS.find(name) is pattern and read_pattern(name) == pattern
 
 
 def test_every_option_of_every_pattern_is_compared_with_the_oracle() -> None:

@@ -47,7 +47,7 @@ def evaluate_command(
     data: Annotated[
         str,
         typer.Argument(
-            help="A dataset of its task, or sequences that were made with its tokenizer.",
+            help="A dataset of its task, sequences of its tokenizer, a corpus, or a text file.",
             autocompletion=artifacts("sequences", "corpus"),
         ),
     ],

@@ -15,16 +15,17 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.declaration import Opening, Stage
 from pipelines.engine.stage import Run, knob
-from pipelines.inputs import Model, is_dataset
+from pipelines.inputs import Model
 from pipelines.progress import log
 from pipelines.stages import missing
+from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.evaluations import MEASURED, EvaluationConfig, measured_by
 from pipelines.training.learner import folder_of
 from pipelines.training.objective import Objective
-from pipelines.training.plan_inputs import check_needs, load_inputs, read_tables
+from pipelines.training.plan_inputs import check_needs, read_tables
 from pipelines.training.task import Task
 
 __all__ = ["STAGE", "Config", "run"]
@@ -33,7 +34,9 @@ __all__ = ["STAGE", "Config", "run"]
 class SharedConfig(stage.Config):
     """Settings of every evaluation."""
 
-    split: Literal["train", "valid", "test"] = Field("test", description="Which split of the sequences.")
+    split: Literal["train", "valid", "test"] = Field(
+        "test", description="Which split of the sequences; a text file is read as a whole."
+    )
     weights: str = Field(
         "last",
         pattern=r"^(last|best(-[2-9]|-[1-9][0-9])?)$",
@@ -42,7 +45,9 @@ class SharedConfig(stage.Config):
     )
     limit: int = Field(0, ge=0, description="Maximum number of examples; 0 for all.")
     sequence_length: int = knob(
-        0, "For a dataset: longest sequence, in tokens; by default that of the model's own sequences, or 128.", ge=0
+        0,
+        "For a dataset or a text: longest sequence, in tokens; by default that of the model's own sequences, or 128.",
+        ge=0,
     )
     parser: str = knob("", "For a dataset: the parser, for plans that read syntax, as in `guide build-deps --parser`.")
     masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
@@ -68,36 +73,20 @@ _FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", 
 """Settings that stand in all recipes, because recipes have always had them."""
 
 
-class Examples(Take):
-    """The examples of a task, or sequences that were made with the tokenizer of the model."""
+class Examples(Reading):
+    """What the model is measured on."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "A dataset of its task, or sequences that were made with its tokenizer.", kinds=("sequences", "corpus")
-        )
-
-    def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
-        given = opening.load(reference)
-        if given.kind == "corpus" and is_dataset(given):
-            model, folder = opening.references["model"], folder_of(opening.inputs["model"])
-            given, opening.config = missing.read_by(
-                model, folder, given, opening.config, opening.store, opening.progress
-            )
-            opening.stack.enter_context(given)
-        elif given.kind != "sequences":
-            given = opening.load(reference, kind="sequences")
-        opening.inputs["sequences"] = given
+    def check(self, opening: Opening[Any]) -> None:
+        """Raises InputError when no objective can measure this model so; or the split is empty."""
+        sequences = opening.inputs["sequences"]
+        _check_settings(measured_by(folder_of(opening.inputs["model"]), sequences), opening.config)
+        super().check(opening)
 
 
 def _prepare(opening: Opening[Config]) -> None:
-    """Add what the evaluation of this model reads besides its sequences.
-
-    Raises:
-        InputError: no objective can measure this model; or the split is empty.
-    """
+    """Add what the evaluation of this model reads besides its sequences."""
     config, inputs, sequences = opening.config, opening.inputs, opening.inputs["sequences"]
     row = measured_by(folder_of(inputs["model"]), sequences)
-    _check_settings(row, config)
     if row.needs_corpus:
         inputs["corpus"] = opening.load_input(sequences, "corpus")
     if issubclass(row, Task):
@@ -105,8 +94,6 @@ def _prepare(opening: Opening[Config]) -> None:
         opening.stage = replace(opening.stage, version=2)
         if (trained_on := missing.training_data(inputs["model"], opening.store)) is not None:
             inputs["trained_on"] = opening.stack.enter_context(trained_on)
-    inputs |= load_inputs(config, [sequences], opening.store)
-    missing.check_split(sequences, config.split)
     if row.floors and config.floors:
         if _rows(sequences, "train"):
             inputs["floors"] = _floors(row, opening)
@@ -185,7 +172,16 @@ def no_weights(folder: Path, weights: str) -> InputError:
 
 
 STAGE = Stage(
-    "evaluate", "evaluation", 1, Config, build, takes={"model": Model(), "data": Examples()}, prepare=_prepare
+    "evaluate",
+    "evaluation",
+    1,
+    Config,
+    build,
+    takes={
+        "model": Model(),
+        "data": Examples("A dataset of its task, sequences of its tokenizer, a corpus, or a text file."),
+    },
+    prepare=_prepare,
 )
 
 run = STAGE.run

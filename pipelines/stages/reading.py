@@ -21,7 +21,7 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
         reference: of sequences that were made with its tokenizer, of a dataset, or of a corpus; or a text file.
 
     Raises:
-        InputError: there are no such data, or the split is empty.
+        InputError: there are no such data.
     """
     config, store, progress = opening.config, opening.store, opening.progress
     model, folder = opening.references[role], folder_of(opening.inputs[role])
@@ -44,7 +44,6 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
             settings = sequences.Config(max_length=length)
             reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
         data = opening.load(reference, kind="sequences")
-    missing.check_split(data, config.split)
     return data, config
 
 
@@ -56,7 +55,13 @@ class Reading(Take):
 
     def add(self, role: str, reference: str, opening: Opening[Any]) -> None:
         data, opening.config = read_data(reference, "model", opening)
-        opening.inputs |= {"sequences": data, **load_inputs(opening.config, [data], opening.store)}
+        opening.inputs["sequences"] = data
+        self.check(opening)
+        opening.inputs |= load_inputs(opening.config, [data], opening.store)
+
+    def check(self, opening: Opening[Any]) -> None:
+        """Raises InputError when the data cannot be read by the model, or their split is empty."""
+        missing.check_split(opening.inputs["sequences"], opening.config.split)
 
 
 ON_SEQUENCES = {"model": Model(), "data": Reading()}

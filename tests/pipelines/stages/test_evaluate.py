@@ -298,3 +298,19 @@ def test_the_command_prints_a_table_and_gates_end_it_with_5(
     ):
         refused = evaluated("--fail-under", wrong)
         assert refused.code == 2 and message in refused.err
+
+
+def test_a_text_file_is_measured_as_its_sequences_are(store: Store, tmp_path: Path) -> None:
+    data = trainings.sequences(store)
+    model = trainings.train(store, data, steps=1).artifact
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(" ".join(f"w{n % 7 + m % 5}" for n in range(12)) + "." for m in range(60)))
+    measured = evaluate.run(model.reference, str(file), evaluate.Config(floors=False), store=store).artifact
+    assert measured.manifest["config"]["split"] == "train" and measured.counts["sequences"] > 0
+    again = evaluate.run(
+        model.reference,
+        measured.manifest["inputs"]["sequences"]["recipe"],
+        evaluate.Config(floors=False, split="train"),
+        store=store,
+    ).artifact
+    assert again.counts["metrics"] == measured.counts["metrics"]

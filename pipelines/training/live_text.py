@@ -23,6 +23,8 @@ from pipelines.training.model_checks import longest_input
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from guidance.statistics.texts import Word
+
 LONGEST_LINE = 1 << 20
 """In bytes."""
 
@@ -134,7 +136,7 @@ class LiveModel:
         columns: dict[str, list[Any]] = {name: [] for name in self.needed}
         for text, encoding in zip(texts, encodings, strict=True):
             if self.needed:
-                found = word_features(SimpleNamespace(encodings=[encoding]), [text], [_words(text)])
+                found = word_features(SimpleNamespace(encodings=[encoding]), [text], [words_of(text)])
                 for name in self.needed:
                     columns[name].append(found[name][0].numpy())
         padded = {name: pad(values, COLUMNS[name].fill, length, device) for name, values in columns.items()}
@@ -304,15 +306,16 @@ def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
     return needed
 
 
-def _words(text: str) -> list[Any]:
-    """The words of a text, each with the number of its sentence."""
+def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[Word]:
+    """The words of a text, by default those of the rules, each with the number of its sentence."""
     import bisect
 
     from guidance.statistics.texts import Word
     from guidance.statistics.words import word_spans
 
     starts = [start for start, _ in split_sentences(text)]
-    return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in word_spans(text)]
+    spans = word_spans(text) if spans is None else spans
+    return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in spans]
 
 
 def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:

@@ -13,7 +13,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from guidance.errors import InputError, NumericalError, UnknownName
 from pipelines.stages import pretrain
@@ -23,9 +26,6 @@ from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.metrics_log import METRICS_LOG
 from pipelines.training.resuming import RUN_FILE, begun_with
-
-if TYPE_CHECKING:
-    import numpy as np
 
 METRICS = "metrics.parquet"
 KIND = "model"
@@ -87,8 +87,6 @@ class Curve:
             UnknownName: there is no such loss.
             NumericalError: a value is not finite.
         """
-        import pyarrow as pa
-
         if METRICS not in model.files:
             raise InputError(
                 f"{label}: this model has no {METRICS}, the log of its training",
@@ -129,8 +127,6 @@ class Curve:
 
     def smoothed(self, window: int) -> np.ndarray:
         """At every step the mean loss of the last ``window`` steps, or of all so far if there are fewer."""
-        import numpy as np
-
         total = np.concatenate(([0.0], np.cumsum(self.losses, dtype=np.float64)))
         last = np.arange(1, len(total))
         first = np.maximum(0, last - window)
@@ -145,10 +141,8 @@ class Curve:
         Source: Cleveland 1979, *Robust locally weighted regression and smoothing scatterplots*, without the robust weights,
         and with a width in steps.
         """
-        import numpy as np
-
         losses = np.asarray(self.losses, dtype=np.float64)
-        found = np.empty(len(places))
+        values = np.empty(len(places))
         for number, place in enumerate(places):
             near = np.arange(max(0, place - window + 1), min(len(losses), place + window))
             weights = (1 - np.abs((near - place) / window) ** 3) ** 3
@@ -156,19 +150,15 @@ class Curve:
             distance = near - weights @ near
             mean, spread = weights @ losses[near], weights @ distance**2
             slope = (weights * distance) @ losses[near] / spread if spread else 0.0
-            found[number] = mean + slope * (place - weights @ near)
-        return found
+            values[number] = mean + slope * (place - weights @ near)
+        return values
 
     def elapsed(self) -> np.ndarray:
         """Seconds of training until the end of each step."""
-        import numpy as np
-
         return np.cumsum(self.seconds, dtype=np.float64)
 
     def first_step_at(self, loss: float, window: int) -> int | None:
         """The first step, once the window is full, with a smoothed loss of at most ``loss``; None if there is none."""
-        import numpy as np
-
         means = self.smoothed(window)
         reached = np.flatnonzero(means <= loss + 1e-9 * abs(loss))  # equal losses may differ by rounding
         reached = reached[reached >= window - 1]
@@ -204,8 +194,6 @@ def _finished(reference: str, store: Store, loss: str | None) -> Curve:
 
 
 def _unfinished(folder: Path, reference: str, loss: str | None) -> Curve:
-    import pyarrow as pa
-
     try:
         about = json.loads((folder / RUN_FILE).read_bytes())
         origin = Origin(f"{KIND}/{folder.name}", about["config"], about["inputs"], False)
@@ -217,10 +205,8 @@ def _unfinished(folder: Path, reference: str, loss: str | None) -> Curve:
     return _curve(table, reference, loss, origin)
 
 
-def _parts(log: Path) -> Iterator[Any]:
+def _parts(log: Path) -> Iterator[pa.Table]:
     """The needed columns, `PART` rows at a time.  An incomplete last line, still being written, is skipped."""
-    import pyarrow as pa
-
     yield pa.table({})
     with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
         while lines := list(itertools.islice(file, PART)):
@@ -233,7 +219,7 @@ def _is_needed(name: str) -> bool:
     return name in ("step", "seconds", "tokens") or name.startswith(("loss/", "valid/", "eval/"))
 
 
-def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
+def _curve(table: pa.Table, label: str, loss: str | None, origin: Origin) -> Curve:
     """A curve from the columns of the metrics."""
     names = [name.removeprefix("loss/") for name in table.column_names if name.startswith("loss/")]
     # the total includes the losses of guides, so it is not comparable between runs
@@ -244,9 +230,9 @@ def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
         raise InputError(f"{label}: its metrics have no training loss")
     # for translation, compare the loss without label smoothing, as validation does
     chosen = loss.removeprefix("loss/") if loss is not None else "nll" if "nll" in known else known[0]
-    steps = _numbers(table, "step", label)
-    if not len(steps):
+    if not len(table):
         raise InputError(f"{label} has not finished a step")
+    steps = _numbers(table, "step", label)
     if list(steps) != list(range(1, len(steps) + 1)):
         raise InputError(f"{label}: its metrics do not hold the steps 1 to {len(steps)}, one row each")
     return Curve(
@@ -261,48 +247,39 @@ def _curve(table: Any, label: str, loss: str | None, origin: Origin) -> Curve:
     )
 
 
-def _numbers(table: Any, name: str, label: str) -> np.ndarray:
+def _numbers(table: pa.Table, name: str, label: str) -> np.ndarray:
     """A column with a finite number at every step.
 
     Raises:
         InputError: the column or one of its values is missing.
         NumericalError: a value is not finite.
     """
-    import numpy as np
-
     if name not in table.column_names:
         raise InputError(f"{label}: its metrics have no column {name!r}")
-    column = table[name]
-    if column.null_count:
-        missing = column.is_null().to_pylist().index(True)
-        raise InputError(f"{label}: {name} is missing at step {missing + 1}")
-    values = _floats(column, name, label)
-    if not np.isfinite(values).all():
-        step = int(np.flatnonzero(~np.isfinite(values))[0]) + 1
-        raise NumericalError(f"{label}: {name} is {values[step - 1]} at step {step}", hint="leave this run out")
+    steps, values = _known(table, name, label)
+    if len(steps) < len(table):
+        missing = min(set(range(1, len(table) + 1)) - set(steps.tolist()))
+        raise InputError(f"{label}: {name} is missing at step {missing}")
     return values
 
 
-def _points(table: Any, name: str, label: str) -> Points:
-    """The non-null values of a column, with their steps."""
-    import numpy as np
-
-    there = np.flatnonzero(table[name].is_valid().to_numpy())
-    values = _floats(table[name].drop_null(), name, label)
-    for row, value in zip(there, values, strict=True):
-        if not np.isfinite(value):
-            raise NumericalError(f"{label}: {name} is {value} at step {row + 1}", hint="leave this run out")
-    return tuple((int(row) + 1, float(value)) for row, value in zip(there, values, strict=True))
+def _points(table: pa.Table, name: str, label: str) -> Points:
+    """The values of a column where it has any, with their steps."""
+    steps, values = _known(table, name, label)
+    return tuple(zip(steps.tolist(), values.tolist(), strict=True))
 
 
-def _floats(column: Any, name: str, label: str) -> np.ndarray:
-    import pyarrow as pa
-
+def _known(table: pa.Table, name: str, label: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps at which a column has a value, and the values, which are finite."""
+    column = table[name]
+    steps = np.flatnonzero(column.is_valid()) + 1
     try:
-        values: np.ndarray = column.cast(pa.float64()).to_numpy()
+        values: np.ndarray = column.drop_null().cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
         raise InputError(f"{label}: {name} holds {column.type}, not numbers") from error
-    return values
+    for place in np.flatnonzero(~np.isfinite(values))[:1]:
+        raise NumericalError(f"{label}: {name} is {values[place]} at step {steps[place]}", hint="leave this run out")
+    return steps, values
 
 
 def _until(points: Points, step: int) -> Points:

@@ -6,29 +6,27 @@ parses. The user may give any other feature, with one value per word or token.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from guidance.errors import InputError, UnknownName
 from pipelines.storage.store import Store
-from pipelines.text.sentence_rules import split_sentences
+from pipelines.training.live_text import words_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from guidance.patterns import Pattern
     from guidance.patterns.features import Cooccurrence, Tokens
+    from guidance.statistics.texts import Word
 
 MOST_TOKENS = 256
 """A picture of more tokens would be unreadable."""
 
 SAMPLE = "The old dog chased a cat. The cat ran home, but the dog did not."
-"""The text to draw if none is given; `_SAMPLE` has its parse and idf."""
+"""The text to draw if none is given; `_SAMPLE` has its parse and idf, so it also has the features in `PARSED`."""
 
 _SAMPLE = """
 #   word    head  relation  pos    idf  stop_word  marked
@@ -52,6 +50,9 @@ _SAMPLE = """
 17  .       9     punct     PUNCT  0    0          0
 """
 
+PARSED = ("head", "relation", "pos", "negation", "stop_word")
+"""What a spaCy model adds."""
+
 
 @dataclass(frozen=True)
 class OneText:
@@ -68,19 +69,16 @@ class OneText:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Words:
-    """The words of a text.
+class _Encoding(NamedTuple):
+    """A text as `guidance.word_features` reads it; special tokens have no part."""
 
-    Attributes:
-        spans: start and end of each word, in code points.
-        segments: the number of the sentence of each word.
-        known: values of other features for each word, by name.
-    """
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    sequence_ids: list[int | None]
 
-    spans: list[tuple[int, int]]
-    segments: list[int]
-    known: dict[str, Any] = field(default_factory=dict)
+    @property
+    def encodings(self) -> list[_Encoding]:
+        return [self]
 
 
 def read(
@@ -107,43 +105,63 @@ def read(
     import torch
 
     from guidance.patterns.features import Tokens, Vocabulary
+    from guidance.statistics.texts import word_features
 
-    sample = text is None
-    text = SAMPLE if text is None else text
-    for written in (text, *(given or {}).values()):
+    for written in (text or "", *(given or {}).values()):
         if any("\ud800" <= letter <= "\udfff" for letter in written):
             raise InputError("the text is not UTF-8")
-    words = _parse(text, parser) if parser else _split(text)
-    if not words.spans:
+    values: dict[str, Sequence[Any]] = {}
+    if text is None and not parser:
+        words, values = _sample()
+    text = SAMPLE if text is None else text
+    if parser:
+        words, values = _parse(text, parser)
+    elif not values:
+        words = words_of(text)
+    if not words:
         raise InputError("the text is empty", hint='for example: --text "The dog ran. It was late."')
-    if sample and not parser:
-        words.known |= _sample_features()
+    spans = [(word.start, word.end) for word in words]
     if tokenizer:
         backend, names = _load(tokenizer, store)
-        encoding = backend.encode(text, add_special_tokens=False)
-        ids, spans = encoding.ids, encoding.offsets
+        encoded = backend.encode(text, add_special_tokens=False)
+        ids, spans = encoded.ids, encoded.offsets
     else:
-        spans = words.spans
         backend, names = _word_level([text[start:end] for start, end in spans])
         ids = [backend.token_to_id(text[start:end]) for start, end in spans]
     if len(ids) + 2 > MOST_TOKENS:
         raise InputError(f"the text has {len(ids)} tokens; the limit is {MOST_TOKENS - 2}", hint="use a shorter text")
     ids = [backend.token_to_id(names["cls_token"]), *ids, backend.token_to_id(names["sep_token"])]
-    word_of, roles = _roles(spans, words)
-
+    encoding = _Encoding(ids, [(0, 0), *spans, (0, 0)], [None, *([0] * len(spans)), None])
     ids_BT = torch.tensor([ids])
-    columns = Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT) | roles
-    for name, written in (given or {}).items():
-        values = _values(name, written, len(words.spans), word_of, backend)
-        columns[name] = torch.tensor([values if len(values) == len(ids) else _spread(name, values, word_of)])
-    tables = {"cooccurrence": _counted_in_text(ids, words.segments, word_of)}
-    notes = (
-        ()
-        if tokenizer or parser
-        else ("the text is split into words; --tokenizer splits it into the tokens of a model",)
-    )
-    tokens = Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), columns, tables)
-    return OneText(_labels(text, ids, spans, word_of, backend), tokens, notes)
+    columns = {
+        **Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT),
+        **word_features(encoding, text, [words]),
+    }
+    word_of = columns["word"][0].tolist()
+    written_values = {name: _values(name, text, len(words), word_of, backend) for name, text in (given or {}).items()}
+    for name, each in (values | written_values).items():
+        columns[name] = torch.tensor([each if len(each) == len(ids) else _spread(name, each, word_of)])
+    counts = _counted_in_text(ids, [word.sentence for word in words], word_of)
+    split = "the text is split into words; --tokenizer splits it into the tokens of a model"
+    tokens = Tokens(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), columns, {"cooccurrence": counts})
+    letters = [None, *(text[start:end] for start, end in spans), None]
+    labels = word_labels([backend.id_to_token(id_) for id_ in ids], letters, word_of)
+    return OneText(tuple(labels), tokens, () if tokenizer or parser else (split,))
+
+
+def word_labels(tokens: Sequence[str], letters: Sequence[str | None], words: Sequence[int]) -> list[str]:
+    """A label for each token: its characters, with ``##`` before those inside a word, as in WordPiece.
+
+    Args:
+        letters: the characters of each token; None if they are not known, as of special tokens.
+        words: the word of each token; -1 for none.
+    """
+    labels, before = [], -1
+    for token, text, word in zip(tokens, letters, words, strict=True):
+        label = (text or "").strip() or token
+        labels.append(f"##{label}" if text is not None and 0 <= word == before else label)
+        before = word
+    return labels
 
 
 def weights_of(pattern: Pattern, example: OneText) -> Any:
@@ -157,12 +175,12 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     missing = [name for name in pattern.needs if name not in example.tokens.columns]
     if missing:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
-        if set(missing) <= {"head", "relation", "pos", "negation", "stop_word"}:
+        if set(missing) <= set(PARSED):
             hints.append("for this text: --parser spacy:en_core_web_sm, or any other spaCy model")
         if any(FEATURES[name].of_pairs for name in missing):
             hints.append(f'in Python: guidance.pattern("{missing[0]}", ids, {missing[0]}=...)')
             raise InputError(f"{pattern} is a matrix of the caller's", hint="\n".join(hints))
-        or_sample = " (or leave out --text: the sample has it)" if missing[0] in _sample_features() else ""
+        or_sample = " (or leave out --text: the sample has it)" if missing[0] in (*PARSED, "idf", "marked") else ""
         hints.append(f"for this text: --feature {missing[0]}=..., one value for each word{or_sample}")
         raise InputError(f"{pattern} needs {', '.join(missing)}, which this text lacks", hint="\n".join(hints))
     return pattern.on(example.tokens).dense()[0].float().numpy()
@@ -171,31 +189,18 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
 # words
 
 
-def _sample_features() -> dict[str, Any]:
-    from guidance.statistics.roles import parts_of_speech, relations
-
+def _sample() -> tuple[list[Word], dict[str, Sequence[Any]]]:
+    """The words of `SAMPLE` with their parse, and further features by name, one value per word."""
     names, *rows = (line.split() for line in _SAMPLE.strip().splitlines())
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    found = {name: list(map(_reader(name), columns[name])) for name in ("head", "idf", "stop_word", "marked")}
-    relation, negation = relations(columns["relation"], columns["word"])
-    return found | {"relation": relation, "negation": negation, "pos": parts_of_speech(columns["pos"])}
+    parse = zip(words_of(SAMPLE), columns["head"], columns["relation"], columns["pos"], strict=True)
+    words = [replace(word, head=int(head), relation=relation, pos=pos) for word, head, relation, pos in parse]
+    return words, {name: list(map(_reader(name), columns[name])) for name in ("idf", "stop_word", "marked")}
 
 
-def _split(text: str) -> _Words:
-    from guidance.statistics.words import word_spans
-
-    spans = word_spans(text)
-    return _Words(spans, _segments(text, spans))
-
-
-def _segments(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The number of the sentence of each word, by the rules of ``build-corpus``."""
-    starts = [start for start, _ in split_sentences(text)]
-    return [bisect.bisect_right(starts, start) - 1 for start, _ in spans]
-
-
-def _parse(text: str, parser: str) -> _Words:
-    from guidance.statistics.roles import parts_of_speech, relations
+def _parse(text: str, parser: str) -> tuple[list[Word], dict[str, Sequence[Any]]]:
+    """The words of a text as spaCy finds them, and further features by name, one value per word."""
+    from guidance.statistics.roles import parts_of_speech
     from pipelines.text.spacy_models import load_spacy
 
     kind, _, name = parser.partition(":")
@@ -203,51 +208,20 @@ def _parse(text: str, parser: str) -> _Words:
         raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
     doc = load_spacy(name)(text)
     kept = [token for token in doc if not token.is_space]
-    number = {token.i: index for index, token in enumerate(kept)}
-    spans = [(token.idx, token.idx + len(token)) for token in kept]
+    words = words_of(text, [(token.idx, token.idx + len(token)) for token in kept])
     if doc.has_annotation("SENT_START"):
-        sentence = {token.i: index for index, span in enumerate(doc.sents) for token in span}
-        segments = [sentence[token.i] for token in kept]
-    else:
-        segments = _segments(text, spans)
-    words = _Words(spans, segments, {"stop_word": [token.is_stop for token in kept]})
+        sentence = {token.i: number for number, span in enumerate(doc.sents) for token in span}
+        words = [replace(word, sentence=sentence[token.i]) for word, token in zip(words, kept, strict=True)]
     if doc.has_annotation("DEP"):
-        words.known["head"] = [number.get(token.head.i, index) for index, token in enumerate(kept)]
-        labels, lemmas = [token.dep_ for token in kept], [token.lemma_ or token.lower_ for token in kept]
-        words.known["relation"], words.known["negation"] = relations(labels, lemmas)
+        place = {token.i: number for number, token in enumerate(kept)}
+        words = [
+            replace(word, head=place.get(token.head.i, number), relation=token.dep_, lemma=token.lemma_)
+            for number, (word, token) in enumerate(zip(words, kept, strict=True))
+        ]
+    values: dict[str, Sequence[Any]] = {"stop_word": [token.is_stop for token in kept]}
     if doc.has_annotation("POS"):
-        words.known["pos"] = parts_of_speech([token.pos_ for token in kept])
-    return words
-
-
-def _roles(spans: Sequence[tuple[int, int]], words: _Words) -> tuple[list[int], dict[str, Tensor]]:
-    """The word of each token (-1 for none), and features of tokens (1, T) computed from those of words.
-
-    They are the same that ``guide build-masks`` computes for a corpus.
-    """
-    import numpy as np
-    import torch
-
-    from guidance.statistics.roles import COLUMNS, Pieces, Words, assign, role_columns
-
-    places = np.array(spans, np.int64).reshape(-1, 2)
-    firsts = [
-        start for place, (start, _) in enumerate(words.spans) if words.segments[place] not in words.segments[:place]
-    ]
-    sentence = np.searchsorted(firsts, np.maximum(places[:, 0], places[:, 1] - 1), side="right") - 1
-    columns = (np.zeros(len(spans)), np.maximum(sentence, 0), places[:, 0], places[:, 1])
-    pieces = Pieces(
-        np.array([0, len(spans) + 2]), *(np.pad(c.astype(np.int64), 1, constant_values=-1) for c in columns)
-    )
-    start, end = np.array(words.spans, np.int64).T
-    known = {name: np.array(values, COLUMNS[name].dtype) for name, values in words.known.items() if name in COLUMNS}
-    head = known.pop("head", None)
-    table = Words(np.zeros(len(start), np.int64), start, end, None if head is None else head.astype(np.int64), known)
-    word_of = assign(pieces, table).tolist()
-    found = role_columns(pieces, table).columns
-    found |= {n: np.array(_spread(n, values, word_of)) for n, values in words.known.items() if n not in COLUMNS}
-    tensors = {name: torch.from_numpy(column)[None] for name, column in found.items()}
-    return word_of, {n: t if t.dtype == torch.bool or t.is_floating_point() else t.long() for n, t in tensors.items()}
+        values["pos"] = parts_of_speech([token.pos_ for token in kept]).tolist()
+    return words, values
 
 
 # tokens
@@ -276,18 +250,6 @@ def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-
-
-def _labels(
-    text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]], word_of: Sequence[int], backend: Any
-) -> tuple[str, ...]:
-    """The characters of each token, with ``##`` before those inside a word, as in WordPiece."""
-    labels = [backend.id_to_token(ids[0])]
-    for n, (start, end) in enumerate(spans, 1):
-        letters = text[start:end].strip() or backend.id_to_token(ids[n])
-        is_inside_word = word_of[n] >= 0 and word_of[n] == word_of[n - 1]
-        labels.append(f"##{letters}" if is_inside_word else letters)
-    return (*labels, backend.id_to_token(ids[-1]))
 
 
 # features
@@ -326,13 +288,12 @@ def _values(name: str, written: str, num_words: int, word_of: Sequence[int], bac
 
     if name not in FEATURES:
         raise UnknownName("feature", name, FEATURES)
-    read_value = _reader(name)
+    read_value, texts = _reader(name), [value.strip() for value in written.split(",")]
     if name == "original":
-        tokens = [value.strip() for value in written.split(",")]
-        found = [backend.token_to_id(token) for token in tokens]
-        values = [read_value(token) if id_ is None else id_ for token, id_ in zip(tokens, found, strict=True)]
+        ids = {token: backend.token_to_id(token) for token in texts}
+        values = [read_value(token) if ids[token] is None else ids[token] for token in texts]
     else:
-        values = [read_value(value.strip()) for value in written.split(",")]
+        values = list(map(read_value, texts))
     if len(values) not in (num_words, len(word_of)):
         raise InputError(
             f"--feature {name} has {len(values)} values; the text has {num_words} words and {len(word_of)} tokens",

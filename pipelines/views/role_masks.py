@@ -20,6 +20,7 @@ from pipelines.storage.files import machine_errors, open_parquet, publish_direct
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
 from pipelines.training.models import read_tokenizer
+from pipelines.views.one_text import word_labels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +144,8 @@ class Opened:
             kept = np.flatnonzero(segment == sentence)
             if not len(kept):
                 raise InputError(f"sequence {number} has the sentences 0 to {segment.max()}, not {sentence}")
-        labels = self._labels(row, roles["word"])
+        letters = self._letters(row) if self._corpus is not None else [None] * len(row["id"])
+        labels = word_labels(self._tokenizer.convert_ids_to_tokens(row["id"]), letters, roles["word"])
         masks = {name: p.on(tokens).dense()[0].bool().numpy()[np.ix_(kept, kept)] for name, p in patterns.items()}
         return Example(tuple(labels[n] for n in kept), masks, int(segment.max()) + 1)
 
@@ -204,17 +206,6 @@ class Opened:
             for name in roles[0]
         }
         return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
-
-    def _labels(self, row: dict[str, Any], words: Sequence[int]) -> list[str]:
-        """The characters of each token, with ``##`` before those inside a word."""
-        names = self._tokenizer.convert_ids_to_tokens(row["id"])
-        letters = self._letters(row) if self._corpus is not None else [None] * len(names)
-        labels, before = [], -1
-        for name, text, word in zip(names, letters, words, strict=True):
-            shown = (text or "").strip() or name
-            labels.append(f"##{shown}" if word >= 0 and word == before and text is not None else shown)
-            before = word
-        return labels
 
     def _letters(self, row: dict[str, Any]) -> list[str | None]:
         import pyarrow as pa

@@ -26,7 +26,7 @@ FLOORS = {
 """The n-gram floors, as tables and pictures call them."""
 
 POWERED = {"average": "all steps", "final": "final", "valid": "validation"}
-"""The figures for which the number of seeds is worked out, with their titles."""
+"""The figures whose differences are shown, and for which the number of seeds is worked out, with their titles."""
 
 Cell = Callable[[Row], str]
 Column = tuple[str, Cell]
@@ -34,32 +34,6 @@ Column = tuple[str, Cell]
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """All figures, for programs."""
-    groups = []
-    for row in comparison.rows:
-        curves = row.group.curves
-        groups.append(
-            {
-                "run": row.group.label,
-                "runs": [
-                    {
-                        "run": curve.label,
-                        "artifact": curve.origin.reference,
-                        "seed": curve.seed,
-                        "finished": curve.origin.finished,
-                        **figures,
-                    }
-                    for curve, figures in zip(curves, row.runs, strict=True)
-                ],
-                "n": len(curves),
-                "pairs": row.num_pairs,
-                "differs": row.differs,
-                "figures": {name: {"mean": s.mean, "sd": s.sd} for name, s in row.summary.items()},
-                "difference": {
-                    name: {"mean": s.mean, "sd": s.sd, "p": row.p[name]} for name, s in row.difference.items()
-                },
-                **({"seeds_needed": _seeds(row, comparison.power)} if comparison.power is not None else {}),
-            }
-        )
     return {
         "schema": 2,
         "loss": comparison.loss,
@@ -69,8 +43,26 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "at": comparison.at,
         "floors": dict(comparison.floors),
         "definitions": comparison.figures,
-        "groups": groups,
+        "groups": [_group(row, comparison.power) for row in comparison.rows],
         "notes": comparison.notes,
+    }
+
+
+def _group(row: Row, power: float | None) -> dict[str, Any]:
+    runs = []
+    for curve, figures in zip(row.group.curves, row.runs, strict=True):
+        about = {"run": curve.label, "artifact": curve.origin.reference}
+        runs.append({**about, "seed": curve.seed, "finished": curve.origin.finished, **figures})
+    difference = {name: {"mean": s.mean, "sd": s.sd, "p": row.p[name]} for name, s in row.difference.items()}
+    return {
+        "run": row.group.label,
+        "runs": runs,
+        "n": len(runs),
+        "pairs": row.num_pairs,
+        "differs": row.differs,
+        "figures": {name: {"mean": s.mean, "sd": s.sd} for name, s in row.summary.items()},
+        "difference": difference,
+        **({"seeds_needed": _seeds(row, power)} if power is not None else {}),
     }
 
 
@@ -100,90 +92,79 @@ class Table:
 
 def tables(comparison: Comparison) -> list[Table]:
     """The comparison as several tables, one per subject."""
-    rows, steps = comparison.rows, comparison.steps
-    base, window = rows[0].group.label, comparison.window
+    rows, steps, window = comparison.rows, comparison.steps, comparison.window
+    base, others = rows[0].group.label, rows[1:]
     many = any(len(row.group.curves) > 1 for row in rows)
     count: list[Column] = [("n", lambda row: str(len(row.group.curves)))] if many else []
-    quarters = f"; quarters and final are means of {comparison.window} steps" if comparison.window > 1 else ""
+    quarters = f"; quarters and final are means of {window} steps" if window > 1 else ""
     spread = "; ± sample standard deviation over n seeds" if many else ""
     never = f">{steps:,}"
-    found = [
-        _table(
-            f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
-            rows,
-            *count,
-            ("all steps", _mean("average", ".3f")),
-            ("25 %", _mean("loss_25", ".3f")),
-            ("50 %", _mean("loss_50", ".3f")),
-            ("75 %", _mean("loss_75", ".3f")),
-            ("final", _mean("final", ".3f")),
-            ("validation", _mean("valid", ".3f")),
-        ),
-    ]
-    blank = [MISSING] * (len(found[0].titles) - 2)
-    found[0].cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
-    found.append(
-        _table(
-            f"first step with a training loss of at most so many nats, mean of {window} steps",
-            rows,
-            *count,
-            *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),
-        )
+    losses = {"all steps": "average", "25 %": "loss_25", "50 %": "loss_50", "75 %": "loss_75", "final": "final"}
+    loss = _table(
+        f"training loss {comparison.loss} (nats, guides left out) of {steps:,} steps{quarters}{spread}",
+        rows,
+        *count,
+        *((title, _mean(name, ".3f")) for title, name in {**losses, "validation": "valid"}.items()),
     )
-    found.append(
-        _table(
-            "speed while training, whatever else the machine did",
-            rows,
-            *count,
-            ("tokens/s", _mean("tokens_per_second", ",.0f")),
-            ("seconds", _mean("seconds", ",.1f")),
-        )
+    blank = [MISSING] * (len(loss.titles) - 2)
+    loss.cells.extend([f"floor: {FLOORS[name]}", *blank, f"{nats:.3f}"] for name, nats in comparison.floors.items())
+    reached = _table(
+        f"first step with a training loss of at most so many nats, mean of {window} steps",
+        rows,
+        *count,
+        *((f"{loss:g}", _reached(steps_to(loss), never)) for loss in comparison.at),
     )
+    speed = _table(
+        "speed while training, whatever else the machine did",
+        rows,
+        *count,
+        ("tokens/s", _mean("tokens_per_second", ",.0f")),
+        ("seconds", _mean("seconds", ",.1f")),
+    )
+    shown = [loss, reached, speed]
     if any(row.summary["step_seconds"].known for row in rows):
-        found.append(
-            _table(
-                f"loss at equal seconds, with steps that were timed in turn: when the first of the run and {base} ends",
-                rows,
-                *count,
-                ("seconds a step", _mean("step_seconds", ".4f")),
-                ("seconds", _mean("equal_seconds", ",.1f")),
-                ("loss", _mean("loss_at_equal_seconds", ".3f")),
-                ("the baseline's", _mean("baseline_at_equal_seconds", ".3f")),
-            )
+        timed = _table(
+            f"loss at equal seconds, with steps that were timed in turn: when the first of the run and {base} ends",
+            rows,
+            *count,
+            ("seconds a step", _mean("step_seconds", ".4f")),
+            ("seconds", _mean("equal_seconds", ",.1f")),
+            ("loss", _mean("loss_at_equal_seconds", ".3f")),
+            ("the baseline's", _mean("baseline_at_equal_seconds", ".3f")),
         )
+        shown.append(timed)
     if comparison.score:
         better = "lower" if lower_is_better(comparison.score) else "higher"
-        goal = rows[0].summary["score"].known
-        found.append(
-            _table(
-                f"{comparison.score} ({better} is better)",
-                rows,
-                *count,
-                ("last", _mean("score", ".4g")),
-                ("best", _mean("best_score", ".4g")),
-                ("steps to equal score", _reached("steps_to_equal_score", never if goal else MISSING)),
-            )
+        score = _table(
+            f"{comparison.score} ({better} is better)",
+            rows,
+            *count,
+            ("last", _mean("score", ".4g")),
+            ("best", _mean("best_score", ".4g")),
+            (
+                "steps to equal score",
+                _reached("steps_to_equal_score", never if rows[0].summary["score"].known else MISSING),
+            ),
         )
-    if len(rows) > 1:
+        shown.append(score)
+    if others:
         pairs: list[Column] = [("pairs", lambda row: str(row.num_pairs))] if many else []
-        tested = ["average", "final", "valid", *(["score"] if comparison.score else [])]
-        names = {"average": "all steps", "valid": "validation"}
-        columns = [c for name in tested for c in ((names.get(name, name), _difference(name)), ("p", _p(name)))]
+        tested = POWERED | ({"score": "score"} if comparison.score else {})
+        columns = [column for name, title in tested.items() for column in ((title, _difference(name)), ("p", _p(name)))]
         test = " (p: two-sided t-test of pairs, which have the same seed)" if many else ""
-        found.append(_table(f"difference from {base}{test}", rows[1:], *pairs, *columns))
-    if len(rows) > 1 and comparison.power is not None:
-        caption = f"pairs of seeds that find a difference of {comparison.power:g} nats with 80 % probability (p < 0.05)"
-        seeds = [(titled, _needed(name, comparison.power)) for name, titled in POWERED.items()]
-        found.append(_table(f"{caption}, by the spread of the pairs that there are", rows[1:], *seeds))
-    return found
+        shown.append(_table(f"difference from {base}{test}", others, *pairs, *columns))
+    if others and comparison.power is not None:
+        effect = f"a difference of {comparison.power:g} nats with 80 % probability (p < 0.05)"
+        caption = f"pairs of seeds that find {effect}, by the spread of the pairs that there are"
+        seeds = [(title, _needed(name, comparison.power)) for name, title in POWERED.items()]
+        shown.append(_table(caption, others, *seeds))
+    return shown
 
 
 def _needed(name: str, effect: float) -> Cell:
     def cell(row: Row) -> str:
-        found = _seeds(row, effect)[name]
-        if found is None:
-            return MISSING if row.difference[name].sd is None else f">{MOST_PAIRS:,}"
-        return str(found)
+        seeds, few = _seeds(row, effect)[name], row.difference[name].sd is None
+        return str(seeds) if seeds is not None else MISSING if few else f">{MOST_PAIRS:,}"
 
     return cell
 
@@ -218,20 +199,20 @@ def _reached(name: str, never: str) -> Cell:
     """The mean step, or how many of the runs reached the goal."""
 
     def cell(row: Row) -> str:
-        found = row.summary[name]
-        if found.mean is not None:
-            return _with_spread(found, ",.0f")
-        if found.known:
-            return f"{found.known} of {len(found.values)}"
-        return never if found.values else MISSING
+        steps = row.summary[name]
+        if steps.mean is not None:
+            return _with_spread(steps, ",.0f")
+        if steps.known:
+            return f"{steps.known} of {len(steps.values)}"
+        return never if steps.values else MISSING
 
     return cell
 
 
-def _with_spread(found: Summary, form: str) -> str:
-    if found.mean is None:
+def _with_spread(summary: Summary, form: str) -> str:
+    if summary.mean is None:
         return MISSING
-    return f"{found.mean:{form}}" + ("" if found.sd is None else f" ± {found.sd:{form.removeprefix('+')}}")
+    return f"{summary.mean:{form}}" + ("" if summary.sd is None else f" ± {summary.sd:{form.removeprefix('+')}}")
 
 
 def as_text(comparison: Comparison) -> list[str]:

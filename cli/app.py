@@ -95,11 +95,7 @@ class Page(TyperCommand):
 class Group(TyperGroup):
     """A group of commands, listed under headings."""
 
-    examples: tuple[str, ...] = (
-        "guide build-corpus text/*.txt --name wiki",
-        "guide ls",
-        "guide lineage wiki",
-    )
+    examples: tuple[str, ...] = ("guide build-corpus text/*.txt --name wiki", "guide ls", "guide lineage wiki")
 
     def title(self, command: Any) -> str:
         """The heading of a command in the list."""

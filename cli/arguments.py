@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from cli.completion import artifacts
 from cli.output import speaks_unicode
 
-Model = Annotated[
-    str, typer.Argument(help="A model: a name, name@n, an id, or a folder.", autocompletion=artifacts("model"))
-]
-Png = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG file to draw to as well.")]
+Model = Annotated[str, Argument(help="A model: a name, name@n, an id, or a folder.", autocompletion=artifacts("model"))]
+Png = Annotated[Path | None, Option(metavar="FILE", help="PNG file to draw to as well.")]
 Ascii = Annotated[
     bool,
-    typer.Option(
-        "--ascii", help="Draw with ASCII characters only.", callback=lambda value: value or not speaks_unicode()
-    ),
+    Option("--ascii", help="Draw with ASCII characters only.", callback=lambda value: value or not speaks_unicode()),
 ]
 """Also true where the encoding of stdout has no block characters."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from cli.arguments import Ascii, Model, Png
 from cli.options import Session, command
@@ -37,19 +37,18 @@ SHOWN = 3
 def attention_command(
     session: Session,
     model: Model,
-    text: Annotated[str | None, typer.Option(help="The text; by default stdin.")] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="The only layer to show, from 0.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="The only head of --layer, shown in full, from 0.")] = None,
+    text: Annotated[str | None, Option(help="The text; by default stdin.")] = None,
+    layer: Annotated[int | None, Option(min=0, help="The only layer to show, from 0.")] = None,
+    head: Annotated[int | None, Option(min=0, help="The only head of --layer, shown in full, from 0.")] = None,
     png: Png = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
+        Path | None, Option(metavar="FILE", help="HTML file for the page of `guide discover` with this text.")
     ] = None,
     sinks: Annotated[
-        bool,
-        typer.Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self."),
+        bool, Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self.")
     ] = False,
     ascii: Ascii = False,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
+    device: Annotated[str, Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
 

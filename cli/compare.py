@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from cli.completion import artifacts
 from cli.options import Session, command
@@ -40,44 +40,37 @@ COMPARED = artifacts("model", "evaluation", "search", unfinished=True)
 def compare_runs(
     session: Session,
     baseline: Annotated[
-        str,
-        typer.Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", autocompletion=COMPARED),
+        str, Argument(metavar="BASELINE", help="A run: a name, name@n, an id, or a path.", autocompletion=COMPARED)
     ],
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="Runs to compare with it.", autocompletion=COMPARED),
+        list[str] | None, Argument(metavar="RUN", help="Runs to compare with it.", autocompletion=COMPARED)
     ] = None,
-    group: Annotated[bool, typer.Option("--group", help="Group runs that differ only in their seed.")] = False,
-    loss: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Loss to compare; by default the first logged.")
-    ] = None,
-    score: Annotated[str | None, typer.Option(metavar="NAME", help="Score to compare, too: eval/TASK/METRIC.")] = None,
+    group: Annotated[bool, Option("--group", help="Group runs that differ only in their seed.")] = False,
+    loss: Annotated[str | None, Option(metavar="NAME", help="Loss to compare; by default the first logged.")] = None,
+    score: Annotated[str | None, Option(metavar="NAME", help="Score to compare, too: eval/TASK/METRIC.")] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps to average training losses over, at most a quarter of the run; 50 by default."),
+        Option(min=1, help="Steps to average training losses over, at most a quarter of the run; 50 by default."),
     ] = None,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="LOSSES", help="Losses in nats, such as 6.0,5.5: when has each run reached them?"),
+        str | None, Option(metavar="LOSSES", help="Losses in nats, such as 6.0,5.5: when has each run reached them?")
     ] = None,
     power: Annotated[
-        float | None,
-        typer.Option(metavar="NATS", help="Size of a difference: how many seeds would find it?", min=1e-9),
+        float | None, Option(metavar="NATS", help="Size of a difference: how many seeds would find it?", min=1e-9)
     ] = None,
     timed: Annotated[
-        bool, typer.Option("--timed", help="Time steps of every run now, and compare losses at equal seconds.")
+        bool, Option("--timed", help="Time steps of every run now, and compare losses at equal seconds.")
     ] = False,
     floors: Annotated[
-        bool, typer.Option("--floors/--no-floors", help="Show what n-grams reach; counting them takes seconds, once.")
+        bool, Option("--floors/--no-floors", help="Show what n-grams reach; counting them takes seconds, once.")
     ] = True,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="PNG or SVG file for a picture of losses over steps and seconds."),
+        Path | None, Option(metavar="FILE", help="PNG or SVG file for a picture of losses over steps and seconds.")
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="CSV file for all figures, one row per run.")
+        Path | None, Option("--csv", metavar="FILE", help="CSV file for all figures, one row per run.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print tables in Markdown.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Print tables in Markdown.")] = False,
 ) -> None:
     """Compare finished or running training runs: loss at equal steps, steps to given losses, n-gram floors, speed.
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from cli.next_commands import newest
 from cli.options import Session, command
@@ -20,8 +20,8 @@ from cli.options import Session, command
 )
 def convert_command(
     session: Session,
-    folder: Annotated[Path, typer.Argument(help="A model folder with pytorch_model.bin.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.")],
+    folder: Annotated[Path, Argument(help="A model folder with pytorch_model.bin.")],
+    out: Annotated[Path, Argument(help="The folder to write; it must not exist yet.")],
 ) -> None:
     """Copy a model folder, converting pickled weights to safetensors.
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from pydantic import Field
+from typer import Argument, Option
 
 from cli.arguments import Model
 from cli.completion import artifacts
@@ -23,15 +23,14 @@ from pipelines.stages.discover_score import PLAN
 
 Data = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="DATA",
         help="Sequences of its tokenizer, a dataset or a corpus, or a text file.",
         autocompletion=artifacts("sequences", "corpus"),
     ),
 ]
 Beside = Annotated[
-    str | None,
-    typer.Option(help="A second model, to compare head by head.", autocompletion=artifacts("model")),
+    str | None, Option(help="A second model, to compare head by head.", autocompletion=artifacts("model"))
 ]
 
 
@@ -56,9 +55,9 @@ def discover_accept_command(
     session: Session,
     config: discover_accept.Config,
     discovery: Annotated[
-        str, typer.Argument(help="What `guide discover score` wrote.", autocompletion=artifacts("discovery"))
+        str, Argument(help="What `guide discover score` wrote.", autocompletion=artifacts("discovery"))
     ],
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="File for a copy of the plan.")] = None,
+    to: Annotated[Path | None, Option("--to", metavar="FILE", help="File for a copy of the plan.")] = None,
 ) -> Result:
     """Turn what was found into a plan, which `finetune` and `pretrain` take."""
     from pipelines.explorer.accepting import command_for
@@ -91,13 +90,10 @@ def serve_command(
     data: Data,
     beside: Beside = None,
     host: Annotated[
-        str,
-        typer.Option(
-            help="Address of this machine to listen on; with the default, only this machine can open the page."
-        ),
+        str, Option(help="Address of this machine to listen on; with the default, only this machine can open the page.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes the first free one from 8765.")] = 0,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    port: Annotated[int, Option(min=0, max=65535, help="The port; 0 takes the first free one from 8765.")] = 0,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show all heads on a local page, on which patterns are found, tried and accepted.
 
@@ -131,11 +127,9 @@ def export_command(
     config: PageConfig,
     model: Model,
     data: Data,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The HTML file.")],
+    to: Annotated[Path, Option("--to", metavar="FILE", help="The HTML file.")],
     beside: Beside = None,
-    examples: Annotated[
-        int, typer.Option(min=1, max=100, help="How many examples to save, with the maps of all heads.")
-    ] = 3,
+    examples: Annotated[int, Option(min=1, max=100, help="How many examples to save, with the maps of all heads.")] = 3,
 ) -> None:
     """Save the page to one HTML file, which opens without a server and without a network."""
     from pipelines.explorer.export import one_file

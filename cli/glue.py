@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from cli.completion import artifacts
 from cli.options import Session, command
@@ -26,13 +26,11 @@ def glue_command(
     session: Session,
     evaluations: Annotated[
         list[str],
-        typer.Argument(
-            help="Evaluations on tasks of GLUE: names, ids or paths.", autocompletion=artifacts("evaluation")
-        ),
+        Argument(help="Evaluations on tasks of GLUE: names, ids or paths.", autocompletion=artifacts("evaluation")),
     ],
     scores: Annotated[
         Literal["glue", "mcmisp", "asa"],
-        typer.Option(
+        Option(
             help="Score of a task. glue: accuracy, with F1 for MRPC and QQP; both correlations for STS-B; "
             "Matthews for CoLA. mcmisp: accuracy, Pearson, Matthews. asa: accuracy, F1 for QQP, Spearman, Matthews."
         ),

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
-import typer
 from pydantic import Field
+from typer import Argument
 
 from cli.arguments import Model
 from cli.options import Session, command
@@ -55,7 +55,7 @@ def translate_command(
     session: Session,
     config: TranslateConfig,
     model: Model,
-    file: Annotated[str, typer.Argument(help="A file with one text to a line; - for stdin.")] = "-",
+    file: Annotated[str, Argument(help="A file with one text to a line; - for stdin.")] = "-",
 ) -> None:
     """Translate lines of text.
 
@@ -98,7 +98,7 @@ def fill_command(
     session: Session,
     config: FillConfig,
     model: Model,
-    text: Annotated[str, typer.Argument(help="A text with masks; - for texts from stdin, one to a line.")] = "-",
+    text: Annotated[str, Argument(help="A text with masks; - for texts from stdin, one to a line.")] = "-",
 ) -> None:
     """Let a masked language model fill in the masks of a text.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from cli.arguments import Ascii, Png
 from cli.completion import artifacts
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 LONG = 64
 """Of a sequence with more tokens only one sentence is shown, unless --whole is given."""
 
-Masks = Annotated[
-    str, typer.Argument(metavar="ARTIFACT", help="Artifact of build-masks.", autocompletion=artifacts("masks"))
-]
+Masks = Annotated[str, Argument(metavar="ARTIFACT", help="Artifact of build-masks.", autocompletion=artifacts("masks"))]
 Role = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="PATTERN",
         help="A role, written like a pattern in a plan (repeatable); by default those of preset:roles.",
     ),
@@ -45,11 +43,11 @@ Role = Annotated[
 def show_masks(
     session: Session,
     masks: Masks,
-    example: Annotated[int, typer.Option(help="Number of the sequence, from 0.")] = 0,
-    split: Annotated[Literal["train", "valid", "test"], typer.Option(help="Split of the sequence.")] = "train",
-    sentence: Annotated[int | None, typer.Option(help="Number of the only sentence to show, from 0.")] = None,
+    example: Annotated[int, Option(help="Number of the sequence, from 0.")] = 0,
+    split: Annotated[Literal["train", "valid", "test"], Option(help="Split of the sequence.")] = "train",
+    sentence: Annotated[int | None, Option(help="Number of the only sentence to show, from 0.")] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help=f"Show the whole sequence, even if it has more than {LONG} tokens.")
+        bool, Option("--whole", help=f"Show the whole sequence, even if it has more than {LONG} tokens.")
     ] = False,
     role: Role = None,
     png: Png = None,
@@ -117,7 +115,7 @@ def _tell_missing(session: Session, roles: Roles) -> None:
 def export_masks(
     session: Session,
     masks: Masks,
-    dense: Annotated[Path, typer.Option(metavar="DIR", help="New folder, which gets a Parquet file for each split.")],
+    dense: Annotated[Path, Option(metavar="DIR", help="New folder, which gets a Parquet file for each split.")],
     role: Role = None,
 ) -> None:
     """Write an n x n mask for every role and sequence, for tools that cannot compute masks from role columns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from cli.arguments import Ascii, Png
 from cli.completion import patterns
@@ -68,26 +68,25 @@ def show_pattern(
     session: Session,
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="NAME",
             help="A pattern, a combination as in plans, { or = [...] }, or a condition.",
             autocompletion=patterns,
         ),
     ],
-    text: Annotated[str | None, typer.Option(help="The text; by default a sample with a known parse.")] = None,
+    text: Annotated[str | None, Option(help="The text; by default a sample with a known parse.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the pattern (repeatable).")
+        list[str] | None, Option(metavar="KEY=VALUE", help="An option of the pattern (repeatable).")
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="A folder with tokenizer.json, or a tokenizer artifact; by default tokens are words."),
+        str | None, Option(help="A folder with tokenizer.json, or a tokenizer artifact; by default tokens are words.")
     ] = None,
     parser: Annotated[
-        str | None, typer.Option(help="spacy:NAME_OR_FOLDER, for heads, relations, parts of speech and stop words.")
+        str | None, Option(help="spacy:NAME_OR_FOLDER, for heads, relations, parts of speech and stop words.")
     ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=V1,V2,…", help="A feature, with one value per word or token (repeatable)."),
+        Option(metavar="NAME=V1,V2,…", help="A feature, with one value per word or token (repeatable)."),
     ] = None,
     png: Png = None,
     ascii: Ascii = False,

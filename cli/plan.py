@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from cli import completion
 from cli.next_commands import newest
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from guidance.sites import Site
     from pipelines.views.plans import Reach, Shape
 
-Reference = Annotated[
-    str, typer.Argument(metavar="REF", help="preset:NAME or a TOML file.", autocompletion=completion.plans)
-]
+Reference = Annotated[str, Argument(metavar="REF", help="preset:NAME or a TOML file.", autocompletion=completion.plans)]
 Model = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="MODEL",
         help="A model folder, a config.json, a model artifact, or roberta:12x12.",
         autocompletion=completion.artifacts("model"),
@@ -36,7 +34,7 @@ Model = Annotated[
 ]
 Scores = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="JSON, CSV or Parquet with layer, head, score, for selectors by importance."),
+    Option(metavar="FILE", help="JSON, CSV or Parquet with layer, head, score, for selectors by importance."),
 ]
 
 
@@ -48,7 +46,7 @@ def show_plan(
     session: Session,
     reference: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="[REF]",
             help="preset:NAME or a TOML file; by default all presets are listed.",
             autocompletion=completion.plans,
@@ -101,8 +99,7 @@ def _shown(
 
 
 @command(
-    "plan check",
-    examples=["guide plan check my-plan.toml", "guide plan check my-plan.toml --model ./roberta-base"],
+    "plan check", examples=["guide plan check my-plan.toml", "guide plan check my-plan.toml --model ./roberta-base"]
 )
 def check_plan(session: Session, reference: Reference, model: Model = None, scores: Scores = None) -> None:
     """Check a plan, and with --model that every guide selects heads and no two guides conflict."""
@@ -139,11 +136,9 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
 )
 def diff_plans(
     session: Session,
-    first: Annotated[
-        str, typer.Argument(metavar="A", help="preset:NAME or a TOML file.", autocompletion=completion.plans)
-    ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another plan.", autocompletion=completion.plans)],
-    fail: Annotated[bool, typer.Option("--fail-if-different", help="Exit with code 5 if they differ.")] = False,
+    first: Annotated[str, Argument(metavar="A", help="preset:NAME or a TOML file.", autocompletion=completion.plans)],
+    second: Annotated[str, Argument(metavar="B", help="Another plan.", autocompletion=completion.plans)],
+    fail: Annotated[bool, Option("--fail-if-different", help="Exit with code 5 if they differ.")] = False,
 ) -> None:
     """Show the differences between two plans, row by row; formatting does not matter."""
     from guidance.plan import Plan
@@ -169,17 +164,14 @@ def _difference(change: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {key}: {both}"
 
 
-@command(
-    "plan new",
-    examples=["guide plan new > my-plan.toml", "guide plan new --preset ag --output my-plan.toml"],
-)
+@command("plan new", examples=["guide plan new > my-plan.toml", "guide plan new --preset ag --output my-plan.toml"])
 def new_plan(
     session: Session,
     preset: Annotated[
-        str | None, typer.Option(help="Preset with whose rows to start.", autocompletion=completion.presets)
+        str | None, Option(help="Preset with whose rows to start.", autocompletion=completion.presets)
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write to, instead of stdout.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    output: Annotated[Path | None, Option(metavar="FILE", help="File to write to, instead of stdout.")] = None,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented plan to start from, which explains all keys, patterns and mechanisms."""
     from pipelines.storage.files import write_file

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from cli.completion import artifacts
 from cli.options import Session, command
@@ -38,15 +38,12 @@ def predict_command(
     session: Session,
     config: Any,
     model: Annotated[
-        str,
-        typer.Argument(
-            help="A model of a task: a name, name@n, an id, or a folder.", autocompletion=artifacts("model")
-        ),
+        str, Argument(help="A model of a task: a name, name@n, an id, or a folder.", autocompletion=artifacts("model"))
     ],
-    files: Annotated[list[str] | None, typer.Argument(help="Files, folders, patterns; - for stdin.")] = None,
+    files: Annotated[list[str] | None, Argument(help="Files, folders, patterns; - for stdin.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Write here, not to stdout: .jsonl, .parquet, .tsv (index and prediction, as for GLUE), or .conll (tags)."
         ),
     ] = None,

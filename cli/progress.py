@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,11 +38,15 @@ class ConsoleProgress(Progress):
             yield Task()
         elif sys.stderr.isatty():
             with self._live() as bars:
-                task = _Bar(bars, title, total, unit, done)
+                id_ = bars.add_task(escape(title), total=total, completed=done, state="")
+                task = _Counted(
+                    total, unit, done, DRAW_EVERY, lambda now, state: bars.update(id_, completed=now, state=state)
+                )
                 yield task
-                task.finish()
+                bars.update(id_, total=task.done if total is None else total)  # complete; it stays on the screen
+                task.show()
         else:
-            yield _Lines(title, total, unit, done)
+            yield _Counted(total, unit, done, LINE_EVERY, lambda now, state: tell(f"{escape(title)}: {state}"))
 
     @contextmanager
     def _live(self) -> Iterator[Any]:
@@ -76,70 +79,46 @@ def _make_bars(color: bool) -> Any:
     )
 
 
-class _Counted(Task, ABC):
-    """Counts units and shows them at most every ``every`` seconds; rates exclude units ``done`` by an earlier run."""
+class _Counted(Task):
+    """Counts units and draws them at most every so many seconds; rates exclude units ``done`` by an earlier run."""
 
-    def __init__(self, title: str, total: float | None, unit: str, done: float, every: float) -> None:
-        self.title, self.total, self.unit = escape(title), total, unit
-        self.done, self.note = done, ""
-        self._before = done
-        self._every = every
+    def __init__(
+        self, total: float | None, unit: str, done: float, every: float, draw: Callable[[float, str], None]
+    ) -> None:
+        self.done = self._before = done
+        self._total, self._unit, self._note = total, f" {unit}" if unit else "", ""
+        self._every, self._draw = every, draw
         self._start = self._shown = time.monotonic()
 
     def advance(self, amount: float = 1, note: str = "") -> None:
         self.done += amount
-        if note:
-            self.note = note
-        now = time.monotonic()
-        if now - self._shown >= self._every:
-            self._shown = now
-            self.show(now)
+        self._note = note or self._note
+        if time.monotonic() - self._shown >= self._every:
+            self.show()
 
-    @abstractmethod
-    def show(self, now: float) -> None:
-        """Show the current state."""
+    def show(self) -> None:
+        """Draw the current state."""
+        self._shown = time.monotonic()
+        self._draw(self.done, self._state())
 
-    def state(self, now: float) -> str:
+    def _state(self) -> str:
         """How much is done, how fast, and how long it takes until the end; then the note."""
-        unit, seconds, units = f" {self.unit}" if self.unit else "", now - self._start, self.done - self._before
-        parts = [f"{self.done:,.0f} of {self.total:,.0f}{unit}" if self.total else f"{self.done:,.0f}{unit}"]
-        if self.total:
-            parts.append(f"{100 * self.done / self.total:.0f} %")
+        total, unit, seconds, units = self._total, self._unit, self._shown - self._start, self.done - self._before
+        parts = [f"{self.done:,.0f} of {total:,.0f}{unit}" if total else f"{self.done:,.0f}{unit}"]
+        if total:
+            parts.append(f"{100 * self.done / total:.0f} %")
         if seconds > 0 and units:
             rate = units / seconds
             parts.append(f"{rate:,.0f}{unit}/s" if rate >= 1000 else f"{rate:.3g}{unit}/s")
-            if self.total:
-                left = (self.total - self.done) * seconds / units
-                parts.append(f"{_clock(left)} left" if self.done < self.total else f"done in {_clock(seconds)}")
-        return ", ".join([*parts, escape(self.note)] if self.note else parts)
+            if total:
+                left = (total - self.done) * seconds / units
+                parts.append(f"{_clock(left)} left" if self.done < total else f"done in {_clock(seconds)}")
+        return ", ".join([*parts, escape(self._note)] if self._note else parts)
 
 
 def _clock(seconds: float) -> str:
     whole = max(0, int(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-class _Bar(_Counted):
-    def __init__(self, bars: Any, title: str, total: float | None, unit: str, done: float) -> None:
-        super().__init__(title, total, unit, done, DRAW_EVERY)
-        self._bars = bars
-        self._id = bars.add_task(self.title, total=total, completed=done, state="")
-
-    def show(self, now: float) -> None:
-        self._bars.update(self._id, completed=self.done, state=self.state(now))
-
-    def finish(self) -> None:
-        """Show the task as complete; the bar stays on the screen."""
-        self._bars.update(self._id, total=self.total if self.total is not None else self.done)
-        self.show(time.monotonic())
-
-
-class _Lines(_Counted):
-    def __init__(self, title: str, total: float | None, unit: str, done: float) -> None:
-        super().__init__(title, total, unit, done, LINE_EVERY)
-
-    def show(self, now: float) -> None:
-        tell(f"{self.title}: {self.state(now)}")
 
 
 class _Messages(logging.Handler):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from cli.arguments import Ascii
 from cli.completion import artifacts
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Totals = Annotated[
     Literal["pairs", "tokens"],
-    typer.Option(help="Divisor of the count of a pair: the pairs of its tokens, or their occurrences."),
+    Option(help="Divisor of the count of a pair: the pairs of its tokens, or their occurrences."),
 ]
 
 
@@ -34,14 +34,12 @@ Totals = Annotated[
 )
 def show_context(
     session: Session,
-    word: Annotated[str, typer.Argument(metavar="WORD", help="A word.")],
-    text: Annotated[str, typer.Option(help="A sentence, with or without the word.")],
+    word: Annotated[str, Argument(metavar="WORD", help="A word.")],
+    text: Annotated[str, Option(help="A sentence, with or without the word.")],
     cooccur: Annotated[
         str | None,
-        typer.Option(
-            metavar="REF",
-            help="Artifact of build-cooccur; by default the newest.",
-            autocompletion=artifacts("cooccur"),
+        Option(
+            metavar="REF", help="Artifact of build-cooccur; by default the newest.", autocompletion=artifacts("cooccur")
         ),
     ] = None,
     totals: Totals = "pairs",
@@ -99,14 +97,14 @@ def export_cooccurrence(
     session: Session,
     reference: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="REF",
             help="Artifact of build-cooccur: a name, name@n, an id, or a path.",
             autocompletion=artifacts("cooccur"),
         ),
     ],
-    dense: Annotated[Path, typer.Option(metavar="FILE", help="File for the matrix of all scores.")],
-    half: Annotated[bool, typer.Option("--half", help="Write float16 instead of float32.")] = False,
+    dense: Annotated[Path, Option(metavar="FILE", help="File for the matrix of all scores.")],
+    half: Annotated[bool, Option("--half", help="Write float16 instead of float32.")] = False,
     totals: Totals = "pairs",
 ) -> None:
     """Write the matrix of scores for other tools, as a safetensors file with `scores` and `ids`.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from cli import completion
 from cli.options import Session, command
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pipelines.engine.command import Table
 
 Reference = Annotated[
-    str,
-    typer.Argument(metavar="REF", help="A name, name@n, an id, or a path.", autocompletion=completion.artifacts()),
+    str, Argument(metavar="REF", help="A name, name@n, an id, or a path.", autocompletion=completion.artifacts())
 ]
 
 
@@ -37,7 +36,7 @@ def list_artifacts(
     session: Session,
     kind: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Only kind to list, such as corpus, sequences, masks, model or probe.", autocompletion=completion.kinds
         ),
     ] = None,
@@ -101,7 +100,7 @@ def show(
     session: Session,
     reference: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="REF",
             help="A name, name@n, an id, or a path.",
             autocompletion=completion.artifacts(unfinished=True),
@@ -246,9 +245,7 @@ def verify(
     session: Session,
     references: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[REF]...", help="Artifacts; by default all of them.", autocompletion=completion.artifacts()
-        ),
+        Argument(metavar="[REF]...", help="Artifacts; by default all of them.", autocompletion=completion.artifacts()),
     ] = None,
 ) -> None:
     """Check that the files of artifacts are unchanged, and that each folder holds the artifact that its name says."""
@@ -282,15 +279,13 @@ def remove(
     session: Session,
     references: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="REF...",
             help="Artifacts, or unfinished work by its name or kind/id.",
             autocompletion=completion.artifacts(unfinished=True),
         ),
     ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Remove it even if other artifacts were made from it.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Remove it even if other artifacts were made from it.")] = False,
 ) -> None:
     """Remove artifacts, with all their names, or unfinished work."""
     store = session.store
@@ -339,16 +334,15 @@ def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
                 f" and {len(needed_by) - 5:,} more were" if len(needed_by) > 5 else " were" if needed_by[1:] else " was"
             )
             raise InputError(
-                f"{', '.join(needed_by[:5])}{more} made from {reference}",
-                hint="to remove it anyway, add --force",
+                f"{', '.join(needed_by[:5])}{more} made from {reference}", hint="to remove it anyway, add --force"
             )
 
 
 @command("rename", group="Store", examples=["guide rename wiki wiki-2025"])
 def rename(
     session: Session,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A name.", autocompletion=completion.names)],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="A new name.")],
+    old: Annotated[str, Argument(metavar="OLD", help="A name.", autocompletion=completion.names)],
+    new: Annotated[str, Argument(metavar="NEW", help="A new name.")],
 ) -> None:
     """Rename all versions of a name."""
     session.store.rename(old, new)
@@ -359,10 +353,9 @@ def rename(
 def collect(
     session: Session,
     unnamed: Annotated[
-        bool,
-        typer.Option("--unnamed", help="Also delete artifacts without a name that no named artifact was made from."),
+        bool, Option("--unnamed", help="Also delete artifacts without a name that no named artifact was made from.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list what would be deleted.")] = False,
 ) -> None:
     """Delete leftovers of crashed runs; keep unfinished work and artifacts in use."""
     started = time.monotonic()
@@ -378,7 +371,7 @@ def collect(
 def export(
     session: Session,
     reference: Reference,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that does not exist yet.")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder that does not exist yet.")],
 ) -> None:
     """Copy an artifact to a plain folder."""
     from pipelines.storage import transfer
@@ -391,8 +384,8 @@ def export(
 @command("import", group="Store", examples=["guide import ./from-a-colleague --name wiki"])
 def import_artifact(
     session: Session,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder made by `guide export`.")],
-    name: Annotated[str | None, typer.Option(help="Also give the artifact a new version of this name.")] = None,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder made by `guide export`.")],
+    name: Annotated[str | None, Option(help="Also give the artifact a new version of this name.")] = None,
 ) -> None:
     """Check an exported artifact and copy it into the store."""
     from pipelines.storage import transfer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,12 +15,7 @@ from guidance.errors import GuideError
 from pipelines import ROOT
 from pipelines.storage.store import Store
 
-FLOORS = {
-    "torch": "2.10",
-    "transformers": "5.17",
-    "pyarrow": "14.0.1",
-    "safetensors": "0.8",
-}
+FLOORS = {"torch": "2.10", "transformers": "5.17", "pyarrow": "14.0.1", "safetensors": "0.8"}
 """Older versions have known security holes in reading files, or lack features that guide needs."""
 
 CEILINGS = {"transformers": "6"}
@@ -71,14 +67,8 @@ def packages() -> list[Finding]:
 
 def version_key(version: str) -> tuple[int, ...]:
     """A version as numbers, for comparison: ``2.13.0+cpu`` is (2, 13), and 2.10 equals 2.10.0."""
-    numbers = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if digits != part:
-            break
+    release = re.match(r"\d+(\.\d+(?!\w))*", version)
+    numbers = [int(number) for number in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -56,9 +56,7 @@ the losses that are asked for, too."""
 TESTED = ("average", "loss_25", "loss_50", "loss_75", "final", "valid", "best_valid", "score", "best_score")
 """Figures whose difference from the baseline is computed and tested."""
 
-RELATIVE = {
-    *("steps_to_equal_score", "equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds"),
-}
+RELATIVE = {*("steps_to_equal_score", "equal_seconds", "loss_at_equal_seconds", "baseline_at_equal_seconds")}
 """Figures that compare a run with its partner in the baseline."""
 
 Figures = dict[str, float | None]

@@ -46,8 +46,7 @@ def newest(store: Store) -> Artifact:
     found = [artifact for artifact in store.artifacts() if artifact.kind == "cooccur"]
     if not found:
         raise ArtifactMissing(
-            f"there is no co-occurrence table in {store.root}",
-            hint="count one: guide build-cooccur CORPUS TOKENIZER",
+            f"there is no co-occurrence table in {store.root}", hint="count one: guide build-cooccur CORPUS TOKENIZER"
         )
     last = max(found, key=lambda artifact: (str(artifact.manifest["created"]), artifact.path.stat().st_mtime_ns))
     last.verify()

@@ -45,7 +45,7 @@ from pipelines.stages import (
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.views.comparison import Summary
+from pipelines.views.figures import Summary
 
 SHARED = Path(os.environ.get("GUIDE_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PARSER = f"spacy:{SHARED / 'models/spacy-en_ud_ewt_sm'}"

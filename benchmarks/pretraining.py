@@ -37,9 +37,9 @@ from pipelines.stages import cooccurrence, corpus, dataset, evaluate, floors, pr
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
-from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import FLOORS, p_value
 from pipelines.views.curves import Curve
+from pipelines.views.figures import Summary, paired_t_test
 from pipelines.views.learning_curves import draw_floors
 
 WINDOW = 50

@@ -48,9 +48,9 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
 from pipelines.training.learners import masked_lm
-from pipelines.views.comparison import Summary, paired_t_test
 from pipelines.views.comparison_tables import p_value
 from pipelines.views.curves import Curve
+from pipelines.views.figures import Summary, paired_t_test
 from pipelines.views.learning_curves import draw_floors
 from pipelines.views.timing import step_seconds
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.views.comparison import MOST_PAIRS, Comparison, Row, Summary, lower_is_better, seeds_needed, steps_to
+from pipelines.views.comparison import Comparison, Row
+from pipelines.views.figures import MOST_PAIRS, Summary, lower_is_better, seeds_needed, steps_to
 
 WIDTH = 120
 """Maximum number of characters per line of text."""

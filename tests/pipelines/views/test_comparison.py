@@ -21,9 +21,10 @@ from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMismatch, ArtifactMissing, digest
 from pipelines.storage.store import Store
 from pipelines.views import comparison, curves
-from pipelines.views.comparison import FIGURES, Comparison, Group, Row, Summary, compare, run, seeds_needed, steps_to
+from pipelines.views.comparison import Comparison, Group, Row, compare, run
 from pipelines.views.comparison_tables import WIDTH, as_csv, as_json, as_markdown, as_text
 from pipelines.views.curves import Curve, Origin, read_curve
+from pipelines.views.figures import FIGURES, Summary, seeds_needed, steps_to
 from tests import runs
 
 PLAIN = [8.0, 6, 5, 4, 4, 3, 3, 3]  # means of two: 8, 7, 5.5, 4.5, 4, 3.5, 3, 3

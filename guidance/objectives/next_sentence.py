@@ -121,10 +121,10 @@ class Documents:
         run_ends = np.append(np.flatnonzero(is_run)[1:], len(piece))[np.cumsum(is_run) - 1]
         ahead = starts[run_ends] - starts[:-1]
         reach = np.minimum(np.searchsorted(starts, starts[:-1] + room, side="right") - 1, run_ends).tolist()
-        stretches, place = [], 0
-        while place < len(reach):
-            stretches.append(place)
-            place = reach[place]
+        stretches, piece_number = [], 0
+        while piece_number < len(reach):
+            stretches.append(piece_number)
+            piece_number = reach[piece_number]
         bounds = np.array([*stretches, len(reach)], np.int64)
 
         sources = np.flatnonzero(~is_run & (piece == 0))
@@ -165,16 +165,16 @@ class Documents:
         first, last = self._source_bounds[np.searchsorted(self.corpus, [corpus, corpus + 1])]
         own, after = self._source_bounds[document : document + 2]
         drawn = first + random.integers(last - first - (after - own), size=TRIES)
-        found = self.sources[drawn + (drawn >= own) * (after - own)]
-        is_long, ends = self.ahead[found] >= length, self.starts[found] + length
+        begins = self.sources[drawn + (drawn >= own) * (after - own)]
+        is_long, ends = self.ahead[begins] >= length, self.starts[begins] + length
         closest = np.minimum(np.searchsorted(self.starts, ends), len(self.starts) - 1)
         for good in (is_long & (self.starts[closest] == ends), is_long):
             if good.any():
-                return int(self.starts[found[good.argmax()]])
+                return int(self.starts[begins[good.argmax()]])
         # hardly any text is long enough: take the first long one after the first beginning drawn
         others = self.sources[first:last]
         long = others[(self.ahead[others] >= length) & (self.document[others] != document)]
-        return int(self.starts[long[np.searchsorted(long, found[0]) % len(long)]])
+        return int(self.starts[long[np.searchsorted(long, begins[0]) % len(long)]])
 
     @cached_property
     def _source_bounds(self) -> Ints:

@@ -50,8 +50,8 @@ class Unigram:
         """Count the ids of a corpus; those that are not ``ordinary`` are left out."""
         counts = np.zeros(int(ordinary.max()) + 1, np.int64)
         for start in range(0, len(ids), _BLOCK):
-            found = np.bincount(ids[start : start + _BLOCK], minlength=len(counts))
-            counts += found[: len(counts)]
+            block = np.bincount(ids[start : start + _BLOCK], minlength=len(counts))
+            counts += block[: len(counts)]
         return cls(torch.from_numpy(ordinary), torch.from_numpy(counts[ordinary].cumsum().astype(np.float64)))
 
     def draw(self, uniform_N: Tensor) -> Tensor:

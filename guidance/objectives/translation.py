@@ -110,7 +110,7 @@ def translate(
         encoder: Any = model.get_encoder()
         states = encoder(input_ids=ids_BT, attention_mask=mask_BT, **extra)
         try:
-            found = generator.generate(
+            generated = generator.generate(
                 encoder_outputs=states,
                 attention_mask=mask_BT,
                 num_beams=beams,
@@ -125,5 +125,5 @@ def translate(
                 f"{model.name_or_path}: the model cannot generate ({line})", hint="look at its generation_config.json"
             ) from error
     end = model.config.eos_token_id
-    rows = found[:, 1:].tolist()  # without the start token
+    rows = generated[:, 1:].tolist()  # without the start token
     return [row[: row.index(end)] if end in row else row for row in rows]

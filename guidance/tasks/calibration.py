@@ -23,14 +23,14 @@ def calibration(
         >>> calibration([0.9, 0.9, 0.6, 0.6], [True, True, True, False])[0]
         0.1
     """
-    given, right = np.asarray(confidence, np.float64), np.asarray(correct, bool)
-    places = np.clip(np.ceil(given * bins).astype(int) - 1, 0, bins - 1)
-    error, found = 0.0, []
-    for place in range(bins):
-        inside = places == place
+    confidences, right = np.asarray(confidence, np.float64), np.asarray(correct, bool)
+    bin_of = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    error, by_bin = 0.0, []
+    for number in range(bins):
+        inside = bin_of == number
         if not inside.any():
             continue
-        accuracy, mean = float(right[inside].mean()), float(given[inside].mean())
+        accuracy, mean = float(right[inside].mean()), float(confidences[inside].mean())
         error += inside.mean() * abs(accuracy - mean)
-        found.append({"from": place / bins, "examples": int(inside.sum()), "confidence": mean, "accuracy": accuracy})
-    return round(float(error), 12), found
+        by_bin.append({"from": number / bins, "examples": int(inside.sum()), "confidence": mean, "accuracy": accuracy})
+    return round(float(error), 12), by_bin

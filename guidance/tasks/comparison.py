@@ -91,14 +91,14 @@ def compare_statistics(pairs: Mapping[str, tuple[Statistic, Statistic]], size: i
     Args:
         size: how many examples there are.
     """
-    everything, found = np.arange(size), []
+    everything, compared = np.arange(size), []
     for name, (one, other) in pairs.items():
         if isinstance(one, ShareRight) and isinstance(other, ShareRight):
             difference = mcnemar(one.right.tolist(), other.right.tolist())
         else:
             difference = paired_bootstrap(one, other, size, rounds=ROUNDS)
-        found.append(Compared(name, one(everything), other(everything), difference))
-    return found
+        compared.append(Compared(name, one(everything), other(everything), difference))
+    return compared
 
 
 def compare_on_same(metrics: Metrics, one: Table, other: Table) -> list[Compared]:

@@ -31,19 +31,19 @@ def entities(tags: Sequence[str]) -> list[Entity]:
         >>> entities(["B-PER", "I-PER", "O", "I-LOC"])
         [(0, 2, 'PER'), (3, 4, 'LOC')]
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     start, inside, done = 0, "", True
-    for place, tag in enumerate(tags):
+    for token, tag in enumerate(tags):
         prefix, kind = _parts(tag)
         begins = prefix in ("B", "S", "U") or kind != inside or (done and bool(kind))
         if inside and begins:
-            found.append((start, place, inside))
+            spans.append((start, token, inside))
         if begins:
-            start, inside = place, kind
+            start, inside = token, kind
         done = prefix in ("E", "L", "S", "U")
     if inside:
-        found.append((start, len(tags), inside))
-    return found
+        spans.append((start, len(tags), inside))
+    return spans
 
 
 def _parts(tag: str) -> tuple[str, str]:

@@ -51,8 +51,8 @@ class Agreement:
 
 def macro_f1(classes: Iterable[Agreement]) -> float:
     """The mean F1 of the classes that occur, as true ones or as predicted ones."""
-    found = [each.f1 for each in classes if each.predicted or each.gold]
-    return sum(found) / len(found) if found else 0.0
+    scores = [each.f1 for each in classes if each.predicted or each.gold]
+    return sum(scores) / len(scores) if scores else 0.0
 
 
 def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:

@@ -58,8 +58,8 @@ def _boundaries_in_windows(
         raise InputError(f"k = {size}: a window holds at least 1 unit")
     if len(reference) <= size:
         return None
-    found = []
+    counts = []
     for ends in (reference, predicted):
         before = np.concatenate([[0], np.cumsum(np.asarray(ends, dtype=bool)[:-1])])
-        found.append(before[size:] - before[:-size])
-    return found[0], found[1]
+        counts.append(before[size:] - before[:-size])
+    return counts[0], counts[1]

@@ -84,12 +84,12 @@ def paired_bootstrap(
     """
     effect = _effect(first, second, n)
     draw = np.random.default_rng(seed)
-    found = np.empty(rounds)
+    differences = np.empty(rounds)
     for each in range(rounds):
         chosen = draw.integers(0, n, n)
-        found[each] = second(chosen) - first(chosen)
-    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    as_far = int((np.abs(found - found.mean()) >= abs(effect)).sum())
+        differences[each] = second(chosen) - first(chosen)
+    low, high = np.quantile(differences, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    as_far = int((np.abs(differences - differences.mean()) >= abs(effect)).sum())
     return Difference("paired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), n)
 
 
@@ -114,9 +114,9 @@ def unpaired_bootstrap(
         raise InputError("there are no examples to compare")
     effect = other(np.arange(m)) - one(np.arange(n))
     draw = np.random.default_rng(seed)
-    found = np.array([other(draw.integers(0, m, m)) - one(draw.integers(0, n, n)) for _ in range(rounds)])
-    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    as_far = int((np.abs(found - found.mean()) >= abs(effect)).sum())
+    differences = np.array([other(draw.integers(0, m, m)) - one(draw.integers(0, n, n)) for _ in range(rounds)])
+    low, high = np.quantile(differences, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    as_far = int((np.abs(differences - differences.mean()) >= abs(effect)).sum())
     return Difference("unpaired bootstrap", effect, float(low), float(high), (1 + as_far) / (1 + rounds), m)
 
 

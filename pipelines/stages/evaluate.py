@@ -65,8 +65,8 @@ class Config(EvaluationConfig, SharedConfig):
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result; what was added to the first ones counts where it is not the default."""
         fields = type(self).model_fields
-        found = super().recipe()
-        return {name: value for name, value in found.items() if name in _FIRST or value != fields[name].default}
+        settings = super().recipe()
+        return {name: value for name, value in settings.items() if name in _FIRST or value != fields[name].default}
 
 
 _FIRST = {"split", "weights", "limit", "beams", "length_penalty", "max_length", "bleu_tokenizer"}

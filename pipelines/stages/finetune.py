@@ -122,8 +122,8 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result, without those of other tasks."""
-        found = without_defaults(super().recipe())
-        return {name: value for name, value in found.items() if self.task in OWNERS.get(name, (self.task,))}
+        settings = without_defaults(super().recipe())
+        return {name: value for name, value in settings.items() if self.task in OWNERS.get(name, (self.task,))}
 
     def with_steps(self, steps: int, steps_of_epoch: float) -> dict[str, Any]:
         return {

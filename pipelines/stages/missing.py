@@ -34,21 +34,21 @@ def open_data(reference: str, store: Store, opened: ExitStack) -> tuple[Artifact
     Raises:
         InputError: it is neither a dataset nor sequences of one.
     """
-    found = opened.enter_context(store.load(reference))
-    if found.kind == "sequences":
-        if "shape" not in found.counts:
+    data = opened.enter_context(store.load(reference))
+    if data.kind == "sequences":
+        if "shape" not in data.counts:
             raise InputError(
-                f"{found.reference} has running text, not examples",
+                f"{data.reference} has running text, not examples",
                 hint="guide build-sequences DATASET TOKENIZER --packing examples",
             )
-        return opened.enter_context(store.load_input(found, "corpus")), found
-    if found.kind != "corpus":
+        return opened.enter_context(store.load_input(data, "corpus")), data
+    if data.kind != "corpus":
         raise InputError(
-            f"{reference!r} is an artifact of kind {found.kind}; expected: a dataset", hint="guide build-dataset FILE"
+            f"{reference!r} is an artifact of kind {data.kind}; expected: a dataset", hint="guide build-dataset FILE"
         )
-    if not is_dataset(found):
-        raise InputError(f"{found.reference} is running text, not examples of a task", hint="guide build-dataset FILE")
-    return found, None
+    if not is_dataset(data):
+        raise InputError(f"{data.reference} is running text, not examples of a task", hint="guide build-dataset FILE")
+    return data, None
 
 
 def build_sequences(
@@ -180,12 +180,12 @@ def trained_idf(model: str, store: Store) -> str:
         model: a reference, or a model folder.
     """
     with suppress(ArtifactMissing), ExitStack() as opened:
-        found = opened.enter_context(store.load(model, kind="model", verify=False))
+        artifact = opened.enter_context(store.load(model, kind="model", verify=False))
         for role in ("masks", "idf"):
-            if role not in found.manifest["inputs"]:
+            if role not in artifact.manifest["inputs"]:
                 return ""
-            found = opened.enter_context(store.load_input(found, role, verify=False))
-        return str(found.path.absolute())
+            artifact = opened.enter_context(store.load_input(artifact, role, verify=False))
+        return str(artifact.path.absolute())
     return ""
 
 

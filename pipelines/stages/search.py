@@ -235,16 +235,16 @@ def _starts(pretrained: Artifact) -> list[Start]:
     with pretrained.open("metrics.parquet") as file:
         elapsed = np.concatenate([[0.0], np.cumsum(pq.read_table(file, columns=["seconds"])["seconds"].to_numpy())])
     last = int(pretrained.counts["steps"])
-    found = {last: pretrained.reference}
+    inits = {last: pretrained.reference}
     for name in pretrained.files:
         if match := re.fullmatch(r"snapshots/step-(\d+)/config\.json", name):
-            found.setdefault(int(match[1]), str(pretrained.path.absolute() / name.rpartition("/")[0]))
-    if len(found) == 1:
+            inits.setdefault(int(match[1]), str(pretrained.path.absolute() / name.rpartition("/")[0]))
+    if len(inits) == 1:
         raise InputError(
             f"{pretrained.reference} has no snapshots to start from",
             hint="guide pretrain … --snapshots 500 --snapshots 1000",
         )
-    return [Start(step, float(elapsed[step]), found[step]) for step in sorted(found)]
+    return [Start(step, float(elapsed[step]), inits[step]) for step in sorted(inits)]
 
 
 def _members(
@@ -294,13 +294,13 @@ def _validation(model: Artifact, task: str, config: Config) -> float | None:
 
 def _chosen(members: Sequence[Member], config: Config) -> list[Member]:
     """The runs of the setting that is best in each fold and at each moment; of equal ones the first."""
-    found: list[Member] = []
+    chosen: list[Member] = []
     sign = -1.0 if config.select == "loss" else 1.0
     for _, runs in itertools.groupby(members, key=lambda member: (member.fold, member.start)):
         own = list(runs)
         groups = [own[start : start + config.seeds] for start in range(0, len(own), config.seeds)]
-        found += max(groups, key=lambda group: sign * statistics.fmean(member.valid or 0.0 for member in group))
-    return found
+        chosen += max(groups, key=lambda group: sign * statistics.fmean(member.valid or 0.0 for member in group))
+    return chosen
 
 
 def _test(member: Member, config: Config, store: Store, opened: ExitStack, progress: Any) -> None:
@@ -314,16 +314,16 @@ def _test(member: Member, config: Config, store: Store, opened: ExitStack, progr
             return
     weights = config.weights if member.valid is not None else "last"
     kept = len(member.model.counts.get("best_steps", ())) if weights == "best" else 1
-    found = []
+    evaluations = []
     for number in range(1, max(1, kept) + 1):
         name = best_name(number) if weights == "best" else weights
         settings = evaluate.Config(weights=name, parser=config.parser, device=config.device)
         made = evaluate.run(member.model.reference, member.data, settings, store=store, progress=progress)
-        found.append(opened.enter_context(store.load(made.reference, kind="evaluation")))
-    member.evaluation = found[0]
+        evaluations.append(opened.enter_context(store.load(made.reference, kind="evaluation")))
+    member.evaluation = evaluations[0]
     member.metrics = {
-        name: _mean_and_sd([one.counts["metrics"].get(name) for one in found])["mean"]
-        for name in found[0].counts["metrics"]
+        name: _mean_and_sd([one.counts["metrics"].get(name) for one in evaluations])["mean"]
+        for name in evaluations[0].counts["metrics"]
     }
 
 
@@ -401,11 +401,14 @@ def build(run: Run, members: Sequence[Member] = (), chosen: Sequence[Member] = (
 
 def _by_setting(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | int | None]]:
     """For each setting: its mean validation over all folds and seeds, its deviation, and how many runs were chosen."""
-    found: dict[str, dict[str, float | int | None]] = {}
+    by_setting: dict[str, dict[str, float | int | None]] = {}
     for setting in dict.fromkeys(row["setting"] for row in rows):
         own = [row for row in rows if row["setting"] == setting]
-        found[setting] = {**_mean_and_sd([row["valid"] for row in own]), "chosen": sum(row["chosen"] for row in own)}
-    return found
+        by_setting[setting] = {
+            **_mean_and_sd([row["valid"] for row in own]),
+            "chosen": sum(row["chosen"] for row in own),
+        }
+    return by_setting
 
 
 def _mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:

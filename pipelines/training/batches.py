@@ -87,15 +87,15 @@ class Examples:
                 assert feature == "segment"
                 columns[feature] = _segments(artifact, name, bounds)
                 continue
-            values, found = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature].dtype), compact)
-            if not np.array_equal(found, lengths):
+            values, sizes = read_column(masks, name, feature, pa.from_numpy_dtype(COLUMNS[feature].dtype), compact)
+            if not np.array_equal(sizes, lengths):
                 raise ArtifactDamaged(f"{masks.path / name}: column {feature} does not have one value for each token")
             columns[feature] = values
         if not own:
             return cls(ids, bounds, columns)
         for other in own:
-            columns[other], found = read_column(artifact, name, other, _OWN[other], compact)
-            if not np.array_equal(found, lengths):
+            columns[other], sizes = read_column(artifact, name, other, _OWN[other], compact)
+            if not np.array_equal(sizes, lengths):
                 raise ArtifactDamaged(f"{artifact.path / name}: column {other} does not have one value for each token")
         return cls(ids, bounds, columns, *_read_examples(artifact, name, len(lengths)))
 
@@ -170,10 +170,10 @@ def read_column(
     with artifact.open(name) as file:
         try:
             table = open_parquet(file)
-            found = [field.type for field in table.schema_arrow if field.name == column]
-            if len(found) != 1 or not pa.types.is_list(found[0]) or found[0].value_type != kind:
+            kinds = [field.type for field in table.schema_arrow if field.name == column]
+            if len(kinds) != 1 or not pa.types.is_list(kinds[0]) or kinds[0].value_type != kind:
                 raise ArtifactDamaged(
-                    f"{artifact.path / name}: column {column} is {' and '.join(map(str, found)) or 'missing'}, "
+                    f"{artifact.path / name}: column {column} is {' and '.join(map(str, kinds)) or 'missing'}, "
                     f"not list<{kind}>"
                 )
             for batch in table.iter_batches(columns=[column]):

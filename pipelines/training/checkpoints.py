@@ -109,8 +109,8 @@ class Checkpoints:
 
     def _all(self, name: str) -> list[Path]:
         pattern = re.compile(rf"{re.escape(name)}-(\d+)")
-        found = [p for p in self.folder.glob(f"{name}-*") if pattern.fullmatch(p.name)]
-        return sorted(found, key=_step)
+        folders = [p for p in self.folder.glob(f"{name}-*") if pattern.fullmatch(p.name)]
+        return sorted(folders, key=_step)
 
 
 def _step(path: Path) -> int:

@@ -40,15 +40,15 @@ def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
         InputError: a line is no vector or has another width, or the file has no word of the vocabulary.
     """
     weight: torch.Tensor = model.get_input_embeddings().weight
-    width, found = weight.shape[1], dict[int, torch.Tensor]()
+    width, vectors = weight.shape[1], dict[int, torch.Tensor]()
     for number, word, numbers in _lines(path):
         if len(numbers) != width:
             raise InputError(
                 f"{path}, line {number}: {len(numbers)} numbers, and the model is {width} wide",
                 hint=f"--hidden {len(numbers)}",
             )
-        place = vocabulary.get(word)
-        if place is None or place in found:
+        token = vocabulary.get(word)
+        if token is None or token in vectors:
             continue
         try:
             vector = torch.tensor([float(value) for value in numbers])
@@ -56,17 +56,17 @@ def fill_vectors(model: Any, path: Path, vocabulary: Mapping[str, int]) -> None:
             raise InputError(f"{path}, line {number}: not a vector ({error})") from error
         if not all(map(math.isfinite, vector.tolist())):
             raise InputError(f"{path}, line {number}: a number is not finite")
-        found[place] = vector
-    if not found:
+        vectors[token] = vector
+    if not vectors:
         raise InputError(f"{path}: has no word of the vocabulary", hint="are the words in the same case?")
     padding = model.config.pad_token_id
     with torch.no_grad():
         weight.uniform_(0, 1)
-        for place, vector in found.items():
-            weight[place] = vector
+        for token, vector in vectors.items():
+            weight[token] = vector
         if padding is not None:
             weight[padding] = 0
-    log.info("%s: vectors of %s of %s words", path.name, f"{len(found):,}", f"{len(vocabulary):,}")
+    log.info("%s: vectors of %s of %s words", path.name, f"{len(vectors):,}", f"{len(vocabulary):,}")
 
 
 def extend_positions(model: Any, length: int) -> None:

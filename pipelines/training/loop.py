@@ -284,9 +284,9 @@ class _Loop:
         clipped = self.optimizer.clip()
         # one transfer from the device for all numbers
         packed = cluster.sum_tensor(torch.stack(list(sums.values())))
-        found = torch.cat((packed, torch.stack(list(clipped.values())).double())).tolist()
-        values = dict(zip(sums, found[: len(sums)], strict=True))
-        norms = dict(zip(clipped, found[len(sums) :], strict=True))
+        numbers = torch.cat((packed, torch.stack(list(clipped.values())).double())).tolist()
+        values = dict(zip(sums, numbers[: len(sums)], strict=True))
+        norms = dict(zip(clipped, numbers[len(sums) :], strict=True))
         self._check_finite(values, norms, mine)
         self.optimizer.update(rate)
         self.step += 1

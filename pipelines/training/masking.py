@@ -55,15 +55,17 @@ def read_proportions(run: Artifact) -> Tensor:
     with run.open("metrics.parquet") as file:
         try:
             table = open_parquet(file)
-            found = {int(m[1]): m[0] for name in table.schema_arrow.names if (m := re.fullmatch(r"masked/(\d+)", name))}
-            shares = table.read(columns=[found[layer] for layer in sorted(found)])
+            layers = {
+                int(m[1]): m[0] for name in table.schema_arrow.names if (m := re.fullmatch(r"masked/(\d+)", name))
+            }
+            shares = table.read(columns=[layers[layer] for layer in sorted(layers)])
             proportions = np.array([column.to_numpy() for column in shares.columns], np.float64).T
         except (pa.ArrowException, ValueError) as error:
             raise ArtifactDamaged(f"{run.path / 'metrics.parquet'}: unreadable ({str(error)[:160]!r})") from error
-    if sorted(found) != list(range(len(found))) or not found:
-        layers = f"for layers {', '.join(map(str, sorted(found)))} only" if found else "for no layer"
+    if sorted(layers) != list(range(len(layers))) or not layers:
+        known = f"for layers {', '.join(map(str, sorted(layers)))} only" if layers else "for no layer"
         raise InputError(
-            f"{run.reference}: its metrics have masking proportions {layers}",
+            f"{run.reference}: its metrics have masking proportions {known}",
             hint="--masking-run needs a run with an adversary in all layers, such as one with preset:asa-pretraining",
         )
     if not ((proportions >= 0) & (proportions <= 1)).all():

@@ -24,6 +24,6 @@ def write_metrics(
         more: further entries of both.
     """
     about = {"schema": 1, "task": task, "split": run.config.split}
-    found = {"metrics": dict(metrics), "signatures": dict(signatures)}
-    run.out.write_json("metrics.json", {**about, **found, "counts": dict(counts), **more})
-    run.out.counts |= {**counts, "task": task, **found, **more}
+    told = {"metrics": dict(metrics), "signatures": dict(signatures)}
+    run.out.write_json("metrics.json", {**about, **told, "counts": dict(counts), **more})
+    run.out.counts |= {**counts, "task": task, **told, **more}

@@ -60,10 +60,10 @@ class MetricsLog:
             ArtifactDamaged: neither file holds the log up to that step.
         """
         with machine_errors(f"cannot read {self.path}"):
-            found = {path: _read(path, last_step) for path in (self.path, self.copy)}
+            logs = {path: _read(path, last_step) for path in (self.path, self.copy)}
         intact = [
             path
-            for path, (digest, size, row) in found.items()
+            for path, (digest, size, row) in logs.items()
             if (Beginning(size, digest.hexdigest()) == wanted if wanted else row.get("step", 0) == last_step)
         ]
         if not intact:
@@ -71,9 +71,9 @@ class MetricsLog:
                 f"{self.path}: damaged, and {self.copy.name} beside it too: neither holds the metrics of steps 1 to {last_step}",
                 hint="put one of the two files back from a backup; without it, --force starts from the beginning",
             )
-        self._hash, self._size, row = found[intact[0]]
+        self._hash, self._size, row = logs[intact[0]]
         with machine_errors(f"cannot write {self.path}"):
-            for path in found:
+            for path in logs:
                 if path not in intact:
                     if wanted:
                         log.warning("%s is damaged; %s is whole and replaces it", path, intact[0].name)

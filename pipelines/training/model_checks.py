@@ -42,13 +42,13 @@ def check_lengths(found: Any, splits: Mapping[str, Examples], reference: str) ->
 
 def check_model(model: Any, folder: Path, tokenizer: Any) -> None:
     """Raises InputError when a model does not read the token ids of these sequences."""
-    found = model.config
-    if found.model_type in OFFSET_POSITIONS and found.pad_token_id != tokenizer.pad_token_id:
+    config = model.config
+    if config.model_type in OFFSET_POSITIONS and config.pad_token_id != tokenizer.pad_token_id:
         raise InputError(
-            f"{folder}: its padding id is {found.pad_token_id}, that of the sequences is {tokenizer.pad_token_id}"
+            f"{folder}: its padding id is {config.pad_token_id}, that of the sequences is {tokenizer.pad_token_id}"
         )
-    if found.vocab_size < len(tokenizer):
-        raise InputError(f"{folder}: has {found.vocab_size} tokens, the sequences use {len(tokenizer)}")
+    if config.vocab_size < len(tokenizer):
+        raise InputError(f"{folder}: has {config.vocab_size} tokens, the sequences use {len(tokenizer)}")
     check_same_tokenizer(folder, tokenizer)
 
 

@@ -101,9 +101,9 @@ class LengthOrder:
 
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(epoch, example) for each place of the batch of a step."""
-        epoch, place = divmod(step, self.num_batches)
+        epoch, within = divmod(step, self.num_batches)
         examples, batches = self._layout(epoch)
-        number = batches[place]
+        number = batches[within]
         return [(epoch, int(example)) for example in examples[self._cuts[number] : self._cuts[number + 1]]]
 
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:

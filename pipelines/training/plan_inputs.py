@@ -33,14 +33,14 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
         ArtifactMismatch: masks of other sequences.
         InputError: there are not as many masks as sequences.
     """
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     references = [config.masks] if isinstance(config.masks, str) and config.masks else list(config.masks)
     if references and len(references) != len(corpora):
         raise InputError(
             f"{len(references)} masks for {len(corpora)} sequences", hint="one --masks for each, in their order"
         )
     for role, reference, data in zip(roles("masks", len(references)), references, corpora, strict=False):
-        found[role] = masks = store.load(reference, kind="masks")
+        inputs[role] = masks = store.load(reference, kind="masks")
         check_codes(masks)
         made_of = masks.manifest["inputs"]["sequences"]
         if made_of["content"] != data.content:
@@ -51,8 +51,8 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
             )
     if config.scores:
         path = Path(config.scores)
-        found["scores"] = Files.of([path], [path.name])
-    return found
+        inputs["scores"] = Files.of([path], [path.name])
+    return inputs
 
 
 MODEL_FILES = (".json", ".safetensors", ".bin", ".toml", ".txt", ".model")
@@ -71,8 +71,8 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
 
         others = {path for objective in OBJECTIVES.values() for path in objective.card.folders}
         parts = ("", TARGET_FOLDER, *sorted(others))
-        found = sorted(p for part in parts if (folder / part).is_dir() for p in (folder / part).iterdir())
-        paths = [p for p in found if p.suffix in MODEL_FILES and p.is_file()]
+        files = sorted(p for part in parts if (folder / part).is_dir() for p in (folder / part).iterdir())
+        paths = [p for p in files if p.suffix in MODEL_FILES and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         origin = {"source": f"weights of {folder.resolve().name}", "license": None}

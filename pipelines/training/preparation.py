@@ -109,14 +109,14 @@ def _too_few_examples(order: AnyOrder, corpora: Sequence[Artifact]) -> list[str]
     """A warning for data with fewer examples than they have places in a batch."""
     if isinstance(order, MixedOrder):
         places = [order.batch_size * quota / BLOCK for quota in order.quotas]
-        found = list(zip((data.reference for data in corpora), order.sizes, places, strict=True))
+        demands = list(zip((data.reference for data in corpora), order.sizes, places, strict=True))
     elif isinstance(order, Order):
-        found = [(" and ".join(data.reference for data in corpora), order.num_examples, order.batch_size)]
+        demands = [(" and ".join(data.reference for data in corpora), order.num_examples, order.batch_size)]
     else:
         return []  # its batches never span two epochs, so none repeats an example
     return [
         f"{reference}: {size} training examples for {place:g} places in every batch, so a batch repeats examples"
-        for reference, size, place in found
+        for reference, size, place in demands
         if size < place
     ]
 

@@ -90,10 +90,10 @@ def _begun(stage: Stage[Any, Any], reference: str, store: Store) -> tuple[Path, 
                 f"{unfinished / RUN_FILE}: damaged ({error})",
                 hint="the command that started this run, without --resume, writes it again and continues",
             ) from error
-    found = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
-    if len(found) > 1:
-        raise ArtifactMissing(f"{reference!r} is ambiguous: {', '.join(p.parent.name for p in found)}")
-    for path in found:
+    manifests = sorted((store.root / stage.kind).glob(f"{prefix[:ID_LENGTH]}*/{MANIFEST}"))
+    if len(manifests) > 1:
+        raise ArtifactMissing(f"{reference!r} is ambiguous: {', '.join(p.parent.name for p in manifests)}")
+    for path in manifests:
         with store.open(path.parent) as artifact:
             return path.parent, begun_with(artifact, stage)
     raise ArtifactMissing(

@@ -69,13 +69,13 @@ def load_tables(config: Any, plan: Plan, corpora: Sequence[Artifact], store: Sto
     from pipelines.statistics.cooccurrence_table import check_tokenizer
     from pipelines.training.masking import check_masking
 
-    found = load_inputs(config, corpora, store)
+    inputs = load_inputs(config, corpora, store)
     check_masking(plan, name_of(config), config.masking)
     if config.cooccur:
-        found["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
+        inputs["cooccur"] = counts = store.load(config.cooccur, kind="cooccur")
         check_tokenizer(counts, corpora[0])
         if "cooccurrence" not in plan.tables():
             log.warning("--cooccur %s: no guide of the plan reads it", config.cooccur)
     if config.masking:
-        found["masking"] = store.load(config.masking, kind="model")
-    return found
+        inputs["masking"] = store.load(config.masking, kind="model")
+    return inputs

@@ -187,9 +187,9 @@ class Generator:
         device, labels_N = logits_NV.device, inputs.labels_N
         drawn_N = draw(logits_NV, batch.uniform_N.to(device), self.ordinary_W.to(device))
         batch.fill(drawn_N)
-        found = (
+        values = (
             masked_lm_loss(logits_NV, labels_N),
             (logits_NV.argmax(-1) == labels_N).sum().double(),
             (drawn_N != labels_N).sum().double(),
         )
-        return dict(zip(self.LOSSES, found, strict=True))
+        return dict(zip(self.LOSSES, values, strict=True))

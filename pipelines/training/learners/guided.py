@@ -115,17 +115,17 @@ class Guided:
             judged: for each output that an attack is judged by, how many of them the batch has.
             guidance: of the batch, for losses on mis-predictions; the model need not have read it yet.
         """
-        found = {self.name(label): examples for label in self.labels}
+        counts = {self.name(label): examples for label in self.labels}
         if guidance is not None and self.on_scores:
             denominators = guidance.denominators()
             for label in self.on_scores:
-                found[self.name(label)] = float(denominators[label])
-                found[self._share(label)] = float(guidance.mispredictions(label)[1])
+                counts[self.name(label)] = float(denominators[label])
+                counts[self._share(label)] = float(guidance.mispredictions(label)[1])
         if self.attacks:
-            found |= {f"adversary/{name}": number for name, number in judged.items()}
-            found["adversary/penalty"] = examples
-            found |= dict.fromkeys(self._masked, examples)
-        return found
+            counts |= {f"adversary/{name}": number for name, number in judged.items()}
+            counts["adversary/penalty"] = examples
+            counts |= dict.fromkeys(self._masked, examples)
+        return counts
 
     def losses(self, guidance: BatchGuidance) -> dict[str, Tensor]:
         """The undivided loss of every guide, after the forward pass; also the number of mis-predictions that have weights,
@@ -231,13 +231,13 @@ class GuidedLearner(ABC):
     def evaluate(self, model: nn.Module, rank: int, world: int) -> dict[str, tuple[float, float]]:
         if not self.num_valid:
             return {}
-        found = dict.fromkeys(self.validated, (0.0, 0.0))
+        totals = dict.fromkeys(self.validated, (0.0, 0.0))
         mine = range(rank, self.num_valid, world)
         for start in range(0, len(mine), VALID_BATCH):
             batch = self.prepare([(VALID_EPOCH, i) for i in mine[start : start + VALID_BATCH]], "valid")
             sums, counts = self.validate(model, batch)
-            found = {name: (a + float(sums[name]), b + counts[name]) for name, (a, b) in found.items()}
-        return found
+            totals = {name: (a + float(sums[name]), b + counts[name]) for name, (a, b) in totals.items()}
+        return totals
 
     @staticmethod
     def seeds(seed: int, origins: Sequence[tuple[int, int]]) -> Tensor:

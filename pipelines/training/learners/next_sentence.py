@@ -70,15 +70,15 @@ def read_documents(corpora: Sequence[Artifact], split: str, tokenizer: Any, leng
     ids, documents, sentences = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     most = length - SPECIAL
     sizes = [len(part) for part, _, _ in parts]
-    found = Documents.of(ids, documents, sentences, most, sizes)
-    if alone := len(found) - int(found.has_pair.sum()):
+    text = Documents.of(ids, documents, sentences, most, sizes)
+    if alone := len(text) - int(text.has_pair.sum()):
         log.info(
             "%s: %s of %s examples have no second text: they are a single sentence, or no other document has so long a text",
-            *(split, f"{alone:,}", f"{len(found):,}"),
+            *(split, f"{alone:,}", f"{len(text):,}"),
         )
-    if found.cut:
-        log.info("%s: %s sentences are longer than an example (%s tokens) and are cut", split, found.cut, most)
-    return found, np.diff(np.searchsorted(found.starts[found.stretches], np.cumsum(sizes)), prepend=0).tolist()
+    if text.cut:
+        log.info("%s: %s sentences are longer than an example (%s tokens) and are cut", split, text.cut, most)
+    return text, np.diff(np.searchsorted(text.starts[text.stretches], np.cumsum(sizes)), prepend=0).tolist()
 
 
 def spread(number: int, kept: int) -> np.ndarray:
@@ -181,5 +181,5 @@ class NextSentence(MaskedLM):
         return {**super().task_counts(batch), "nsp": batch.pairs, "accuracy/nsp": batch.pairs}
 
     def task_losses(self, output: Any, inputs: Any) -> dict[str, Tensor]:
-        loss, found = next_sentence_loss(output.seq_relationship_logits, inputs.relations_B)
-        return {**super().task_losses(output, inputs), "nsp": loss, "accuracy/nsp": found}
+        loss, right = next_sentence_loss(output.seq_relationship_logits, inputs.relations_B)
+        return {**super().task_losses(output, inputs), "nsp": loss, "accuracy/nsp": right}

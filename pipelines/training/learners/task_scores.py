@@ -63,8 +63,8 @@ def unknown_labels(run: Run, task: Task) -> dict[str, int]:
     with data.open(f"{run.config.split}.parquet") as raw:
         rows = open_parquet(raw).read(columns=["example", "label"]).to_pylist()
     gold = list({row["example"]: row["label"] for row in rows}.values())[: run.config.limit or None]
-    found = [task.labels_of(label) for label in gold if label is not None]
-    labels = {label: known for own in found for label, known in own.items()}
+    answers = [task.labels_of(label) for label in gold if label is not None]
+    labels = {label: known for own in answers for label, known in own.items()}
     unknown = sorted(label for label, known in labels.items() if not known)
     if not unknown:
         return {}
@@ -74,7 +74,7 @@ def unknown_labels(run: Run, task: Task) -> dict[str, int]:
             + short_list(task.fields()["id2label"].values()),
             hint="--label-column of `guide build-dataset` chooses the column of the labels",
         )
-    number = sum(not all(own.values()) for own in found)
+    number = sum(not all(own.values()) for own in answers)
     run.warn(f"{number:,} of {len(gold):,} examples have labels that the model does not know: {short_list(unknown)}")
     return {"unknown_labels": number}
 
@@ -132,14 +132,14 @@ def slices(
     Args:
         groups: for each way to divide the examples, the part that each example belongs to.
     """
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    scores: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, parts in groups.items():
         distinct = list(dict.fromkeys(parts))
         if not 1 < len(distinct) <= MOST_PARTS:
             continue
         chosen = {part: [p for p, own in zip(predictions, parts, strict=True) if own == part] for part in distinct}
-        found[name] = {part: {"examples": len(some), **task.metrics(some)} for part, some in sorted(chosen.items())}
-    return found
+        scores[name] = {part: {"examples": len(some), **task.metrics(some)} for part, some in sorted(chosen.items())}
+    return scores
 
 
 def _thirds(sizes: Sequence[int]) -> list[str]:
@@ -214,9 +214,9 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, floa
     for batch in batches_of(examples, 8, min(SPARSITY_ROWS, run.config.limit or SPARSITY_ROWS)):
         given = inputs.of(batch)
         more = {name: values for name, values in given.items() if name == "token_type_ids"}
-        found = handle.probabilities(**inputs.seen(given, batch), **more)
+        attention = handle.probabilities(**inputs.seen(given, batch), **more)
         pairs_B = given["attention_mask"].sum(-1).double().square()
-        for attention_BHQK in found.values():
+        for attention_BHQK in attention.values():
             valid_BT = given["attention_mask"].bool()
             pairs_BHQK = (attention_BHQK > 0) & valid_BT[:, None, :, None] & valid_BT[:, None, None]
             used += float(pairs_BHQK.sum())
@@ -225,8 +225,8 @@ def sparsity(run: Run, model: Any, handle: Handle, task: Task) -> dict[str, floa
 
 
 def _site_plans(handle: Handle) -> list[Any]:
-    found: Any = handle.site_plans
-    return list(found.values() if isinstance(found, Mapping) else found)
+    plans: Any = handle.site_plans
+    return list(plans.values() if isinstance(plans, Mapping) else plans)
 
 
 def prediction_schema() -> Any:

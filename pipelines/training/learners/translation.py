@@ -238,8 +238,8 @@ class TranslationLearner(GuidedLearner):
         return ("nll",)
 
     def validate(self, model: nn.Module, batch: TranslationBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
-        found = likelihood(model, self.guided.handle, tensors(batch, self.model))
-        return {"nll": found}, {"nll": batch.num_targets}
+        nll = likelihood(model, self.guided.handle, tensors(batch, self.model))
+        return {"nll": nll}, {"nll": batch.num_targets}
 
 
 def tensors(batch: TranslationBatch, model: Any) -> Inputs:

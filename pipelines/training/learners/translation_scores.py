@@ -71,7 +71,7 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
             inputs = tensors(batch, model)
             total += likelihood(model, handle, inputs).item()
             tokens += batch.num_targets
-            found = translate(
+            translations = translate(
                 model,
                 handle,
                 inputs.model,
@@ -80,8 +80,8 @@ def evaluate(run: Run, folder: Path, model: Any, handle: Handle) -> None:
                 max_length=min(config.max_length or most, most),
                 length_penalty=config.length_penalty,
             )
-            for place, ids in zip(chosen, found, strict=True):
-                hypotheses[place] = decoder.decode(ids, skip_special_tokens=True).strip()
+            for example, ids in zip(chosen, translations, strict=True):
+                hypotheses[example] = decoder.decode(ids, skip_special_tokens=True).strip()
             bar.advance(len(chosen))
     nll = total / tokens
     if not math.isfinite(nll):

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
 from guidance.guided_model import GuidedModel
 from guidance.mechanisms.attacks import AttackMechanism, Form, divergence, seeds_of
-from guidance.mechanisms.base import HeadInputs, PatternInputs
+from guidance.mechanisms.base import Attack, HeadInputs, PatternInputs
 from guidance.mechanisms.logit_loss import mispredictions
 from guidance.mechanisms.masks import joined
-from guidance.mechanisms.results import Attack
 from guidance.patterns.features import IdsNotKnown, Tokens
-from guidance.patterns.predicates import Predicate
-from guidance.patterns.scope import AttentionScope, additive
+from guidance.patterns.predicates import AttentionScope, Predicate
 from guidance.site_plans import HeadAssignment, SitePlan
 from guidance.sites import Site
 
@@ -34,6 +32,16 @@ Result = TypeVar("Result")
 
 def _stack_of_keys(site: Site) -> str:
     return "encoder" if site.attention == "cross" else site.stack
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as numbers to be added to scores: 0 where it is True, minus infinity elsewhere.
+
+    ``scaled_dot_product_attention`` does the same with a boolean mask, anew in each layer, and keeps every copy for the
+    backward pass.
+    """
+    numbers = torch.tensor([0.0, -torch.inf], dtype=dtype, device=allowed.device)
+    return torch.where(allowed, numbers[0], numbers[1])  # one pass over memory
 
 
 @dataclass(repr=False)
@@ -317,7 +325,7 @@ class BatchGuidance:
         for known, converted in self._converted:
             if known is mask and converted.dtype == dtype:
                 return converted
-        self._converted.append((mask, mask.bool() if dtype == torch.bool else additive(mask, dtype)))
+        self._converted.append((mask, mask.bool() if dtype == torch.bool else _additive(mask, dtype)))
         return self._converted[-1][1]
 
     def scope(

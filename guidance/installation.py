@@ -27,8 +27,7 @@ from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
 from guidance.models.methods import drop_marker, replace_forward, replace_methods
 from guidance.patterns.features import FEATURES, INPUTS, TABLES, Vocabulary, is_feature
-from guidance.patterns.predicates import Pairs, Predicate
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope, Pairs, Predicate
 from guidance.plan import Plan
 from guidance.site_plans import HeadAssignment
 from guidance.sites import EXTRA, Site

@@ -15,7 +15,7 @@ from guidance.mechanisms.logit_loss import LogitLoss, Rows, row_losses
 from guidance.options import read
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens, Vocabulary
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope
 
 
 def pattern(
@@ -72,10 +72,10 @@ def attention_loss(
     tokens = _tokens(ids, mask, tokenizer, tables, columns)
     _check_shape("probabilities", probabilities, ids)
     mechanism = AttentionLoss(**read(AttentionLoss, options or {}, "attention_loss"))
-    found = read_pattern(spec)
+    bound = read_pattern(spec)
     length = ids.shape[1]
     scope = AttentionScope(tokens.valid_BT[:, None].expand(-1, length, -1), is_causal=False, hides_padding_only=True)
-    target = mechanism.target_of(PatternInputs(found, found.on(tokens).written(), scope, tokens, tokens))
+    target = mechanism.prepare(PatternInputs(bound, bound.on(tokens).written(), scope, tokens, tokens))
     with torch.autocast(probabilities.device.type, enabled=False):
         attention = probabilities.to(torch.promote_types(probabilities.dtype, torch.float32))
         return mechanism.reduce(target.of_probabilities(attention), target)

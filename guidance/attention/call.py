@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
 from guidance.mechanisms.base import HeadInputs
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope
 from guidance.site_plans import HeadAssignment, SitePlan
 from guidance.sites import Site
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.mechanisms.attacks import AttackMechanism, Sentence, uniform_numbers
-from guidance.mechanisms.base import HeadInputs
-from guidance.mechanisms.results import Attack
+from guidance.mechanisms.base import Attack, HeadInputs
 from guidance.options import Within
 
 
@@ -56,37 +55,20 @@ class Adversary(AttackMechanism):
     source = "Wu et al. 2023, eq. 6-10"
     needs_layer_input = True
 
-    @property
-    def penalty(self) -> float:
-        """The weight of the penalty."""
-        return self.tau**2 if self.penalty_weight is None else self.penalty_weight
-
     def module(self, num_heads: int, width: int) -> nn.Module:
         return AdversaryWeights(self, num_heads, width).requires_grad_(self.train)
 
     def attack(self, scores_BhQK: Tensor, inputs: HeadInputs) -> Attack:
         assert inputs.parameters is not None and inputs.layer_input_BTd is not None and inputs.seeds_B is not None
-        allowed_B1QK, queries_BQ = inputs.scope.allowed_BQK[:, None], inputs.pattern.queries.valid_BT
-        return self.attack_with(inputs.parameters, inputs.layer_input_BTd, allowed_B1QK, queries_BQ, inputs.seeds_B)
-
-    def attack_with(
-        self, weights: nn.Module, layer_input_BTd: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor, seeds_B: Tensor
-    ) -> Attack:
-        """The attack that the two maps make on a layer.
-
-        Args:
-            weights: `AdversaryWeights`.
-            queries_BQ: the valid queries.
-            seeds_B: see `guidance.mechanisms.attacks.uniform_numbers`.
-        """
-        units = weights(layer_input_BTd.detach())
+        units = inputs.parameters(inputs.layer_input_BTd.detach())
         if self.noise == "gumbel":
-            uniform = uniform_numbers(seeds_B, *units.shape[1:]).clamp(1e-6, 1 - 1e-6)
+            uniform = uniform_numbers(inputs.seeds_B, *units.shape[1:]).clamp(1e-6, 1 - 1e-6)
             units = units + torch.logit(uniform)  # the difference of two Gumbel draws
-        return Attack.of(ReversedThreshold.apply(units), allowed_B1QK, queries_BQ)
+        return Attack.of(ReversedThreshold.apply(units), inputs)
 
     def penalty_B(self, attack: Attack) -> Tensor:
-        return self.penalty * (attack.kept_B / attack.units_B.clamp(min=1) if self.normalise else attack.kept_B)
+        weight = self.tau**2 if self.penalty_weight is None else self.penalty_weight
+        return weight * (attack.kept_B / attack.units_B.clamp(min=1) if self.normalise else attack.kept_B)
 
 
 class AdversaryWeights(nn.Module):

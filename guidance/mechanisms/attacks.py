@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from guidance.errors import InputError, UnknownName
-from guidance.mechanisms.base import Mechanism
-from guidance.mechanisms.results import Attack
+from guidance.mechanisms.base import Attack, Mechanism
 
 Sentence = Literal["hidden", "head"]
 

@@ -19,11 +19,7 @@ from guidance.mechanisms.targets import DivergenceTarget, SquaredTarget, Target
 from guidance.options import Share
 from guidance.patterns.predicates import Predicate
 
-Distance = Literal["squared", "kl"]
-Reduction = Literal["group_mean", "head_mean", "frobenius"]
-Boundary = Literal["uniform", "zero", "skip"]
-TokenRows = Literal["normalised", "indicator"]
-EmptyRows = Literal["uniform", "zero", "skip"]
+Fallback = Literal["uniform", "zero", "skip"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +40,11 @@ class AttentionLoss(Mechanism):
         stop_at: with ``kl``: a row whose keys together have more mass than this is not pulled.
     """
 
-    reduction: Reduction = "group_mean"
-    boundary: Boundary | None = None
-    token_rows: TokenRows = "normalised"
-    empty_rows: EmptyRows | None = None
-    distance: Distance = "squared"
+    reduction: Literal["group_mean", "head_mean", "frobenius"] = "group_mean"
+    boundary: Fallback | None = None
+    token_rows: Literal["normalised", "indicator"] = "normalised"
+    empty_rows: Fallback | None = None
+    distance: Literal["squared", "kl"] = "squared"
     mass: bool = False
     stop_at: Share = 1.0
 
@@ -81,42 +77,29 @@ class AttentionLoss(Mechanism):
     def heeds_masks(self) -> bool:
         return self.distance == "kl"
 
-    def prepare(self, inputs: PatternInputs) -> Target:
-        assert inputs.pattern is not None and inputs.predicate is not None
-        return self.target_of(inputs)
-
     def target(self, prepared: Any) -> Target:
-        found: Target = prepared
-        return found
+        target: Target = prepared
+        return target
 
-    def target_of(self, inputs: PatternInputs) -> Target:
-        """What is wanted of every row."""
+    def prepare(self, inputs: PatternInputs) -> Target:
         pattern, predicate, queries_BQ = inputs.pattern, inputs.predicate, inputs.queries.valid_BT
         assert pattern is not None and predicate is not None
         weight_BQ = predicate.counts()
-        found_BQ = weight_BQ > 0
+        has_keys_BQ = weight_BQ > 0
         fallback = self.boundary if pattern.positional else self.empty_rows
-        rows_BQ = queries_BQ.float() * found_BQ if fallback == "skip" else queries_BQ.float()
+        rows_BQ = queries_BQ.float() * has_keys_BQ if fallback == "skip" else queries_BQ.float()
         entries_B = queries_BQ.sum(-1) * predicate.valid_BT.sum(-1)
-        share_BQ = torch.where(found_BQ, 1 / weight_BQ, 0.0)
+        share_BQ = torch.where(has_keys_BQ, 1 / weight_BQ, 0.0)
         if self.distance == "kl":
-            entropy_BQ = torch.where(found_BQ, _negative_entropy(predicate, weight_BQ), 0.0)
-            return DivergenceTarget(
-                predicate,
-                rows_BQ,
-                entries_B,
-                share_BQ,
-                entropy_BQ,
-                ~found_BQ if fallback == "uniform" else None,
-                inputs.scope.allowed_BQK,
-                self.mass,
-                self.stop_at,
-            )
+            entropy_BQ = torch.where(has_keys_BQ, _negative_entropy(predicate, weight_BQ), 0.0)
+            uniform_BQ = ~has_keys_BQ if fallback == "uniform" else None
+            shared = (predicate, rows_BQ, entries_B, share_BQ, entropy_BQ)
+            return DivergenceTarget(*shared, uniform_BQ, inputs.scope.allowed_BQK, self.mass, self.stop_at)
         indicator = self.token_rows == "indicator" and not pattern.positional
-        value_BQ = found_BQ.float() if indicator else share_BQ
+        value_BQ = has_keys_BQ.float() if indicator else share_BQ
         sizes_BQ = inputs.row_sizes_BQ.clamp(min=1)
-        uniform_BQ = -1 / sizes_BQ if fallback == "uniform" else torch.zeros_like(weight_BQ)
-        constant_BQ = torch.where(found_BQ, value_BQ.square() * predicate.squares(), uniform_BQ)
+        without_keys_BQ = -1 / sizes_BQ if fallback == "uniform" else torch.zeros_like(weight_BQ)
+        constant_BQ = torch.where(has_keys_BQ, value_BQ.square() * predicate.squares(), without_keys_BQ)
         return SquaredTarget(predicate, rows_BQ, entries_B, value_BQ, constant_BQ)
 
     def reduce(self, distances_BhQ: Tensor, target: Target) -> Tensor:

@@ -17,12 +17,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from guidance.mechanisms.results import Attack
 from guidance.mechanisms.targets import Target
 from guidance.patterns.features import Tokens
 from guidance.patterns.pattern import Pattern
-from guidance.patterns.predicates import Predicate
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope, Predicate
 
 Path = Literal["any", "masked", "explicit", "replaced"]
 """What a head's path has to offer: anything will do; a mask; scores and probabilities; the attention is not computed."""
@@ -144,6 +142,40 @@ class HeadInputs:
         return self.pattern.scope
 
 
+OFF = 10_000.0
+"""What is subtracted from the score of a key that an attack switches off."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What an attack does to one layer.  A unit is one (query, key).
+
+    Attributes:
+        scores: what is added to the scores: (B, 1 or heads, Q, K).
+        kept_B: the number of units between valid tokens that it leaves on; a mean over heads that have masks of their own.
+        units_B: the number of units between valid tokens.
+    """
+
+    scores: Tensor
+    kept_B: Tensor
+    units_B: Tensor
+
+    @classmethod
+    def of(cls, keep: Tensor, inputs: HeadInputs) -> Attack:
+        """The attack that leaves some units on, (B, 1 or heads, Q, K), 1 or 0.  A row without any is not attacked."""
+        allowed_B1QK, queries_BQ = inputs.scope.allowed_BQK[:, None], inputs.pattern.queries.valid_BT
+        # the shift gives such a row the softmax, and the gradient, that it has with -10000 everywhere
+        empty = ~((keep > 0) & allowed_B1QK).any(-1, keepdim=True)
+        scores = (keep - 1) * OFF + OFF * empty
+        units = allowed_B1QK & queries_BQ[:, None, :, None]
+        return cls(scores, (keep * units).sum((2, 3)).mean(1), units.sum((1, 2, 3)))
+
+    @property
+    def keep(self) -> Tensor:
+        """The units that it leaves on, bool (B, 1 or heads, Q, K); rows that are not attacked are True throughout."""
+        return self.scores.detach() > -OFF / 2
+
+
 class Mechanism:
     """How a pattern acts on a head.  Subclasses are frozen dataclasses of their options.
 
@@ -246,7 +278,7 @@ class Mechanism:
     # contributions
 
     def query_factor(self, num_heads: int) -> float:
-        """A factor for the queries of its heads, in a layer of so many heads."""
+        """A factor for the queries of its heads, in a layer of that many heads."""
         return 1.0
 
     def keys(self, prepared: Any) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from guidance.errors import PlanError
 from guidance.mechanisms.base import HeadInputs, Mechanism
 from guidance.options import Within
-from guidance.patterns.predicates import Columns, Shift
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope, Columns, Shift
 
 
 class Replacement(Mechanism):

@@ -52,8 +52,8 @@ class Mask(Mechanism):
         return keys.count_nonzero()
 
     def keys(self, prepared: Any) -> Tensor:
-        found: Tensor = prepared
-        return found
+        keys: Tensor = prepared
+        return keys
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from guidance.errors import InputError
 from guidance.mechanisms.attacks import AttackMechanism, Sentence, uniform_numbers
-from guidance.mechanisms.base import HeadInputs
-from guidance.mechanisms.results import Attack
+from guidance.mechanisms.base import Attack, HeadInputs
 from guidance.options import Share
 
 PROPORTIONS = "masking_proportion"
@@ -44,41 +43,28 @@ class RandomMask(AttackMechanism):
     def tables(self) -> tuple[str, ...]:
         return (PROPORTIONS,) if self.kind == "scheduled" else ()
 
-    def proportion_at(self, inputs: HeadInputs) -> float:
-        """The share of units that is switched off at this step and layer."""
-        found = self.proportion
-        if self.kind == "scheduled":
-            table = torch.as_tensor(inputs.tables[PROPORTIONS])
-            found = float(table[min(inputs.step, len(table) - 1), inputs.layer])
-        if not 0 <= found <= 1:
-            raise InputError(f"a proportion of {found} of the units cannot be switched off", hint="from 0 to 1")
-        return found
-
     def attack(self, scores_BhQK: Tensor, inputs: HeadInputs) -> Attack:
+        """The attack that switches off a share of the units; every row keeps at least one key."""
         assert inputs.seeds_B is not None
-        allowed_B1QK, queries_BQ = inputs.scope.allowed_BQK[:, None], inputs.pattern.queries.valid_BT
-        return self.attack_with(scores_BhQK, allowed_B1QK, queries_BQ, inputs.seeds_B, self.proportion_at(inputs))
-
-    def attack_with(
-        self, scores_BhQK: Tensor, allowed_B1QK: Tensor, queries_BQ: Tensor, seeds_B: Tensor, proportion: float
-    ) -> Attack:
-        """The attack that switches off a share of the units; every row keeps at least one key.
-
-        Args:
-            queries_BQ: the valid queries.
-            seeds_B: see `guidance.mechanisms.attacks.uniform_numbers`.
-        """
+        proportion, allowed_B1QK = self._proportion_at(inputs), inputs.scope.allowed_BQK[:, None]
         if self.kind == "magnitude":
-            order = scores_BhQK.detach().mean(1, keepdim=True)
-        else:
-            order = uniform_numbers(seeds_B, *allowed_B1QK.shape[1:])
-        order = order.masked_fill(~allowed_B1QK, -torch.inf)
-        if self.kind == "magnitude":
+            order = scores_BhQK.detach().mean(1, keepdim=True).masked_fill(~allowed_B1QK, -torch.inf)
             rank = order.argsort(-1, descending=True).argsort(-1)
             # for rows of 0, 1, 2, ... keys; the small sum keeps 0.29 of 100 keys at 29
             shares = [min(math.floor(proportion * n + 1e-9), max(n - 1, 0)) for n in range(order.shape[-1] + 1)]
             off = rank < torch.tensor(shares, device=order.device)[allowed_B1QK.sum(-1, keepdim=True)]
         else:
+            order = uniform_numbers(inputs.seeds_B, *allowed_B1QK.shape[1:]).masked_fill(~allowed_B1QK, -torch.inf)
             # the numbers are uniform, so the unit of the highest is as good a choice to keep as any
             off = (order < proportion) & (order < order.amax(-1, keepdim=True))
-        return Attack.of((~off).float(), allowed_B1QK, queries_BQ)
+        return Attack.of((~off).float(), inputs)
+
+    def _proportion_at(self, inputs: HeadInputs) -> float:
+        """The share of units that is switched off at this step and layer."""
+        proportion = self.proportion
+        if self.kind == "scheduled":
+            table = torch.as_tensor(inputs.tables[PROPORTIONS])
+            proportion = float(table[min(inputs.step, len(table) - 1), inputs.layer])
+        if not 0 <= proportion <= 1:
+            raise InputError(f"a proportion of {proportion} of the units cannot be switched off", hint="from 0 to 1")
+        return proportion

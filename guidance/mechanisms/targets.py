@@ -111,17 +111,17 @@ class DivergenceTarget(Target):
     def distances(self, log_attention_BhQK: Tensor) -> Tensor:
         # autocast would round the products of the mass to half precision
         with torch.autocast(log_attention_BhQK.device.type, enabled=False):
-            found_BQ = self.value_BQ > 0
+            has_keys_BQ = self.value_BQ > 0
             if self.together:
                 distances = -self._log_mass(log_attention_BhQK)
             else:
                 expected_BhQ = self.value_BQ[:, None] * self.predicate.mass(log_attention_BhQK)
                 distances = self.entropy_BQ[:, None] - expected_BhQ
-            distances = distances * found_BQ[:, None]
+            distances = distances * has_keys_BQ[:, None]
             if self.stop_at < 1:
                 with torch.no_grad():
                     is_near = self._log_mass(log_attention_BhQK).exp() > self.stop_at
-                distances = distances.masked_fill(is_near & found_BQ[:, None], 0.0)
+                distances = distances.masked_fill(is_near & has_keys_BQ[:, None], 0.0)
             if self.uniform_BQ is not None:
                 distances = distances + self._from_uniform(log_attention_BhQK) * self.uniform_BQ[:, None]
         return distances

@@ -327,3 +327,24 @@ class Conflict(Predicate):
 
     def named(self) -> Pairs:
         return Pairs(self.dense() > 0, self.valid_BT)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionScope:
+    """What padding, causality and a sliding window leave to the queries of one call.
+
+    All layers that get the same mask share one scope, and what is computed from it.
+
+    Attributes:
+        allowed_BQK: bool, True where a query may see a key.
+        is_causal: later keys are among those that it hides.
+        hides_padding_only: it hides nothing but padding.
+    """
+
+    allowed_BQK: Tensor
+    is_causal: bool
+    hides_padding_only: bool
+
+    def empty_B1Q1(self) -> Tensor:
+        """The queries that may see no key at all, bool."""
+        return ~self.allowed_BQK.any(-1)[:, None, :, None]

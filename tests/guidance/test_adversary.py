@@ -26,7 +26,10 @@ from guidance.guide import Guide
 from guidance.installation import Handle, install
 from guidance.mechanisms.adversary import Adversary
 from guidance.mechanisms.attacks import Form, divergence, seeds_of, uniform_numbers
+from guidance.mechanisms.base import HeadInputs, PatternInputs
 from guidance.mechanisms.random_mask import RandomMask
+from guidance.patterns.features import Tokens
+from guidance.patterns.predicates import AttentionScope
 from guidance.plan import Plan
 from guidance.sites import Site
 from pipelines.training.learners.guided import Guided
@@ -535,11 +538,18 @@ def test_a_row_whose_units_are_all_off_falls_back_to_the_padding_mask(dtype: tor
 def test_gumbel_noise_is_logistic() -> None:
     """The difference of two independent Gumbel draws is logistic: a unit is on with probability sigma(u)."""
     mechanism = Adversary(noise="gumbel")
-    allowed, queries = torch.ones(1, 1, 200, 200, dtype=torch.bool), torch.ones(1, 200, dtype=torch.bool)
     for u in (-2.0, 0.0, 1.0):
-        made = mechanism.attack_with(_Constant(u), torch.zeros(1, 200, 8), allowed, queries, SEEDS_B[:1])
+        made = mechanism.attack(torch.empty(0), head_inputs(200, 200, _Constant(u)))
         fraction = float(made.kept_B / made.units_B)
         assert fraction == pytest.approx(float(torch.sigmoid(torch.tensor(u))), abs=0.01)  # 4 standard errors
+
+
+def head_inputs(queries: int, keys: int, parameters: nn.Module | None = None) -> HeadInputs:
+    """One example without padding."""
+    asking, seen = (Tokens(ids, ids == 0) for ids in (torch.zeros(1, n, dtype=torch.long) for n in (queries, keys)))
+    scope = AttentionScope(torch.ones(1, queries, keys, dtype=torch.bool), is_causal=False, hides_padding_only=True)
+    pattern = PatternInputs(None, None, scope, asking, seen)
+    return HeadInputs((0,), 1, pattern, None, parameters, torch.zeros(1, queries, 8), SEEDS_B[:1], 0, 0, {})
 
 
 class _Constant(nn.Module):
@@ -826,12 +836,9 @@ def test_a_proportion_of_one_keeps_one_key_per_query_and_of_zero_keeps_all(kind:
 
 def test_magnitude_masks_the_number_of_units_that_decimal_arithmetic_gives() -> None:
     """0.13 of 900 keys are 117, although the product in single precision is slightly less."""
-    mechanism = random_mask(kind="magnitude").bound_mechanism
-    assert isinstance(mechanism, RandomMask)
     for proportion, size, expected in ((0.13, 900, 117), (0.29, 100, 29), (0.1, 9, 0), (0.1, 10, 1), (0.99, 3, 2)):
-        scores = torch.randn(1, 2, 1, size)
-        seen = torch.ones(1, 1, 1, size, dtype=torch.bool)
-        made = mechanism.attack_with(scores, seen, torch.ones(1, 1, dtype=torch.bool), SEEDS_B[:1], proportion)
+        mechanism = RandomMask("magnitude", proportion)
+        made = mechanism.attack(torch.randn(1, 2, 1, size), head_inputs(1, size))
         assert int((made.scores < 0).sum()) == expected
 
 

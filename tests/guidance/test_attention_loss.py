@@ -18,7 +18,7 @@ from guidance.options import read
 from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens
-from guidance.patterns.scope import AttentionScope
+from guidance.patterns.predicates import AttentionScope
 from tests.guidance.pattern_oracle import SPECS, Example, keys, padded, sentence
 from tests.guidance.pattern_oracle import tokens as tokens_of
 
@@ -41,7 +41,7 @@ def target(
     if reach is not None:
         near = (torch.arange(length)[:, None] - torch.arange(length)[None]).abs() <= reach
         inputs = inputs.within(near & allowed)
-    return options.target_of(inputs)
+    return options.prepare(inputs)
 
 
 def masked(scores: Tensor, reach: int | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from guidance.checkpoint.layout import ADAPTER_FILE, ADAPTER_WEIGHTS_FILE
-from guidance.checkpoint.opening import check_finite, read_tensors
+from guidance.checkpoint.opening import FAILURES, check_finite, read_json, read_tensors
 from guidance.errors import InputError, MachineError
 
 _PREFIX = "base_model.model."
@@ -82,9 +82,9 @@ def base_folder(folder: Path, given: str | Path | None) -> Path:
         given: by the caller; by default the one that the adapter names, from here or from the adapter's folder.
     """
     named = given if given is not None else _settings(folder).get("base_model_name_or_path")
-    for place in (Path(str(named)), folder / str(named)):
-        if named and place.is_dir():
-            return place
+    for base in (Path(str(named)), folder / str(named)):
+        if named and base.is_dir():
+            return base
     raise InputError(
         f"{folder}: an adapter of {named!r}, which is no folder here", hint="guidance.load(folder, base=MODEL_FOLDER)"
     )
@@ -96,15 +96,15 @@ def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
     _check_settings(_settings(folder), str(folder))
     stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
     try:
-        found = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-        own = peft.get_peft_model_state_dict(found, save_embedding_layers=False)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        own = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    except FAILURES as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(f"{folder}: the adapter does not fit its model ({line})") from error
     if missing := sorted(set(own) - set(stored)):
         raise InputError(f"{folder}: the adapter lacks {missing[0]}", hint="it belongs to another model")
     check_finite(own, str(folder))
-    return found
+    return adapted
 
 
 def restore_adapter(model: Any, folder: Path) -> None:
@@ -116,10 +116,7 @@ def restore_adapter(model: Any, folder: Path) -> None:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    try:
-        settings = json.loads((folder / ADAPTER_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{folder / ADAPTER_FILE}: cannot be read ({error})") from error
+    settings = read_json(folder / ADAPTER_FILE)
     if not isinstance(settings, dict):
         raise InputError(f"{folder / ADAPTER_FILE}: not the configuration of an adapter")
     return settings
@@ -148,8 +145,7 @@ def _is_names(value: Any) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any], source: str) -> None:
-    """Raises InputError for adapters whose configuration could name code, whose weights we do not know, or whose names
-    of modules PEFT could match for ever."""
+    """Raises InputError for an adapter that could name code, is not LoRA, or has names that PEFT could match for ever."""
     if settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
         raise InputError(
             f"{source}: an adapter of type {settings.get('peft_type')!r}",

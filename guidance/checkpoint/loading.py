@@ -68,12 +68,12 @@ def _install(
     """Install a plan, with the tokenizers and the added parameters of the first folder that has them."""
 
     def first(read: Callable[[Path], Any]) -> Any:
-        return next((found for folder in folders if (found := read(folder))), None)
+        return next(filter(None, map(read, folders)), None)
 
     own = tokenizer if tokenizer is not None else first(read_tokenizer)
     decoder_tokenizer = first(lambda folder: read_tokenizer(folder / TARGET_FOLDER))
-    given = {"decoder_tokenizer": decoder_tokenizer, "training": False, "progress": first(read_progress)}
-    handle = install(model, plan, own, **{**given, **options})
+    defaults = {"decoder_tokenizer": decoder_tokenizer, "training": False, "progress": first(read_progress)}
+    handle = install(model, plan, own, **{**defaults, **options})
     _fill(model, first(read_extra) or {}, str(folders[0]))
     return handle
 
@@ -124,7 +124,7 @@ def restore(model: PreTrainedModel, folder: Path, plan: Plan) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", {}))
     own = {name: tensor for name, tensor in model.state_dict().items() if not is_extra(name) and name not in tied}
     stored = read_weights(folder)
-    _check_names({name: tensor.shape for name, tensor in own.items()}, stored, str(folder))
+    _check_names(own, stored, str(folder))
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])
@@ -166,12 +166,12 @@ def _counterparts(handle: Handle, folder: Path) -> Iterator[tuple[str, str]]:
 
 def _by_key(extra: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Tensors that a plan added, by the key of their guide and by the rest of their name; see `GuidedModel.key_of`."""
-    found: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in extra.items():
         before, _, rest = name.rpartition(f"{EXTRA}.")
         key, _, parameter = rest.partition(".")
-        found.setdefault(key, {})[f"{before}{parameter}"] = tensor
-    return found
+        tensors.setdefault(key, {})[f"{before}{parameter}"] = tensor
+    return tensors
 
 
 def _fill(
@@ -186,7 +186,7 @@ def _fill(
         named: from the tensors of the model to those under the names in the file.
     """
     wanted = {name: tensor for name, tensor in named(model.state_dict()).items() if is_extra(name)}
-    _check_names({name: tensor.shape for name, tensor in wanted.items()}, extra, source)
+    _check_names(wanted, extra, source)
     for name, stored in extra.items():
         if not torch.isfinite(stored).all():
             raise InputError(f"{source}: {name} is not finite")
@@ -196,13 +196,12 @@ def _fill(
             wanted[name].copy_(stored)
 
 
-def _check_names(wanted: Mapping[str, torch.Size], stored: Mapping[str, Tensor], source: str) -> None:
+def _check_names(wanted: Mapping[str, Tensor], stored: Mapping[str, Tensor], source: str) -> None:
     for name in sorted(set(wanted) - set(stored)):
         raise InputError(f"{source}: lacks {name}", hint="the folder was not written by guidance.save")
     for name in sorted(set(stored) - set(wanted)):
         raise InputError(f"{source}: has {name}, which the plan does not add", hint=f"was {PLAN_FILE} changed?")
     for name, tensor in stored.items():
-        if tensor.shape != wanted[name]:
-            raise InputError(
-                f"{source}: {name} has shape {tuple(tensor.shape)}, the model expects {tuple(wanted[name])}"
-            )
+        if tensor.shape != wanted[name].shape:
+            shapes = f"shape {tuple(tensor.shape)}, the model expects {tuple(wanted[name].shape)}"
+            raise InputError(f"{source}: {name} has {shapes}")

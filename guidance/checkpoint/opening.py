@@ -88,10 +88,7 @@ def read_config(data: bytes, source: str) -> Any:
 
 
 def _check_sizes(settings: Any) -> None:
-    """Raises ValueError for a number of heads or layers that no model has, here or in a nested configuration.
-
-    transformers would divide by zero heads, or build layers for ever.
-    """
+    """Raises ValueError for a number of heads or layers, here or nested, with which transformers would never end."""
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         _check_sizes(value)
         if type(value) is int and key.endswith(("layers", "heads")):
@@ -117,25 +114,24 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _read_configuration(folder: Path) -> tuple[Any, Mapping[str, Any]]:
-    """The configuration of a model folder, and the raw content of its file."""
+def _read_configuration(folder: Path, fields: Mapping[str, Any] = {}) -> tuple[Any, Mapping[str, Any]]:
+    """The configuration of a model folder, of which some fields are changed, and the raw content of its file."""
     try:
         if (folder / CONFIG_FILE).is_fifo():  # reading it would wait for ever
             raise OSError("a pipe")
         data = (folder / CONFIG_FILE).read_bytes()
     except OSError as error:
         raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
-    return read_config(data, str(folder / CONFIG_FILE)), json.loads(data)
-
-
-def _settings(folder: Path) -> Mapping[str, Any]:
-    return _read_configuration(folder)[1]
+    config = read_config(data, str(folder / CONFIG_FILE))
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config, json.loads(data)
 
 
 def find_plan(folder: Path) -> Plan | None:
     """The plan of a model folder: ``plan.toml``, or what ``guide_plan`` in ``config.json`` says; None for an ordinary model."""
     written = Plan.load(folder / PLAN_FILE) if (folder / PLAN_FILE).exists() else None
-    text = _settings(folder).get(PLAN_KEY) if (folder / CONFIG_FILE).exists() else None
+    text = _read_configuration(folder)[1].get(PLAN_KEY) if (folder / CONFIG_FILE).exists() else None
     if text == PLAN_FILE:  # so writes `save`, for a plan that shapes the model
         _check_marked(folder)
         if written is None:
@@ -157,10 +153,7 @@ def find_plan(folder: Path) -> Plan | None:
 
 
 def _check_marked(folder: Path) -> None:
-    """Raises InputError for weights without `MARKER`, although the configuration holds a plan that shapes the model.
-
-    transformers has opened the model without the plan, perhaps trained it on, and saved it with its configuration.
-    """
+    """Raises InputError for weights without `MARKER`: transformers has opened and saved the model without its plan."""
     names = {name for path in weights_of(folder) for name in _tensor_names(path)}
     if names and MARKER not in names:
         raise InputError(
@@ -180,7 +173,7 @@ def read_plan(folder: Path) -> Plan:
     """The plan of a model folder."""
     if (plan := find_plan(folder)) is not None:
         return plan
-    for part, settings in _settings(folder).items():
+    for part, settings in _read_configuration(folder)[1].items():
         if isinstance(settings, Mapping) and PLAN_KEY in settings:
             raise InputError(
                 f"{folder}: the plan belongs to its part {part!r}",
@@ -195,19 +188,24 @@ def read_progress(folder: Path) -> tuple[int, int] | None:
     """How far the training of a model is whose plan fades: the step and the last one; None if the folder does not say."""
     source = folder / CONFIG_FILE
     if source.exists():
-        found = _settings(folder).get(PROGRESS_KEY)
+        steps = _read_configuration(folder)[1].get(PROGRESS_KEY)
     elif (source := folder / PROGRESS_FILE).exists():
-        try:
-            found = json.loads(source.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{source}: cannot be read ({error})") from error
+        steps = read_json(source)
     else:
         return None
-    if found is None:
+    if steps is None:
         return None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n >= 0 for n in found)):
+    if not (isinstance(steps, list) and len(steps) == 2 and all(type(n) is int and n >= 0 for n in steps)):
         raise InputError(f"{source}: {PROGRESS_KEY} is not a step and the last one")
-    return found[0], found[1]
+    return steps[0], steps[1]
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
 
 
 # tensors and tokenizer
@@ -230,11 +228,11 @@ def weights_of(folder: Path) -> list[Path]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a model by name, without the marker and without what a plan added."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in weights_of(folder) or [folder / WEIGHTS_FILE]:
         # cloned: alignment in the file decides which kernels run, and so the last bit of the results
-        found |= {n: t.clone() for n, t in read_tensors(path).items() if n != MARKER and not is_extra(n)}
-    return found
+        tensors |= {n: t.clone() for n, t in read_tensors(path).items() if n != MARKER and not is_extra(n)}
+    return tensors
 
 
 def read_extra(folder: Path) -> dict[str, Tensor]:
@@ -293,8 +291,7 @@ def open_model(
         dtype: of the weights; ``"auto"`` for the saved one.
         fields: of the configuration to change; a head that they give another size starts anew.
     """
-    config, settings = _read_configuration(folder)
-    _change(config, fields or {})
+    config, settings = _read_configuration(folder, fields or {})
     if not any(folder.glob("*.safetensors")):
         pickled = next((name for name in PICKLED_FILES if (folder / name).exists()), None)
         convert = shlex.join(["guide", "convert", str(folder), f"{folder.resolve().name}-safetensors"])
@@ -346,16 +343,14 @@ def new_model(folder: Path, auto_class: Any, **fields: Any) -> PreTrainedModel:
         auto_class: for example ``AutoModel``.
         fields: of the configuration to change.
     """
-    config, _ = _read_configuration(folder)
-    _change(config, fields)
+    config, _ = _read_configuration(folder, fields)
     with _opening(folder):
         made: PreTrainedModel = auto_class.from_config(config)
     return made
 
 
-def _change(config: Any, fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        setattr(config, name, value)
+FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, safetensors.SafetensorError)
+"""What transformers and PEFT raise on a folder that they cannot open."""
 
 
 @contextlib.contextmanager
@@ -363,25 +358,12 @@ def _opening(folder: Path) -> Iterator[None]:
     """Turns what transformers raises on a folder that it cannot open into an InputError."""
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        ArithmeticError,
-        AssertionError,
-        safetensors.SafetensorError,
-    ) as error:
+    except (*FAILURES, ArithmeticError, AssertionError) as error:
         raise InputError(f"{folder}: the model cannot be opened ({_first_line(error)})") from error
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Raises NumericalError when a tensor is not finite; names the first one.
-
-    Args:
-        source: names the folder in messages.
-    """
+    """Raises NumericalError when a tensor is not finite, with the name of its folder and of the first such tensor."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not (finite := torch.isfinite(tensor)).all():
             raise NumericalError(
@@ -402,14 +384,14 @@ def _class_of(config: Any, settings: Mapping[str, Any], source: str) -> Any:
     """The class of transformers that ``architectures`` names; no other code is looked up."""
     names = settings.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
-    found: Any = OWN_CLASSES.get(name) or (getattr(transformers, name, None) if name.isidentifier() else None)
-    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is not None
-    if not (is_model and isinstance(config, found.config_class)):
+    own: Any = OWN_CLASSES.get(name) or (getattr(transformers, name, None) if name.isidentifier() else None)
+    is_model = isinstance(own, type) and issubclass(own, PreTrainedModel) and own.config_class is not None
+    if not (is_model and isinstance(config, own.config_class)):
         raise InputError(
             f"{source}: architectures is {names!r}, which names no model of transformers",
             hint="give load an auto class, for example AutoModelForMaskedLM",
         )
-    return found
+    return own
 
 
 def _shards(path: Path) -> list[str]:

@@ -62,14 +62,12 @@ def extra_files(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
 def model_files(model: PreTrainedModel, plan: Plan) -> dict[str, bytes]:
     """The files of a model folder by name: configuration, weights and plan; of an adapted model, those of its adapter."""
     if has_adapter(model):
-        found = {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
-        progress = getattr(model.config, PROGRESS_KEY, None)
-        return found if progress is None else found | {PROGRESS_FILE: json.dumps(progress).encode()}
-    files = {
-        CONFIG_FILE: config_file(model, plan),
-        **weight_files(weights(model), plan),
-        PLAN_FILE: plan.dumps().encode(),
-    }
+        files = {**adapter_files(model), PLAN_FILE: plan.dumps().encode(), **extra_files(plain_names(weights(model)))}
+        if (progress := getattr(model.config, PROGRESS_KEY, None)) is not None:
+            files[PROGRESS_FILE] = json.dumps(progress).encode()
+        return files
+    files = {CONFIG_FILE: config_file(model, plan), **weight_files(weights(model), plan)}
+    files[PLAN_FILE] = plan.dumps().encode()
     if model.can_generate() and getattr(model, "generation_config", None) is not None:
         files["generation_config.json"] = model.generation_config.to_json_string().encode()
     return files
@@ -126,10 +124,9 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for partial in folder.glob(".*.partial"):
+            partial.unlink()
         present = {path.name for path in folder.iterdir()}
-        for name in filter(_is_partial, present):
-            (folder / name).unlink()
-        present = {name for name in present if not _is_partial(name)}
         others = present - set(files)
         last = CONFIG_FILE if CONFIG_FILE in files else ADAPTER_FILE
         if last == ADAPTER_FILE and CONFIG_FILE in present:
@@ -139,7 +136,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
                 f"{folder}: holds {min(others)!r} and is no model folder", hint="name a folder that is empty or new"
             )
         for name, data in files.items():
-            with (folder / _partial_name(name)).open("wb") as file:
+            with (folder / f".{name}.partial").open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -148,14 +145,6 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, among: bool = Fals
             if name in (INDEX_FILE, *PICKLED_FILES) or name.endswith(".safetensors"):
                 (folder / name).unlink()  # weights of the previous model
         for name in sorted(files, key=lambda name: name == last):
-            os.replace(folder / _partial_name(name), folder / name)
+            os.replace(folder / f".{name}.partial", folder / name)
     except OSError as error:
         raise MachineError(f"{folder}: cannot be written ({error.strerror or error})") from error
-
-
-def _partial_name(name: str) -> str:
-    return f".{name}.partial"
-
-
-def _is_partial(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".partial")

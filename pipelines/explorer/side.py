@@ -194,7 +194,7 @@ class Side:
             "patterns": names,
             "by_chance": {name: survey.relevance.by_chance(name) for name in names},
             "outstanding": marks,
-            "examples": survey.examples,
+            "examples": survey.means.examples,
             "heads": rows,
         }
 
@@ -284,13 +284,13 @@ class Side:
         return self._opening.config
 
     def _known(self) -> Survey:
-        if self._survey is None or not self._survey.examples:
+        if self._survey is None or not self._survey.means.examples:
             raise InputError("nothing is known of the heads yet")
         return self._survey
 
     def _sites(self) -> list[Site]:
         """The sites of its heads, the model's own first."""
-        return sorted(self._known().entropy, key=lambda site: (site.attention != "self", site.layer))
+        return sorted(self._known().means.totals, key=lambda site: (site.attention != "self", site.layer))
 
     def _site(self, layer: int, head: int, kind: str) -> Site:
         for site in self._sites():
@@ -324,13 +324,11 @@ def _read(watched: WatchedSequences, number: int) -> dict[Site, Any]:
     """The maps of an example, of each site (H, T, T), uint8: 255 times the square root of the attention."""
     import torch
 
-    maps: dict[Site, Any] = {}
+    def quantised(attention_BHTT: torch.Tensor) -> np.ndarray:
+        bytes_HTT: np.ndarray = (attention_BHTT[0].float().sqrt() * 255).round().to(torch.uint8).cpu().numpy()
+        return bytes_HTT
 
-    def watch(site: Site, attention: torch.Tensor) -> None:
-        maps[site] = (attention[0].float().sqrt() * 255).round().to(torch.uint8).cpu().numpy()
-
-    watched.watch(watched.batch(range(number, number + 1)), watch)
-    return maps
+    return watched.watch(watched.batch(range(number, number + 1)), quantised)
 
 
 def _snippet(watched: WatchedSequences, number: int) -> str:

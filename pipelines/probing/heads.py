@@ -1,58 +1,72 @@
-"""Tables and pictures with one entry for each head."""
+"""Tables and pictures with one entry for each head, and how tables for people write heads, numbers and shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-from torch import Tensor
-
-from guidance.sites import Site
-from pipelines.drawing import figure_of, png
 from pipelines.engine.stage import Run
-from pipelines.storage.columns import column
+from pipelines.storage.artifacts import Artifact
+from pipelines.storage.columns import schema_of
 from pipelines.training.learner import name_of_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from guidance.sites import Site
 
 TABLE = "heads.parquet"
 
+COLUMNS: Mapping[str, tuple[str, str]] = {
+    "stack": ("string", "encoder or decoder"),
+    "attention": ("string", "self, or pal for added heads"),
+    "layer": ("int32", "running number"),
+    "head": ("int32", "running number in its layer"),
+}
+"""The columns that name a head."""
 
-def head_schema(units: Mapping[str, str]) -> pa.Schema:
+SHOWN_HEADS = 8
+"""Heads in a list of heads."""
+
+
+def key_of(site: Site, head: int) -> dict[str, Any]:
+    """The cells of `COLUMNS` for a head."""
+    return {"stack": site.stack, "attention": site.attention, "layer": site.layer, "head": head}
+
+
+def head_schema(units: Mapping[str, str]) -> Any:
     """Columns of ``heads.parquet``.
 
     Args:
         units: the unit of each figure; figures may be null.
     """
-    return pa.schema(
-        [
-            column("stack", pa.string(), "encoder or decoder"),
-            column("attention", pa.string(), "self, or pal for added heads"),
-            column("layer", pa.int32(), "running number"),
-            column("head", pa.int32(), "running number in its layer"),
-            *(pa.field(name, pa.float64(), metadata={"unit": unit}) for name, unit in units.items()),
-        ]
-    )
+    return schema_of({**COLUMNS, **{name: ("float64", unit) for name, unit in units.items()}}, may_be_null=units)
 
 
 def write_heads(
-    run: Run, figures: Mapping[str, Mapping[Site, Tensor]], units: Mapping[str, str]
+    run: Run[Any],
+    figures: Mapping[str, Mapping[Site, Tensor]],
+    units: Mapping[str, str],
+    drawn: str = "",
+    *,
+    title: str = "",
+    label: str = "",
 ) -> list[dict[str, Any]]:
-    """Write ``heads.parquet``; returns its rows.
+    """Write ``heads.parquet``, and ``heads.png``, a picture of one figure; returns the rows.
 
     Args:
         figures: by name, of each site the figure of each head, (H,); NaN is written as null.
+        drawn: the figure of the picture; title, label: see `heads_picture`.
     """
     rows = []
     for site in next(iter(figures.values())):
         for head in range(site.num_heads):
-            values = {name: float(found[site][head]) for name, found in figures.items()}
-            known = {name: None if math.isnan(value) else value for name, value in values.items()}
-            rows.append({"stack": site.stack, "attention": site.attention, "layer": site.layer, "head": head, **known})
-    schema = head_schema(units)
-    with run.out.parquet(TABLE, schema) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, schema))
+            values = {name: float(by_site[site][head]) for name, by_site in figures.items()}
+            rows.append(key_of(site, head) | {name: None if math.isnan(v) else v for name, v in values.items()})
+    run.out.write_rows(TABLE, head_schema(units), rows)
+    if drawn:
+        run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label))
     return rows
 
 
@@ -62,7 +76,7 @@ def best(rows: Sequence[Mapping[str, Any]], figure: str) -> Mapping[str, Any] | 
     return max(known, key=lambda row: row[figure]) if known else None
 
 
-def heads_picture(run: Run, rows: Sequence[Mapping[str, Any]], figure: str, *, title: str, label: str) -> bytes:
+def heads_picture(run: Run[Any], rows: Sequence[Mapping[str, Any]], figure: str, *, title: str, label: str) -> bytes:
     """A heat map of a figure as PNG: a row for each layer, a column for each head; added heads have a map of their own.
 
     Cells and colour bar are in hundredths.
@@ -71,6 +85,10 @@ def heads_picture(run: Run, rows: Sequence[Mapping[str, Any]], figure: str, *, t
         run: that of the probe; the title names its model.
         label: the figure with its unit, for the colour bar.
     """
+    import numpy as np
+
+    from pipelines.drawing import figure_of, png
+
     kinds = list(dict.fromkeys(row["attention"] for row in rows))
     sizes = [
         [1 + max(row[key] for row in rows if row["attention"] == kind) for key in ("layer", "head")] for kind in kinds
@@ -88,8 +106,8 @@ def heads_picture(run: Run, rows: Sequence[Mapping[str, Any]], figure: str, *, t
         axes.set_xticks(range(heads))
         axes.set_yticks(range(layers))
         axes.set_xlabel("head" if kind == "self" else f"head ({kind})")
-        if heads <= 16:
-            for layer, head, value in _cells(table):
+        for (layer, head), value in np.ndenumerate(table):
+            if heads <= 16 and not np.isnan(value):
                 colour = "black" if value > 0.6 * highest else "white"
                 axes.text(head, layer, f"{value:.0f}", ha="center", va="center", fontsize=8, color=colour)
     grid[0][0].set_ylabel("layer")
@@ -100,7 +118,30 @@ def heads_picture(run: Run, rows: Sequence[Mapping[str, Any]], figure: str, *, t
     return png(drawn)
 
 
-def _cells(table: np.ndarray) -> Iterator[tuple[int, int, float]]:
-    for (layer, head), value in np.ndenumerate(table):
-        if not np.isnan(value):
-            yield layer, head, float(value)
+def heads_of(artifact: Artifact) -> list[dict[str, Any]]:
+    """The rows of ``heads.parquet``."""
+    import pyarrow.parquet as pq
+
+    with artifact.open(TABLE) as file:
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+    return rows
+
+
+def head_name(row: Mapping[str, Any]) -> str:
+    """A head as tables name it: layer and head, and what kind it is if it is not the model's own."""
+    return f"{row['layer']}-{row['head']}" + (f" ({row['attention']})" if row["attention"] != "self" else "")
+
+
+def number(value: float | None) -> str:
+    """A number as tables write it."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    """A share as tables write it."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def shares(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Several shares of a row."""
+    return tuple(share(row.get(name)) for name in names)

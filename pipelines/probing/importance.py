@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -30,7 +30,7 @@ def importance_of(
     model, judged = held_out.model, 0.0
     model.zero_grad()
     counted = Importance(model, held_out.handle.sites, form)
-    found: dict[Site, torch.Tensor] = {}
+    scores: dict[Site, torch.Tensor] = {}
     with progress.task("importance", total=held_out.number, unit="examples") as bar:
         for loss in held_out.losses():
             bar.advance(loss.examples)
@@ -39,26 +39,26 @@ def importance_of(
             judged += loss.count
             (loss.total / loss.count).backward()
             if accumulate == "scores":
-                found = {site: found.get(site, 0) + scores for site, scores in counted.scores().items()}
+                scores = {site: scores.get(site, 0) + own for site, own in counted.scores().items()}
                 model.zero_grad()
     held_out.check_judged(judged)
-    found = found if accumulate == "scores" else counted.scores()
-    check_finite(found)
-    return found
+    scores = scores if accumulate == "scores" else counted.scores()
+    check_finite(scores)
+    return scores
 
 
-def rises_of(held_out: HeldOut, progress: Progress) -> tuple[dict[Site, torch.Tensor], dict[str, Any]]:
+def rises_of(held_out: HeldOut, progress: Progress) -> tuple[dict[Site, torch.Tensor], float]:
     """How much the mean loss rises without each head, by site, (H,), and the loss of the whole model."""
     sites = held_out.handle.sites
     passes = 1 + sum(own[0].num_heads for own in sites.values())
-    found: dict[Site, torch.Tensor] = {}
+    rises: dict[Site, torch.Tensor] = {}
     with progress.task("importance", total=passes * held_out.number, unit="examples") as bar:
         whole = held_out.mean(bar.advance)
         for module, own in sites.items():
-            rises = []
+            losses = []
             for head in range(own[0].num_heads):
                 with switched_off(held_out.model, sites, [(module, head)]):
-                    rises.append(held_out.mean(bar.advance) - whole)
-            found |= dict.fromkeys(own, torch.tensor(rises, dtype=torch.float64))
-    check_finite(found)
-    return found, {"loss": whole}
+                    losses.append(held_out.mean(bar.advance))
+            rises |= dict.fromkeys(own, torch.tensor(losses, dtype=torch.float64) - whole)
+    check_finite(rises)
+    return rises, whole

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
 from guidance.probes.importance import switched_off
 from guidance.statistics.roles import COLUMNS
-from pipelines.probing.watched import with_random_weights
-from pipelines.training.batches import pad
-from pipelines.training.live_text import Filler
+from pipelines.training.batches import ids_and_mask, pad
+from pipelines.training.live_text import Batch, Filler
 from pipelines.training.opening import Unguided
 
 Masking = Literal["token", "word"]
@@ -46,6 +45,22 @@ class Likelihood:
         return float(self.scores.sum())
 
 
+class _Copy(NamedTuple):
+    """A text by its number, of which one token is scored while some are hidden."""
+
+    text: int
+    token: int
+    hidden: list[int]
+
+
+def _masked(encoding: Any, masking: Masking) -> Iterator[tuple[int, list[int]]]:
+    """Each token of a text that is scored, with those that are masked meanwhile."""
+    words, ordinary = encoding.word_ids, [n for n, part in enumerate(encoding.sequence_ids) if part is not None]
+    for token in ordinary:
+        same_word = [n for n in ordinary if n >= token and words[n] == words[token]]
+        yield token, [token] if masking == "token" else same_word
+
+
 class Scorer(Filler):
     """A masked language model that scores texts.
 
@@ -59,13 +74,10 @@ class Scorer(Filler):
     def __init__(
         self, folder: Path, *, device: str = "auto", random_seed: int | None = None, guided: bool = True
     ) -> None:
-        super().__init__(folder, device)
+        super().__init__(folder, device, random_seed)
         if self.special["mask"] is None:
             raise InputError(f"{folder}: its tokenizer has no mask token")
-        if random_seed is not None:
-            self.model = with_random_weights(self.model, random_seed)
-            self.handle = Unguided(self.model)
-        elif not guided and not isinstance(self.handle, Unguided):
+        if not guided and not isinstance(self.handle, Unguided):
             self.handle.remove()
             self.handle = Unguided(self.model)
 
@@ -78,64 +90,45 @@ class Scorer(Filler):
             batch_size: masked copies of texts per batch.
         """
         batch = self.read(texts)
-        rows = [ids[:length] for ids, length in zip(*self._lists(batch), strict=True)]
-        chosen = [self._masked(row, encoding, masking) for row, encoding in zip(rows, batch.encodings, strict=True)]
-        copies = [(text, place, hidden) for text, places in enumerate(chosen) for place, hidden in places]
-        scores = [np.zeros(len(places)) for places in chosen]
-        order = sorted(range(len(copies)), key=lambda n: len(rows[copies[n][0]]))
-        numbers = {(text, place): n for text, places in enumerate(chosen) for n, (place, _) in enumerate(places)}
-        for start in range(0, len(order), batch_size):
-            some = [copies[n] for n in order[start : start + batch_size]]
-            for (text, place, _), score in zip(some, self._scores(some, rows, batch), strict=True):
-                scores[text][numbers[text, place]] = score
+        lengths = batch.inputs["attention_mask"].sum(-1).tolist()
+        rows = [ids[:length] for ids, length in zip(batch.inputs["input_ids"].cpu().numpy(), lengths, strict=True)]
+        copies = [
+            _Copy(number, *masked)
+            for number, encoding in enumerate(batch.encodings)
+            for masked in _masked(encoding, masking)
+        ]
+        copies.sort(key=lambda copy: len(rows[copy.text]))
+        scores: list[dict[int, float]] = [{} for _ in texts]
+        for start in range(0, len(copies), batch_size):
+            some = copies[start : start + batch_size]
+            for copy, score in zip(some, self._scores(some, rows, batch), strict=True):
+                scores[copy.text][copy.token] = score
+        order = [sorted(own) for own in scores]
         return [
-            Likelihood(np.array([rows[n][place] for place, _ in places], np.int64), scores[n])
-            for n, places in enumerate(chosen)
+            Likelihood(row[tokens], np.array([own[token] for token in tokens]))
+            for row, own, tokens in zip(rows, scores, order, strict=True)
         ]
 
-    @staticmethod
-    def _lists(batch: Any) -> tuple[list[np.ndarray], list[int]]:
-        ids = batch.inputs["input_ids"].cpu().numpy()
-        return list(ids), batch.inputs["attention_mask"].sum(-1).tolist()
-
-    @staticmethod
-    def _masked(row: np.ndarray, encoding: Any, masking: Masking) -> list[tuple[int, list[int]]]:
-        """Each token that is scored, with the places that are masked meanwhile."""
-        words, parts = encoding.word_ids, encoding.sequence_ids
-        places = [place for place in range(len(row)) if parts[place] is not None]
-        if masking == "token":
-            return [(place, [place]) for place in places]
-        return [(place, [p for p in places if p >= place and words[p] == words[place]]) for place in places]
-
-    def _scores(self, some: Sequence[tuple[int, int, list[int]]], rows: Sequence[np.ndarray], batch: Any) -> np.ndarray:
-        device = next(self.model.parameters()).device
-        length = max(len(rows[text]) for text, _, _ in some)
-        seen = []
-        for text, _, hidden in some:
-            ids = rows[text].copy()
-            ids[hidden] = self.special["mask"]
-            seen.append(ids)
-        inputs = {
-            "input_ids": pad(seen, self.pad_id, length, device),
-            "attention_mask": pad([np.ones(len(ids), np.int64) for ids in seen], 0, length, device),
-        }
-        columns = {
-            name: pad(
-                [values[text].cpu().numpy()[: len(rows[text])] for text, _, _ in some],
-                COLUMNS[name].fill,
-                length,
-                device,
-            )
-            for name, values in batch.columns.items()
-        }
-        at = torch.tensor([n * length + place for n, (_, place, _) in enumerate(some)], device=device)
-        wanted = torch.tensor([rows[text][place] for text, place, _ in some], device=device)
+    def _scores(self, copies: Sequence[_Copy], rows: Sequence[np.ndarray], batch: Batch) -> list[float]:
+        """The log-probability of the token of each copy."""
+        device, masked = self.model.device, []
+        for copy in copies:
+            masked.append(rows[copy.text].copy())
+            masked[-1][copy.hidden] = self.special["mask"]
+        inputs = ids_and_mask(masked, self.pad_id, device)
+        length = inputs["input_ids"].shape[1]
+        columns = {}
+        for name, values in batch.columns.items():
+            own = [values[copy.text].cpu().numpy()[: len(rows[copy.text])] for copy in copies]
+            columns[name] = pad(own, COLUMNS[name].fill, length, device)
+        at_N = torch.tensor([n * length + copy.token for n, copy in enumerate(copies)], device=device)
+        wanted_N = torch.tensor([rows[copy.text][copy.token] for copy in copies], device=device)
         with torch.no_grad():
             extra = self.handle.at_inference(**inputs, **columns)
-            logits = logits_at(self.model, at, **inputs, **extra).logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found: np.ndarray = -torch.nn.functional.cross_entropy(logits, wanted, reduction="none").double().cpu().numpy()
-        return found
+            logits_NV = logits_at(self.model, at_N, **inputs, **extra).logits
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
+        return [-loss for loss in losses_N.double().tolist()]
 
     def heads(self) -> list[tuple[Any, int, Any]]:
         """Every head: its attention module, its number, and its site."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import guidance
 from guidance.checkpoint import find_plan
 from guidance.errors import InputError
 from guidance.objectives.masked_lm import masked_lm_loss
@@ -25,7 +23,7 @@ from pipelines.training.learners.guided import VALID_EPOCH
 from pipelines.training.learners.masked_batches import MaskedBatch
 from pipelines.training.model_checks import check_lengths, check_model
 from pipelines.training.models import mask_probability_of, masker_of, read_tokenizer
-from pipelines.training.opening import Unguided, open_trained
+from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 from pipelines.training.task import Task
 
@@ -52,12 +50,19 @@ class TaskBatch:
     """A batch of labelled examples.
 
     Attributes:
+        numbers: counted over the batches.
         inputs: of the model, by name; ``seen``: what its plan reads.
     """
 
     examples: Any
+    numbers: range
     inputs: Mapping[str, Tensor]
     seen: Mapping[str, Tensor]
+
+    @property
+    def valid_BT(self) -> Tensor:
+        """Which tokens are no padding, bool."""
+        return self.inputs["attention_mask"].bool()
 
 
 class HeldOut:
@@ -90,11 +95,9 @@ class HeldOut:
         self.task = task.name if task else MASKED_LM
         plan = find_plan(folder) or Plan()
         check_needs(plan, str(folder), inputs, training=False)
-        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device, row.opened_as())
-        if isinstance(self.handle, Unguided):
-            self.handle = guidance.install(self.model, Plan())
+        self.model, self.handle = open_watched(folder, read_tables(inputs), config.device, row.opened_as())
         self.tokenizer = read_tokenizer(self._data, masked=task is None)
-        check_model(self.model, Path(folder), self.tokenizer)
+        check_model(self.model, folder, self.tokenizer)
         self.model.requires_grad_(True).eval()
         self._features = features(plan, training=False)
         own = {"own": task.columns} if task else {}
@@ -148,10 +151,12 @@ class HeldOut:
         """
         if self._examples is None:
             raise InputError("the model has no head for a task", hint="guide finetune DATASET --init MODEL")
-        inputs = ModelInputs(self.model, self.tokenizer.pad_token_id)
+        inputs, start = ModelInputs(self.model, self.tokenizer.pad_token_id), 0
         for batch in batches_of(self._examples, self.config.batch_size, self.config.limit):
             given = inputs.of(batch)
-            yield TaskBatch(batch, given, inputs.seen(given, batch))
+            numbers = range(start, start + len(given["input_ids"]))
+            yield TaskBatch(batch, numbers, given, inputs.seen(given, batch))
+            start = numbers.stop
 
     def outputs(self, batch: TaskBatch) -> Tensor:
         """The outputs of the model for a batch, with its plan at work."""

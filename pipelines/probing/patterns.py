@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from guidance.errors import InputError
+from pipelines.probing.sequences import SequencesConfig
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
 
 TRIVIAL = ("all", "none")
 """Patterns on which every head spends all or nothing."""
+
+
+UNIT = "mean attention of a token on the keys of the pattern, over all examples"
+"""Of the relevance of a pattern."""
+
+
+class PatternsConfig(SequencesConfig):
+    """Which patterns are measured on which sequences."""
+
+    patterns: list[str] = Field(
+        [],
+        description="a pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
+        "by default all patterns that the sequences and the masks have the features for",
+    )
+
+
+def check_patterns(config: PatternsConfig, references: Mapping[str, Any]) -> None:
+    """Raises InputError if there is no such pattern."""
+    for name in config.patterns:
+        read_written(name)
 
 
 def spec_of(text: str) -> str | dict[str, Any]:
@@ -26,12 +49,12 @@ def spec_of(text: str) -> str | dict[str, Any]:
     text = text.strip()
     if text.startswith("{"):
         try:
-            found: dict[str, Any] = tomllib.loads(f"pattern = {text}")["pattern"]
+            table: dict[str, Any] = tomllib.loads(f"pattern = {text}")["pattern"]
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"not a TOML inline table ({error})", hint="""for example: '{ or = ["next", "previous"] }'"""
             ) from error
-        return found
+        return table
     return text if text in PATTERNS or text.replace("_", "").isalnum() else {"where": text}
 
 
@@ -60,20 +83,16 @@ def measurable(asked: Iterable[str], known: Collection[str]) -> tuple[dict[str, 
     from guidance.patterns.catalogue import PATTERNS
 
     asked = list(asked)
-    found: dict[str, Pattern] = {}
-    left_out: dict[str, str] = {}
-    for name in asked or [name for name in PATTERNS if name not in TRIVIAL]:
-        pattern = read_written(name) if asked else PATTERNS[name]
-        if reason := lack(pattern, known):
-            left_out[name] = reason
-        else:
-            found[name] = pattern
+    patterns = {name: read_written(name) for name in asked} or {
+        name: pattern for name, pattern in PATTERNS.items() if name not in TRIVIAL
+    }
+    left_out = {name: reason for name, pattern in patterns.items() if (reason := lack(pattern, known))}
     if asked and left_out:
         name, reason = next(iter(left_out.items()))
         raise InputError(
             f"the pattern {name} cannot be measured: {reason}", hint="guide build-masks SEQUENCES; give it with --masks"
         )
-    return found, left_out
+    return {name: pattern for name, pattern in patterns.items() if name not in left_out}, left_out
 
 
 def lack(pattern: Pattern, known: Collection[str]) -> str | None:

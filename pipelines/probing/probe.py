@@ -1,4 +1,4 @@
-"""What all probes share: the stage around a measurement, what it writes, and the loop over sequences.
+"""What all probes share: the stage around a measurement, and what it writes.
 
 A probe is one file of `pipelines.stages` with its settings, ``measure``, which says what it has found, and the table that people
 see.  Its mathematics is in `guidance.probes`.
@@ -7,17 +7,14 @@ see.  Its mathematics is in `guidance.probes`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.engine.command import Command, Table
 from pipelines.engine.declaration import Opening, Stage, Take
 from pipelines.engine.stage import C, Run
 from pipelines.storage.artifacts import Artifact
-
-if TYPE_CHECKING:
-    from pipelines.probing.sequences import Batch, WatchedSequences
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,8 @@ def probe(
 
 
 def _build(name: str, measure: Callable[[Run[Any]], Findings], run: Run[Any]) -> None:
-    found = measure(run)
-    described = {"probe": name, **found.about}
-    run.out.write_json(
-        "probe.json", {"schema": 1, **described, "counts": found.counts, **found.summary, **found.details}
-    )
-    run.out.counts |= {**described, **found.counts, **found.summary}
-
-
-def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[Batch]:
-    """The sequences that a probe reads, batch by batch, with a progress bar."""
-    with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
-        for batch in watched.batches(size):
-            yield batch
-            bar.advance(len(batch.numbers))
+    findings = measure(run)
+    about = {"probe": name, **findings.about}
+    whole = {"schema": 1, **about, "counts": findings.counts, **findings.summary, **findings.details}
+    run.out.write_json("probe.json", whole)
+    run.out.counts |= {**about, **findings.counts, **findings.summary}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.stage import knob
+from pipelines.engine.stage import Run, knob
 from pipelines.training.learner import folder_of
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     from guidance.patterns.features import Tokens
     from guidance.sites import Site
+
+Seen = TypeVar("Seen")
 
 
 class SequencesConfig(stage.Config):
@@ -78,24 +79,21 @@ class WatchedSequences:
             InputError: the sequences were made with another tokenizer, or are longer than the model reads.
             PlanError: the plan of the model needs a feature that is not there.
         """
-        import guidance
         from guidance.checkpoint import find_plan
         from guidance.patterns.features import Vocabulary
         from guidance.plan import Plan
         from pipelines.training.batches import Examples
         from pipelines.training.model_checks import check_lengths, check_model
         from pipelines.training.models import read_tokenizer
-        from pipelines.training.opening import Unguided, open_trained
+        from pipelines.training.opening import open_watched
 
         data, masks = inputs["sequences"], inputs.get("masks")
         folder = folder_of(inputs["model"])
         self.plan = find_plan(folder) or Plan()
         check_needs(self.plan, str(folder), inputs, training=False)
-        self.model, self.handle = open_trained(folder, read_tables(inputs), config.device)
-        if isinstance(self.handle, Unguided):
-            self.handle = guidance.install(self.model, Plan())
+        self.model, self.handle = open_watched(folder, read_tables(inputs), config.device)
         self.tokenizer = read_tokenizer(data, masked=False)
-        check_model(self.model, Path(folder), self.tokenizer)
+        check_model(self.model, folder, self.tokenizer)
         if self.model.config.is_encoder_decoder:
             raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
         self.known: tuple[str, ...] = tuple(masks.counts["columns"]) if masks else ("segment",)
@@ -110,32 +108,33 @@ class WatchedSequences:
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer)
         self.device = next(self.model.parameters()).device
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """The sequences in their order."""
-        for start in range(0, self.number, size):
-            yield self.batch(range(start, min(start + size, self.number)))
+    def batches(self, size: int | Callable[[], int]) -> Iterator[Batch]:
+        """The sequences in their order.
+
+        Args:
+            size: sequences per batch, or a function that gives it before each batch.
+        """
+        start = 0
+        while start < self.number:
+            numbers = range(start, min(start + (size if isinstance(size, int) else size()), self.number))
+            yield self.batch(numbers)
+            start = numbers.stop
 
     def batch(self, numbers: range) -> Batch:
         """Some sequences, padded to the longest."""
-        import numpy as np
-
         from guidance.statistics.roles import COLUMNS
-        from pipelines.training.batches import pad
+        from pipelines.training.batches import ids_and_mask, pad
 
-        ids = [self.rows[n] for n in numbers]
-        length, device = max(map(len, ids)), self.device
-        inputs = {
-            "input_ids": pad(ids, self.tokenizer.pad_token_id, length, device),
-            "attention_mask": pad([np.ones(len(row), np.int64) for row in ids], 0, length, device),
-        }
+        inputs = ids_and_mask([self.rows[n] for n in numbers], self.tokenizer.pad_token_id, self.device)
+        length = inputs["input_ids"].shape[1]
         columns = {
-            name: pad([self.rows.column(name, n) for n in numbers], COLUMNS[name].fill, length, device)
+            name: pad([self.rows.column(name, n) for n in numbers], COLUMNS[name].fill, length, self.device)
             for name in self.rows.columns
             if name in COLUMNS
         }
         if self._segments:
             segments = [self.rows.column("text", n) for n in numbers]
-            inputs["token_type_ids"] = pad(segments, 0, length, device)
+            inputs["token_type_ids"] = pad(segments, 0, length, self.device)
         return Batch(numbers, inputs, columns)
 
     def tokens(self, batch: Batch) -> Tokens:
@@ -145,17 +144,64 @@ class WatchedSequences:
         ids_BT = batch.inputs["input_ids"]
         return Tokens(ids_BT, batch.valid_BT, {**self.vocabulary.columns(ids_BT), **batch.columns}, {})
 
+    def special_BT(self, batch: Batch) -> Tensor:
+        """Which tokens are special, bool; padding may be."""
+        import torch
+
+        return torch.isin(batch.inputs["input_ids"], torch.tensor(self.tokenizer.all_special_ids, device=self.device))
+
     def guide_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """A batch as the model and its plan read it."""
         return {**batch.inputs, **{name: batch.columns[name] for name in self._plans}}
 
-    def watch(self, batch: Batch, watcher: Callable[[Site, Tensor], object]) -> None:
-        """Show a function the attention of each layer, (B, H, T, T), one after the other."""
+    def watch(self, batch: Batch, see: Callable[[Tensor], Seen]) -> dict[Site, Seen]:
+        """What a function makes of the attention of each layer, (B, H, T, T), one after the other, by site."""
+        seen: dict[Site, Seen] = {}
+
+        def watcher(site: Site, attention_BHTT: Tensor) -> None:
+            seen[site] = see(attention_BHTT)
+
         self.handle.watch(watcher, **self.guide_inputs(batch))
+        return seen
 
     def labels(self, number: int) -> list[str]:
         """The text of each token of a sequence, with ``##`` before those inside a word."""
         return token_labels(self.tokenizer, self.rows[number])
+
+
+def batches_of(run: Run[Any], watched: WatchedSequences, size: int) -> Iterator[Batch]:
+    """The sequences that a probe reads, batch by batch, with a progress bar."""
+    with run.progress.task("probe", total=watched.number, unit="sequences") as bar:
+        for batch in watched.batches(size):
+            yield batch
+            bar.advance(len(batch.numbers))
+
+
+@dataclass
+class Means:
+    """The mean of figures of each head over examples, which grows batch by batch.
+
+    Attributes:
+        totals: of each site the sum, (H, …), float64.
+        examples: how many there were.
+    """
+
+    totals: dict[Site, Tensor] = field(default_factory=dict)
+    examples: int = 0
+
+    def add(self, figures: Mapping[Site, Tensor]) -> None:
+        """Add the figures of a batch, of each site (B, H, …)."""
+        for site, figures_BH in figures.items():
+            self.totals[site] = self.totals.get(site, 0) + figures_BH.double().sum(0).cpu()
+        self.examples += len(figures_BH)
+
+    def snapshot(self) -> Means:
+        """What is known so far, which later batches do not change."""
+        return Means(dict(self.totals), self.examples)
+
+    def column(self, number: int | slice) -> dict[Site, Tensor]:
+        """The mean of one figure, of each site (H,), or of several."""
+        return {site: total[:, number] / max(1, self.examples) for site, total in self.totals.items()}
 
 
 def token_labels(tokenizer: Any, ids: np.ndarray) -> list[str]:

@@ -1,4 +1,4 @@
-"""Opens a model for probes: it reads words, and a function is shown the attention between them."""
+"""Opens a model for probes: it reads words, and shows the attention between them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
-import torch
+from pydantic import Field
 
-import guidance
 from guidance.errors import InputError
-from guidance.plan import Plan
-from guidance.probes.words import Mode, word_attention
-from guidance.sites import Site
+from pipelines.engine import stage
+from pipelines.engine.stage import Run, knob
+from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
-from pipelines.training.opening import Unguided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from guidance.probes.words import Mode
+    from guidance.sites import Site
+
+Seen = TypeVar("Seen")
+
+
+class ReadingConfig(stage.Config):
+    """How a probe reads texts."""
+
+    max_length: int = Field(128, ge=8, description="tokens of a text; what comes after them is cut off")
+    words: Literal["mean", "first", "max"] = Field(
+        "mean",
+        description="how the attention from the tokens of one word is combined: mean, first token, or maximum",
+    )
+    limit: int = Field(0, ge=0, description="maximum number of texts; 0 for all")
+    random: int | None = Field(
+        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
+    )
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
 
 
 @dataclass(frozen=True)
@@ -33,15 +53,9 @@ class Read:
     words: Sequence[int | None]
 
     @cached_property
-    def place(self) -> dict[int, int]:
-        """From words of the text to their numbers; words that were cut off are missing."""
+    def row_of(self) -> dict[int, int]:
+        """From words of the text to their numbers, by which rows of attention are counted; words that were cut off are missing."""
         return {word: number for number, word in enumerate(self.words) if word is not None}
-
-
-def with_random_weights(model: Any, seed: int) -> Any:
-    """A model of the same shape with random weights, without a plan."""
-    torch.manual_seed(seed)
-    return type(model)(model.config).to(next(model.parameters()).device).eval()
 
 
 class WatchedModel(LiveModel):
@@ -53,65 +67,79 @@ class WatchedModel(LiveModel):
     """
 
     def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
-        super().__init__(folder, device)
-        if random_seed is not None:
-            self.model = with_random_weights(self.model, random_seed)
-        if random_seed is not None or isinstance(self.handle, Unguided):
+        import guidance
+        from guidance.plan import Plan
+        from pipelines.training.opening import Unguided
+
+        super().__init__(folder, device, random_seed)
+        if isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
         self.tokenizer.enable_truncation(min(length, self.longest or length))
+
+    @classmethod
+    def of(cls, run: Run[Any]) -> WatchedModel:
+        """The model of a probe with a `ReadingConfig`."""
+        config, folder = run.config, folder_of(run.inputs["model"])
+        return cls(folder, length=config.max_length, device=config.device, random_seed=config.random)
 
     def check(self, folder: Path, config: Any) -> None:
         if config.is_encoder_decoder:
             raise InputError(f"{folder}: an encoder-decoder; probes read encoders")
 
-    def look(self, words: Sequence[str], watcher: Callable[[Site, torch.Tensor], object], mode: Mode = "mean") -> Read:
-        """Read words, separated by spaces; the watcher gets each site with the attention between words, (H, W, W).
+    def look(self, words: Sequence[str], mode: Mode = "mean") -> tuple[Read, dict[Site, Tensor]]:
+        """Read words, separated by spaces: how they are read, and of each site the attention between them, (H, W, W).
 
         Special tokens are words, and words that were cut off are missing; the result says which is which.
         """
-        return self.look_at_all([words], lambda _, __, site, attention: watcher(site, attention), mode)[0]
+        return self.look_at_all([words], lambda number, read, attention: attention, mode)[0]
 
     def look_at_all(
-        self,
-        texts: Sequence[Sequence[str]],
-        watcher: Callable[[int, Read, Site, torch.Tensor], object],
-        mode: Mode = "mean",
-    ) -> list[Read]:
-        """Read several texts in one batch; see `look`.  The watcher also gets the number of the text, and how it was read."""
-        batch = self.read([" ".join(words) for words in texts])
-        found = [_read(words, encoding) for words, encoding in zip(texts, batch.encodings, strict=True)]
+        self, texts: Sequence[Sequence[str]], see: Callable[[int, Read, Tensor], Seen], mode: Mode = "mean"
+    ) -> list[tuple[Read, dict[Site, Seen]]]:
+        """Read several texts in one batch; see `look`.
 
-        def watch(site: Site, attention_BHTT: torch.Tensor) -> None:
-            for number, (read, attention_HTT) in enumerate(zip(found, attention_BHTT, strict=True)):
+        Args:
+            see: gives what is kept of the number of a text, how it was read, and the attention of a site.
+        """
+        from guidance.probes.words import word_attention
+
+        batch = self.read([" ".join(words) for words in texts])
+        seen: list[tuple[Read, dict[Site, Seen]]] = [
+            (_read(words, encoding), {}) for words, encoding in zip(texts, batch.encodings, strict=True)
+        ]
+
+        def watch(site: Site, attention_BHTT: Tensor) -> None:
+            for number, ((read, by_site), attention_HTT) in enumerate(zip(seen, attention_BHTT, strict=True)):
                 length = len(read.numbers)
-                watcher(
-                    number, read, site, word_attention(attention_HTT[:, :length, :length].float(), read.numbers, mode)
-                )
+                attention_HWW = word_attention(attention_HTT[:, :length, :length].float(), read.numbers, mode)
+                by_site[site] = see(number, read, attention_HWW)
 
         self.handle.watch(watch, **batch.inputs, **batch.columns)
-        return found
+        return seen
 
-    def has_whole_words(self, words: Sequence[str], places: Sequence[int] | None = None) -> bool:
-        """Whether all words fit, and each of them, or each at one of some places, is one token."""
+    def has_whole_words(self, words: Sequence[str], asked: Sequence[int] | None = None) -> bool:
+        """Whether all words fit, and each of them, or each of those that are asked about, is one token."""
         read = _read(words, self.tokenizer.encode(" ".join(words)))
-        if len(read.place) < len(words):
+        if len(read.row_of) < len(words):
             return False
-        return all(read.numbers.count(read.place[word]) == 1 for word in places or range(len(words)))
+        return all(read.numbers.count(read.row_of[word]) == 1 for word in asked or range(len(words)))
 
     def fitting(self, words: Sequence[str]) -> int:
         """How many of these words can be read at once, at least one."""
         encoding = self.tokenizer.encode(" ".join(words))
-        whole = len(_read(words, encoding).place)
+        whole = len(_read(words, encoding).row_of)
         return max(1, whole - 1) if encoding.overflowing else len(words)  # the last word may be cut
 
 
 def _read(words: Sequence[str], encoding: Any) -> Read:
+    import numpy as np
+
     ends = np.cumsum([len(word) + 1 for word in words])  # a token may begin with the space before its word
     numbers: list[int] = []
-    found: list[int | None] = []
+    words_read: list[int | None] = []
     for (_, end), part in zip(encoding.offsets, encoding.sequence_ids, strict=True):
         word = None if part is None else int(np.searchsorted(ends, end - 1, side="right"))
-        if not numbers or word is None or word != found[-1]:
-            found.append(word)
-        numbers.append(len(found) - 1)
-    return Read(numbers, found)
+        if not numbers or word is None or word != words_read[-1]:
+            words_read.append(word)
+        numbers.append(len(words_read) - 1)
+    return Read(numbers, words_read)

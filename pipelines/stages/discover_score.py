@@ -9,7 +9,6 @@ Source: Li et al. 2022, section 3.1; `guidance.probes.discovery`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -18,7 +17,9 @@ from guidance.errors import InputError
 from pipelines.engine.command import Command, Table
 from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.heads import write_heads
+from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable, spec_of
+from pipelines.probing.sequences import WatchedSequences
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
@@ -26,14 +27,9 @@ PLAN = "plan.toml"
 SUMMARY = "discovery.json"
 
 
-class Config(SequencesConfig):
+class Config(PatternsConfig):
     """Which patterns are looked for, and what stands out."""
 
-    patterns: list[str] = Field(
-        [],
-        description="a pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
-        "by default all patterns that the sequences and the masks have the features for",
-    )
     deviations: float = Field(
         3.0,
         gt=0,
@@ -51,14 +47,6 @@ class Config(SequencesConfig):
     )
 
 
-def _check(config: Config, references: Mapping[str, Any]) -> None:
-    """Raises InputError if there is no such pattern."""
-    from pipelines.probing.patterns import read_written
-
-    for name in config.patterns:
-        read_written(name)
-
-
 def build(run: Run[Config]) -> None:
     """Score the heads of a model.
 
@@ -67,27 +55,29 @@ def build(run: Run[Config]) -> None:
     """
     from guidance.probes.discovery import candidates, chosen, plan_for
     from guidance.probes.importance import normalised
-    from pipelines.probing.heads import heads_picture, write_heads
-    from pipelines.probing.patterns import measurable, spec_of
-    from pipelines.probing.sequences import WatchedSequences
     from pipelines.probing.survey import survey
-    from pipelines.stages import probe_relevance
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)
     patterns, left_out = measurable(config.patterns, watched.known)
     with run.progress.task("relevance", total=watched.number, unit="sequences") as bar:
-        found = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
+        known = survey(watched, patterns, config.batch_size, lambda _, read: bar.advance(read))
     importance, task = _importance(run)
-    ranked = candidates(found.relevance, importance, deviations=config.deviations)
-    figures = {"entropy": found.mean_entropy()}
+    ranked = candidates(known.relevance, importance, deviations=config.deviations)
+    figures = {"entropy": known.mean_entropy()}
     units = {"entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike"}
     if importance:
         figures |= {"score": normalised(importance), "importance": importance}
         units |= {"score": "importance from 0 to 1, over all heads", "importance": "see `guide probe importance`"}
-    figures |= {name: found.relevance.of(name) for name in patterns}
-    units |= dict.fromkeys(patterns, probe_relevance.UNIT)
-    table = write_heads(run, figures, units)
+    shown = "score" if importance else "entropy"
+    table = write_heads(
+        run,
+        {**figures, **{name: known.relevance.of(name) for name in patterns}},
+        {**units, **dict.fromkeys(patterns, UNIT)},
+        shown,
+        title=f"{'Importance' if importance else 'Entropy'} of heads\n{watched.number:,} sequences",
+        label=f"{shown}, %",
+    )
     proposed = chosen(ranked, config.most)
     if proposed:
         plan = plan_for([(spec_of(candidate.pattern), candidate.heads) for candidate in proposed])
@@ -100,9 +90,6 @@ def build(run: Run[Config]) -> None:
         "left_out": left_out,
     }
     run.out.write_json(SUMMARY, {"schema": 1, "counts": counts, **summary})
-    shown = "score" if importance else "entropy"
-    title = f"{'Importance' if importance else 'Entropy'} of heads\n{watched.number:,} sequences"
-    run.out.write("heads.png", heads_picture(run, table, shown, title=title, label=f"{shown}, %"))
     run.out.counts |= {**counts, **summary}
 
 
@@ -158,7 +145,7 @@ STAGE = Stage(
     Config,
     build,
     takes=ON_SEQUENCES,
-    check=_check,
+    check=check_patterns,
     prepare=lambda opening: opening.change(folder=opening.references["model"]),
     command=Command(
         "discover score",

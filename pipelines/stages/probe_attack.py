@@ -9,7 +9,7 @@ Source: Wu et al. 2023, figures 1, 5 and 6; FreeLB and SMART as in `guidance.per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -17,15 +17,19 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
+from pipelines.probing.heads import shares, write_heads
 from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.sequences import Batch, Means, SequencesConfig, WatchedSequences, token_labels
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
+from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from guidance.sites import Site
+    from pipelines.probing.losses import TaskBatch
 
 FIGURES: Mapping[str, str] = {
     "entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike",
@@ -59,187 +63,174 @@ def measure(run: Run[Config]) -> Findings:
     """
     import torch
 
-    from guidance.probes.summary import Summary, summarise
-    from pipelines.probing.heads import write_heads
-    from pipelines.training.learner import name_of_model
-
     config = run.config
-    passes, number, tokenizer, labels = _plan_passes(run) if config.by == "plan" else _perturbed_passes(run)
-    special = torch.tensor(tokenizer.all_special_ids)
-    sums: dict[tuple[str, Site], Tensor] = {}
-    masked: dict[Site, Tensor] = {}
-    shown: dict[str, Any] = {}
-    examples = 0
-    with run.progress.task("probe", total=number, unit="examples") as bar:
-        for ids_BT, valid_BT, clean, attacked in passes:
-            on_special = torch.isin(ids_BT, special.to(ids_BT.device)) & valid_BT
-            wanted = (on_special[:, None, None, :] & valid_BT[:, None, :, None]).float()
-            lengths_B = valid_BT.sum(-1).float()
-            most_B = lengths_B.clamp(min=2).log()
-
-            def receive(
-                name: str,
-                site: Site,
-                attention: Tensor,
-                wanted: Tensor = wanted,
-                valid_BT: Tensor = valid_BT,
-                lengths_B: Tensor = lengths_B,
-                most_B: Tensor = most_B,
-            ) -> None:
-                found: Summary = summarise(attention, wanted, valid_BT)
-                figures = (
-                    found.entropy_BHQ.sum(-1) / (lengths_B * most_B)[:, None],
-                    found.highest_BHQ.sum(-1) / lengths_B[:, None],
-                    found.masses_BHP[..., 0],
+    attack: PlanAttack | EmbeddingAttack = PlanAttack(run) if config.by == "plan" else EmbeddingAttack(run)
+    special = torch.tensor(attack.tokenizer.all_special_ids)
+    means, masked, shown = {"": Means(), "_attacked": Means()}, Means(), None
+    with run.progress.task("probe", total=attack.number, unit="examples") as bar:
+        batch: Any
+        for batch in attack.batches():
+            ids_BT, valid_BT = batch.inputs["input_ids"], batch.valid_BT
+            special_BT = torch.isin(ids_BT, special.to(ids_BT.device)) & valid_BT
+            clean, attacked = (Watcher(special_BT, valid_BT, config.layer) for _ in means)
+            attack.clean(batch, clean)
+            hidden = attack.attacked(batch, attacked)
+            for known, watcher in zip(means.values(), (clean, attacked), strict=True):
+                known.add(watcher.figures)
+            if hidden:
+                masked.add({site: shares_B[:, None, None] for site, shares_B in hidden.items()})
+            if shown is None:
+                shown = (
+                    clean.maps,
+                    attacked.maps,
+                    token_labels(attack.tokenizer, ids_BT[0][valid_BT[0]].cpu().numpy()),
                 )
-                total = torch.stack(figures, dim=-1).double().sum(0).cpu()
-                sums[name, site] = sums.get((name, site), 0) + total
-                if site.layer == config.layer and site.attention == "self" and name not in shown:
-                    size = int(valid_BT[0].sum())
-                    shown[name] = attention[0, :, :size, :size].float().cpu().numpy()
-
-            clean(lambda site, attention: receive("clean", site, attention))
-            for site, shares_B in attacked(lambda site, attention: receive("attacked", site, attention)).items():
-                masked[site] = masked.get(site, 0) + shares_B.double().sum().cpu()
-            if "labels" not in shown:
-                shown["labels"] = labels(ids_BT[0][valid_BT[0]])
-            examples += len(ids_BT)
             bar.advance(len(ids_BT))
-    sites = [site for name, site in sums if name == "clean"]
     figures: dict[str, dict[Site, Tensor]] = {}
     units: dict[str, str] = {}
-    for place, (name, unit) in enumerate(FIGURES.items()):
-        for when, words in (("clean", ""), ("attacked", ", under the attack")):
-            key = name if when == "clean" else f"{name}_attacked"
-            figures[key] = {site: sums[when, site][:, place] / examples for site in sites}
-            units[key] = unit + words
+    for number, (name, unit) in enumerate(FIGURES.items()):
+        for when, words in (("", ""), ("_attacked", ", under the attack")):
+            figures[name + when], units[name + when] = means[when].column(number), unit + words
     table = write_heads(run, figures, units)
-    by_layer = _by_layer(table, {site.layer: float(total) / examples for site, total in masked.items()})
-    counts = {"examples": examples, "heads": len(table)}
-    if "clean" in shown:
-        run.out.write("maps.png", _picture(shown, config, name_of_model(run.inputs["model"])))
-    return Findings(counts, {"by_layer": by_layer}, {"by": config.by})
+    by_layer = _by_layer(table, {site.layer: float(share) for site, share in masked.column(0).items()})
+    if shown and shown[0] is not None:
+        run.out.write("maps.png", _picture(*shown, config, name_of_model(run.inputs["model"])))
+    return Findings({"examples": means[""].examples, "heads": len(table)}, {"by_layer": by_layer}, {"by": config.by})
 
 
-Passes = Iterator[tuple[Any, Any, Callable[..., None], Callable[..., Mapping[Any, Any]]]]
-"""Of each batch the ids, which tokens are valid, and two functions that show the attention of each site to a watcher: without an attack
-and under it; the second gives for each site the share of units that is switched off, (B,)."""
+class Watcher:
+    """Sees the attention of each site in a pass over a batch.
+
+    Attributes:
+        figures: `FIGURES` of each site, (B, H, 3).
+        maps: those of the shown layer on the first example; None without such a layer.
+    """
+
+    def __init__(self, special_BT: Tensor, valid_BT: Tensor, layer: int) -> None:
+        self.figures: dict[Site, Tensor] = {}
+        self.maps: np.ndarray | None = None
+        self._valid_BT, self._layer = valid_BT, layer
+        self._wanted = (special_BT[:, None, None, :] & valid_BT[:, None, :, None]).float()
+        self._lengths_B1 = valid_BT.sum(-1, keepdim=True).float()
+        self._most_B1 = self._lengths_B1.clamp(min=2).log()
+
+    def __call__(self, site: Site, attention: Tensor) -> None:
+        import torch
+
+        from guidance.probes.summary import summarise
+
+        summary = summarise(attention, self._wanted, self._valid_BT)
+        entropy_BH = summary.entropy_BHQ.sum(-1) / (self._lengths_B1 * self._most_B1)
+        highest_BH = summary.highest_BHQ.sum(-1) / self._lengths_B1
+        self.figures[site] = torch.stack([entropy_BH, highest_BH, summary.masses_BHP[..., 0]], dim=-1)
+        if site.layer == self._layer and site.attention == "self":
+            size = int(self._valid_BT[0].sum())
+            self.maps = attention[0, :, :size, :size].float().cpu().numpy()
 
 
-def _plan_passes(run: Run) -> tuple[Passes, int, Any, Callable[..., list[str]]]:
-    """The passes in which the plan of a guided model attacks."""
-    import torch
+class PlanAttack:
+    """The plan of a guided model attacks.
 
-    from guidance.inputs import guide_batch
-    from guidance.models.canary import evaluating
-    from guidance.patterns.features import is_feature
-    from pipelines.probing.sequences import WatchedSequences, token_labels
+    Raises:
+        InputError: it attacks nothing.
+    """
 
-    config = run.config
-    watched = WatchedSequences(run.inputs, config)
-    handle = watched.handle
-    if not handle.attacks:
-        raise InputError(
-            "the plan of the model attacks nothing", hint="--by freelb or smart; or train with --plan preset:asa"
-        )
-
-    def passes() -> Passes:
-        for batch in watched.batches(config.batch_size):
-            inputs = watched.guide_inputs(batch)
-
-            def attacked(watcher: Callable[..., object], inputs: Any = inputs, batch: Any = batch) -> Any:
-                seeds_B = torch.tensor([(config.seed << 32) + n for n in batch.numbers]) % 2**62
-                guidance = guide_batch(handle, inputs, measuring=False).attack(seeds_B)
-                guidance.recorded, guidance.watcher = {}, watcher
-                given = {name: value for name, value in inputs.items() if not is_feature(name)}
-                with evaluating(watched.model), torch.no_grad():
-                    watched.model(**given, guidance=guidance)
-                return guidance.masked_shares_B()
-
-            yield (
-                batch.inputs["input_ids"],
-                batch.valid_BT,
-                lambda watcher, batch=batch: watched.watch(batch, watcher),
-                attacked,
+    def __init__(self, run: Run[Config]) -> None:
+        self._config, self._watched = run.config, WatchedSequences(run.inputs, run.config)
+        self.number, self.tokenizer = self._watched.number, self._watched.tokenizer
+        if not self._watched.handle.attacks:
+            raise InputError(
+                "the plan of the model attacks nothing", hint="--by freelb or smart; or train with --plan preset:asa"
             )
 
-    return passes(), watched.number, watched.tokenizer, _labels(watched.tokenizer, token_labels)
+    def batches(self) -> Iterator[Batch]:
+        """The sequences in their order."""
+        return self._watched.batches(self._config.batch_size)
+
+    def clean(self, batch: Batch, watcher: Watcher) -> None:
+        """Show the attention without the attack."""
+        self._watched.handle.watch(watcher, **self._watched.guide_inputs(batch))
+
+    def attacked(self, batch: Batch, watcher: Watcher) -> Mapping[Site, Tensor]:
+        """Show the attention under the attack; gives for each site the share of units that is switched off, (B,)."""
+        import torch
+
+        from guidance.inputs import guide_batch
+        from guidance.models.canary import evaluating
+        from guidance.patterns.features import is_feature
+
+        inputs = self._watched.guide_inputs(batch)
+        seeds_B = torch.tensor([(self._config.seed << 32) + n for n in batch.numbers]) % 2**62
+        guidance = guide_batch(self._watched.handle, inputs, measuring=False).attack(seeds_B)
+        guidance.recorded, guidance.watcher = {}, watcher
+        with evaluating(self._watched.model), torch.no_grad():
+            given = {name: value for name, value in inputs.items() if not is_feature(name)}
+            self._watched.model(**given, guidance=guidance)
+        masked: Mapping[Site, Tensor] = guidance.masked_shares_B()
+        return masked
 
 
-def _perturbed_passes(run: Run) -> tuple[Passes, int, Any, Callable[..., list[str]]]:
-    """The passes in which the embeddings of a model of a task are perturbed."""
-    import torch
+class EmbeddingAttack:
+    """The embeddings of a model of a task are perturbed, by FreeLB or by SMART."""
 
-    from guidance.perturbations import (
-        freelb_ascend,
-        freelb_start,
-        perturbed,
-        smart_distance,
-        smart_start,
-        smart_step,
-    )
-    from pipelines.probing.losses import HeldOut
-    from pipelines.probing.sequences import token_labels
-    from pipelines.training.adversarial import DEFAULTS
+    def __init__(self, run: Run[Config]) -> None:
+        from pipelines.probing.losses import HeldOut
+        from pipelines.training.adversarial import DEFAULTS
 
-    config = run.config
-    held_out = HeldOut(run.inputs, config, config.seed)
-    model, handle = held_out.model, held_out.handle
-    known = DEFAULTS[config.by]
-    rate = float(known["rate"] if config.rate is None else config.rate)
-    size = float(known["start"] if config.start is None else config.start)
-    embeddings: Any = model.get_input_embeddings()
-    width = embeddings.weight.shape[1]
+        self._config, self._held_out = run.config, HeldOut(run.inputs, run.config, run.config.seed)
+        self.number, self.tokenizer = self._held_out.number, self._held_out.tokenizer
+        self._embeddings: Any = self._held_out.model.get_input_embeddings()
+        known, rate, start = DEFAULTS[run.config.by], run.config.rate, run.config.start
+        self._rate = float(known["rate"] if rate is None else rate)
+        self._start = float(known["start"] if start is None else start)
 
-    def perturbation(batch: Any, valid_BT: Any, seeds_B: Any) -> Any:
-        if config.by == "smart":
+    def batches(self) -> Iterator[TaskBatch]:
+        """The examples in their order."""
+        return self._held_out.task_batches()
+
+    def clean(self, batch: TaskBatch, watcher: Watcher) -> None:
+        """Show the attention without the attack."""
+        self._held_out.handle.watch(watcher, **{**batch.inputs, **batch.seen})
+
+    def attacked(self, batch: TaskBatch, watcher: Watcher) -> Mapping[Site, Tensor]:
+        """Show the attention under the attack, which switches no units off."""
+        from guidance.perturbations import perturbed
+
+        with perturbed(self._embeddings, self._perturbation(batch).detach()):
+            self.clean(batch, watcher)
+        return {}
+
+    def _perturbation(self, batch: TaskBatch) -> Tensor:
+        import torch
+
+        from guidance.perturbations import (
+            freelb_ascend,
+            freelb_start,
+            perturbed,
+            smart_distance,
+            smart_start,
+            smart_step,
+        )
+
+        held_out, width = self._held_out, self._embeddings.weight.shape[1]
+        valid_BT, first = batch.valid_BT, self._config.seed << 32
+        seeds_B = (torch.tensor(list(batch.numbers), device=valid_BT.device) + first) % 2**62
+        if self._config.by == "smart":
             clean = held_out.outputs(batch).detach()
-            delta = smart_start(seeds_B, valid_BT, width, size).requires_grad_(True)
-            with perturbed(embeddings, delta):
+            delta = smart_start(seeds_B, valid_BT, width, self._start).requires_grad_(True)
+            with perturbed(self._embeddings, delta):
                 moved = held_out.outputs(batch)
             distance = smart_distance(clean, moved, regression=held_out.is_regression)
             (gradient,) = torch.autograd.grad(distance, delta)
-            return smart_step(gradient, valid_BT, rate)
-        delta = freelb_start(seeds_B, valid_BT, width, size)
-        for _ in range(config.steps):
+            return smart_step(gradient, valid_BT, self._rate)
+        delta = freelb_start(seeds_B, valid_BT, width, self._start)
+        for _ in range(self._config.steps):
             delta = delta.detach().requires_grad_(True)
-            with perturbed(embeddings, delta):
+            with perturbed(self._embeddings, delta):
                 loss = held_out.loss_of(held_out.outputs(batch), batch)
             (gradient,) = torch.autograd.grad(loss, delta)
-            delta = freelb_ascend(delta.detach(), gradient, valid_BT, rate)
+            delta = freelb_ascend(delta.detach(), gradient, valid_BT, self._rate)
         return delta
-
-    def passes() -> Passes:
-        seen = 0
-        for batch in held_out.task_batches():
-            ids_BT = batch.inputs["input_ids"]
-            valid_BT = batch.inputs["attention_mask"].bool()
-            seeds_B = (torch.arange(seen, seen + len(ids_BT)) + (config.seed << 32)).to(ids_BT.device) % 2**62
-            seen += len(ids_BT)
-            inputs = {**batch.inputs, **batch.seen}
-
-            def clean(watcher: Callable[..., object], inputs: Any = inputs) -> None:
-                handle.watch(watcher, **inputs)
-
-            def attacked(
-                watcher: Callable[..., object],
-                batch: Any = batch,
-                inputs: Any = inputs,
-                valid_BT: Any = valid_BT,
-                seeds_B: Any = seeds_B,
-            ) -> Mapping[Any, Any]:
-                delta = perturbation(batch, valid_BT, seeds_B)
-                with perturbed(embeddings, delta.detach()):
-                    handle.watch(watcher, **inputs)
-                return {}
-
-            yield ids_BT, valid_BT, clean, attacked
-
-    return passes(), held_out.number, held_out.tokenizer, _labels(held_out.tokenizer, token_labels)
-
-
-def _labels(tokenizer: Any, name: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    return lambda ids: name(tokenizer, ids.cpu().numpy())
 
 
 def _by_layer(table: list[dict[str, Any]], masked: Mapping[int, float]) -> list[dict[str, Any]]:
@@ -252,21 +243,17 @@ def _by_layer(table: list[dict[str, Any]], masked: Mapping[int, float]) -> list[
     return rows
 
 
-def _picture(shown: Mapping[str, Any], config: Config, model: str) -> bytes:
+def _picture(clean: Any, attacked: Any, labels: list[str], config: Config, model: str) -> bytes:
     from pipelines.drawing import attention_grid
 
     rows = {
-        words: {f"head {n}": found for n, found in enumerate(shown[name])}
-        for name, words in (("clean", "no attack"), ("attacked", "attacked"))
+        words: {f"head {n}": each for n, each in enumerate(maps)}
+        for words, maps in (("no attack", clean), ("attacked", attacked))
     }
-    return attention_grid(
-        rows, shown["labels"], title=f"{model} without and under attack: layer {config.layer}, first example"
-    )
+    return attention_grid(rows, labels, title=f"{model} without and under attack: layer {config.layer}, first example")
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import shares
-
     names = ("masked", "entropy", "entropy_attacked", "highest", "highest_attacked", "special", "special_attacked")
     rows = [(str(row["layer"]), *shares(row, names)) for row in artifact.counts["by_layer"]]
     return Table(("layer", "masked", "entropy", "attacked", "highest", "attacked", "special", "attacked"), rows)

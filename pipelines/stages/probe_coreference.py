@@ -8,40 +8,29 @@ Source: Clark et al. 2019; paper A, table 8; `guidance.probes.coreference`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine import stage
 from pipelines.engine.command import Table
-from pipelines.engine.stage import Run, knob
+from pipelines.engine.stage import Run
 from pipelines.inputs import Model, TextFiles
+from pipelines.probing.heads import best, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
+from pipelines.probing.watched import Read, ReadingConfig, WatchedModel
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
 
 if TYPE_CHECKING:
-    from guidance.probes.coreference import Mention, Query, Tally
+    from torch import Tensor
+
+    from guidance.probes.coreference import Mention, Tally
     from guidance.sites import Site
-    from pipelines.probing.watched import Read, WatchedModel
     from pipelines.text.coreference_files import Text
-
-
-class ReadingConfig(stage.Config):
-    """How a probe reads texts."""
-
-    max_length: int = Field(128, ge=8, description="tokens of a text; what comes after them is cut off")
-    words: Literal["mean", "first", "max"] = Field(
-        "mean",
-        description="how the attention from the tokens of one word is combined: mean, first token, or maximum",
-    )
-    limit: int = Field(0, ge=0, description="maximum number of texts; 0 for all")
-    random: int | None = Field(
-        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
-    )
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
 
 
 class Config(ReadingConfig):
@@ -100,107 +89,95 @@ def measure(run: Run[Config]) -> Findings:
     Raises:
         InputError: a file is in no known format, or no mention has an antecedent.
     """
-    from guidance.probes.coreference import BASELINES, Tally, among_all_words, answers, baseline, queries
-    from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.probing.watched import WatchedModel
+    import torch
+
+    from guidance.probes.coreference import BASELINES, among_all_words, answers, baseline, queries
     from pipelines.text.blocks import Notes
     from pipelines.text.coreference_files import STEREOTYPES, read_coreference
-    from pipelines.training.learner import folder_of
 
-    config, notes = run.config, Notes()
-    given = run.inputs["texts"]
-    folder = folder_of(run.inputs["model"])
-    model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
-    parts = ("", *STEREOTYPES, ANY_WORD)
+    config, notes, files = run.config, Notes(), run.inputs["texts"]
+    model = WatchedModel.of(run)
     tallies: dict[Site, Tallies] = {}
-    rules: dict[str, Tallies] = {name: {part: Tally() for part in parts} for name in BASELINES}
+    rules: dict[str, Tallies] = {name: _tallies() for name in BASELINES}
     counts = dict.fromkeys(
         ("documents", "texts", "mentions", "cut_off_mentions", "questions", "without_antecedent", "with_rivals"), 0
     )
+    texts = read_coreference(files.paths, files.names, config.format, config.encoding, notes)
+    contexts = ((n, text, *context) for n, text in enumerate(texts) for context in _contexts(text, config.scope, model))
     with run.progress.task("probe", total=config.limit or None, unit="texts") as bar:
-        for number, text in enumerate(
-            read_coreference(given.paths, given.names, config.format, config.encoding, notes)
-        ):
-            if config.limit and counts["texts"] >= config.limit:
-                break
-            counts["documents"] += 1
-            for words, mentions in _contexts(text, config.scope, model):
-                if config.limit and counts["texts"] >= config.limit:
-                    break
-                seen: dict[Site, Any] = {}
-                read = model.look(words, seen.__setitem__ if mentions else _ignore, config.words)
-                kept = _placed(mentions, read)
-                shown = ["" if word is None else words[word] for word in read.words]
-                asked = queries(
-                    kept,
-                    [word is not None for word in read.words],
-                    candidates=config.candidates,
-                    target=config.target,
-                    unit=config.unit,
-                )
-                counts["texts"] += 1
-                counts["mentions"] += len(mentions)
-                counts["cut_off_mentions"] += len(mentions) - len(kept)
-                counts["questions"] += len(asked)
-                counts["with_rivals"] += sum(any(_is_wrong(o, query) for o in query.candidates) for query in asked)
-                whole = len(kept) == len(mentions)
-                counts["without_antecedent"] += whole and not asked and any(mention.asks for mention in mentions)
-                bar.advance(1)
-                if not asked:
-                    continue
-                # two sentences of WinoBias that follow each other are alike but for their antecedents
-                half = (number // 2 if text.stereotype else number) % 2
-                own = dict.fromkeys(("", text.stereotype))
-                for site, attention in seen.items():
-                    found = tallies.setdefault(site, {part: Tally() for part in parts})
-                    for part in own:
-                        found[part].add(answers(attention, asked), asked, half)
-                    everywhere = among_all_words(asked)
-                    found[ANY_WORD].add(answers(attention, everywhere), everywhere, half)
-                for name, found in rules.items():
-                    for part in own:
-                        found[part].add(_as_tensor(baseline(shown, asked, BASELINES[name])), asked, half)
+        for number, text, words, mentions in itertools.islice(contexts, config.limit or None):
+            read, attention = model.look(words, config.words)
+            kept = _read_mentions(mentions, read)
+            asked = queries(
+                kept,
+                [word is not None for word in read.words],
+                candidates=config.candidates,
+                target=config.target,
+                unit=config.unit,
+            )
+            counts["documents"] = number + 1
+            counts["texts"] += 1
+            counts["mentions"] += len(mentions)
+            counts["cut_off_mentions"] += len(mentions) - len(kept)
+            counts["questions"] += len(asked)
+            counts["with_rivals"] += sum(any(o.entity != q.mention.entity for o in q.candidates) for q in asked)
+            whole = len(kept) == len(mentions)
+            counts["without_antecedent"] += whole and not asked and any(mention.asks for mention in mentions)
+            bar.advance(1)
+            if not asked:
+                continue
+            # two sentences of WinoBias that follow each other are alike but for their antecedents
+            half = (number // 2 if text.stereotype else number) % 2
+            everywhere = among_all_words(asked)
+            for site, attention_HWW in attention.items():
+                own = tallies.setdefault(site, _tallies())
+                for part in {"", text.stereotype}:
+                    own[part].add(answers(attention_HWW, asked), asked, half)
+                own[ANY_WORD].add(answers(attention_HWW, everywhere), everywhere, half)
+            shown = ["" if word is None else words[word] for word in read.words]
+            for name, own in rules.items():
+                for part in {"", text.stereotype}:
+                    own[part].add(torch.tensor([baseline(shown, asked, BASELINES[name])]), asked, half)
     if not counts["questions"]:
         raise InputError(
             f"no mention has an antecedent in the first {config.max_length} tokens",
             hint="a larger --max-length, or --scope windows",
         )
-    figures = {name: {site: _figure(found, name) for site, found in tallies.items()} for name in UNITS}
-    rows = write_heads(run, figures, UNITS)
-    winner = best(rows, "accuracy")
-    assert winner is not None
+    rows = write_heads(
+        run,
+        {name: {site: _figure(own, name).expand(site.num_heads) for site, own in tallies.items()} for name in UNITS},
+        UNITS,
+        "accuracy",
+        title=f"Antecedents found by each head\n{counts['questions']:,} questions",
+        label="% of questions",
+    )
     first = next(iter(tallies.values()))
     summary: dict[str, Any] = {
-        "best": winner,
+        "best": best(rows, "accuracy"),
         "split_half": _split_half(rows),
         "best_by": {name: best(rows, name) for name in (*KINDS, ANY_WORD, *STEREOTYPES)},
         "asked": {name: _number_of(first, name) for name in ("accuracy", *KINDS, ANY_WORD, *STEREOTYPES)},
         # where no candidate is wrong, every rule is right
         "baselines": {
-            name: {key: _number(_figure(found, key)) for key in ("accuracy", *KINDS, *STEREOTYPES)}
-            for name, found in (rules if counts["with_rivals"] else {}).items()
+            name: {key: _number(_figure(own, key)) for key in ("accuracy", *KINDS, *STEREOTYPES)}
+            for name, own in (rules if counts["with_rivals"] else {}).items()
         },
     }
-    title = f"Antecedents found by each head\n{counts['questions']:,} questions"
-    run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of questions"))
     if model.cut:
-        notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", given.names[0])
+        notes.warn(f"{model.cut:,} texts were longer than {config.max_length} tokens and were cut", files.names[0])
     run.warn(*notes.lines())
     return Findings(counts, summary)
 
 
-def _is_wrong(candidate: Mention, query: Query) -> bool:
-    return candidate.entity != query.mention.entity
+def _tallies() -> Tallies:
+    from guidance.probes.coreference import Tally
+    from pipelines.text.coreference_files import STEREOTYPES
 
-
-def _ignore(site: Any, attention: Any) -> None:
-    """For a text without mentions."""
+    return {part: Tally() for part in ("", *STEREOTYPES, ANY_WORD)}
 
 
 def _contexts(text: Text, scope: str, model: WatchedModel) -> Iterator[tuple[Sequence[str], list[Mention]]]:
     """What the model reads at once, with the mentions inside."""
-    from dataclasses import replace
-
     if scope == "document":
         yield text.words, list(text.mentions)
         return
@@ -219,22 +196,14 @@ def _windows(text: Text, model: WatchedModel) -> list[int]:
     return starts
 
 
-def _placed(mentions: Sequence[Mention], read: Read) -> list[Mention]:
+def _read_mentions(mentions: Sequence[Mention], read: Read) -> list[Mention]:
     """The mentions whose head word the model has read, by the numbers of the words that it has read."""
-    from dataclasses import replace
-
-    found = []
+    kept = []
     for mention in mentions:
-        words = [read.place[word] for word in range(mention.start, mention.end) if word in read.place]
-        if mention.head in read.place:
-            found.append(replace(mention, start=words[0], end=words[-1] + 1, head=read.place[mention.head]))
-    return found
-
-
-def _as_tensor(right: Sequence[bool]) -> Any:
-    import torch
-
-    return torch.tensor([list(right)])
+        rows = [read.row_of[word] for word in range(mention.start, mention.end) if word in read.row_of]
+        if mention.head in read.row_of:
+            kept.append(replace(mention, start=rows[0], end=rows[-1] + 1, head=read.row_of[mention.head]))
+    return kept
 
 
 def _part(name: str) -> tuple[str, tuple[Any, ...]]:
@@ -242,36 +211,27 @@ def _part(name: str) -> tuple[str, tuple[Any, ...]]:
     return (name if name in (ANY_WORD, "pro", "anti") else ""), ((name,) if name in KINDS else ())
 
 
-def _figure(found: Tallies, name: str) -> Any:
-    """One of `UNITS` of each head, (H,)."""
+def _figure(tallies: Tallies, name: str) -> Tensor:
+    """One of `UNITS` of each head, (H,), or NaN, (1,), without questions."""
     part, kinds = _part(name)
-    half = int(name[-1]) if name.startswith("half_") else None
-    heads = len(next(iter(found[""].right.values()))[0])
-    return found[part].accuracy(*kinds, half=half).expand(heads)
+    return tallies[part].accuracy(*kinds, half=int(name[-1]) if name.startswith("half_") else None)
 
 
-def _number_of(found: Tallies, name: str) -> int:
+def _number_of(tallies: Tallies, name: str) -> int:
     """How many questions one of `UNITS` is about."""
     part, kinds = _part(name)
-    return found[part].number(*kinds)
+    return tallies[part].number(*kinds)
 
 
-def _number(value: Any) -> float | None:
-    number = float(value[0])
-    return None if number != number else number
+def _number(figure_1: Tensor) -> float | None:
+    return None if figure_1.isnan() else float(figure_1)
 
 
 def _split_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """The accuracy of the head that is best in one half of the documents, on the other half; the mean of both ways."""
-    from pipelines.probing.heads import best
-
-    found = []
-    for one, other in (("half_0", "half_1"), ("half_1", "half_0")):
-        chosen = best(rows, one)
-        if chosen is None or chosen[other] is None:
-            return None
-        found.append(float(chosen[other]))
-    return sum(found) / 2
+    chosen = [(best(rows, one), other) for one, other in (("half_0", "half_1"), ("half_1", "half_0"))]
+    accuracies = [row[other] for row, other in chosen if row is not None and row[other] is not None]
+    return sum(accuracies) / 2 if len(accuracies) == 2 else None
 
 
 KINDS_OF_MENTIONS = {"pronominal": "pronouns", "proper": "names", "nominal": "others"}
@@ -279,8 +239,6 @@ RULES = {"nearest": "nearest mention", "head match": "nearest with the same head
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head_name, share
-
     counts = artifact.counts
     number, questions = counts["asked"], counts["questions"]
     # a column that is about all questions says no more than the first
@@ -289,10 +247,9 @@ def _table(artifact: Artifact, config: Config) -> Table:
     titles = {"accuracy": "all", **parts, **({"any_word": "any word"} if number["any_word"] else {})}
     difference = all(name in parts for name in ("pro", "anti"))
 
-    def row(label: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-        shares = tuple(share(found.get(name)) for name in titles)
-        both = (found.get("pro"), found.get("anti"))
-        return label, *shares, *((_points(*both),) if difference else ())
+    def row(label: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+        points = _points(figures.get("pro"), figures.get("anti"))
+        return label, *shares(figures, list(titles)), *((points,) if difference else ())
 
     empty = ("",) * (len(titles) + difference)
     rows = [("questions", *(f"{number[name]:,}" for name in titles), *(("",) if difference else ()))]
@@ -320,12 +277,12 @@ def _notes(artifact: Artifact) -> tuple[str, ...]:
         if counts["asked"]["any_word"] < counts["questions"]:
             hint = "; --scope windows reads whole documents" if config["scope"] == "document" else ""
         notes.append(f"{counts['cut_off_mentions']:,} of {counts['mentions']:,} mentions were cut off{hint}")
-    found = ["; ".join(notes)]
+    lines = ["; ".join(notes)]
     if counts["asked"]["any_word"]:
-        found.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')
+        lines.append('a pronoun chooses between its candidates; under "any word" all words of the text compete')
     if not counts["baselines"]:
-        found.append("no rules to compare with: the files mark no mention that would be wrong, so every rule is right")
-    return tuple(found)
+        lines.append("no rules to compare with: the files mark no mention that would be wrong, so every rule is right")
+    return tuple(lines)
 
 
 STAGE = probe(

@@ -18,10 +18,11 @@ from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
+from pipelines.probing.heads import COLUMNS, best, head_name, key_of, share, write_heads
 from pipelines.probing.probe import Findings, probe
-from pipelines.stages.probe_coreference import ReadingConfig
+from pipelines.probing.watched import ReadingConfig, WatchedModel
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
+from pipelines.storage.columns import schema_of
 
 if TYPE_CHECKING:
     from guidance.sites import Site
@@ -43,19 +44,14 @@ class Config(ReadingConfig):
 
 def relation_schema() -> Any:
     """Columns of ``relations.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("relation", pa.string(), "label of the treebank"),
-            column("direction", pa.string(), "towards_head or towards_dependent"),
-            column("stack", pa.string(), "encoder or decoder"),
-            column("attention", pa.string(), "self, or pal for added heads"),
-            column("layer", pa.int32(), "running number"),
-            column("head", pa.int32(), "running number in its layer"),
-            column("accuracy", pa.float64(), "share of the relation's words"),
-            column("words", pa.int64(), "count of the relation's words"),
-        ]
+    return schema_of(
+        {
+            "relation": ("string", "label of the treebank"),
+            "direction": ("string", "towards_head or towards_dependent"),
+            **COLUMNS,
+            "accuracy": ("float64", "share of the relation's words"),
+            "words": ("int64", "count of the relation's words"),
+        }
     )
 
 
@@ -65,18 +61,11 @@ def measure(run: Run[Config]) -> Findings:
     Raises:
         InputError: a file is not CoNLL-U, or no sentence has a tree.
     """
-    import pyarrow as pa
-    import torch
-
     from guidance.probes.dependencies import Parser, offset_baseline
-    from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
-    from pipelines.training.learner import folder_of
 
     config, notes = run.config, Notes()
-    folder = folder_of(run.inputs["model"])
-    model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
+    model = WatchedModel.of(run)
     parsers: dict[Site, Parser] = {}
     counts = dict.fromkeys(("sentences", "cut_sentences", "words"), 0)
     read_trees: list[tuple[list[int], list[str]]] = []
@@ -84,16 +73,14 @@ def measure(run: Run[Config]) -> Findings:
         for words, heads, relations in _trees(run, notes):
             if config.limit and counts["sentences"] >= config.limit:
                 break
-            seen: dict[Site, Any] = {}
-            read = model.look(words, seen.__setitem__, config.words)
+            read, attention = model.look(words, config.words)
             bar.advance(1)
-            if len(read.place) < len(words):
+            if len(read.row_of) < len(words):
                 counts["cut_sentences"] += 1
                 continue
-            places = torch.tensor([read.place[word] for word in range(len(words))])
-            for site, attention in seen.items():
-                places = places.to(attention.device)
-                parsers.setdefault(site, Parser()).add(attention[:, places][:, :, places], heads, relations)
+            rows = [read.row_of[word] for word in range(len(words))]
+            for site, attention_HWW in attention.items():
+                parsers.setdefault(site, Parser()).add(attention_HWW[:, rows][:, :, rows], heads, relations)
             counts["sentences"] += 1
             counts["words"] += len(words)
             read_trees.append((heads, relations))
@@ -102,43 +89,39 @@ def measure(run: Run[Config]) -> Findings:
             f"{run.inputs['treebank'].names[0]}: no sentence with a tree fits into {config.max_length} tokens"
         )
     attached = {site: parser.attachment() for site, parser in parsers.items()}
-    figures = {name: {site: found[number] for site, found in attached.items()} for number, name in enumerate(UNITS)}
-    rows = write_heads(run, figures, UNITS)
+    table = write_heads(
+        run,
+        {name: {site: scores[n] for site, scores in attached.items()} for n, name in enumerate(UNITS)},
+        UNITS,
+        "towards_head",
+        title=f"Words whose head is looked at most\n{counts['sentences']:,} sentences",
+        label="% of words",
+    )
     totals = next(iter(parsers.values())).total
     scored = [
-        {
-            "relation": relation,
-            "direction": direction,
-            "stack": site.stack,
-            "attention": site.attention,
-            "layer": site.layer,
-            "head": head,
-            "accuracy": float(scores[number][head]),
-            "words": totals[relation],
-        }
+        {"relation": relation, "direction": direction, **key_of(site, head)}
+        | {"accuracy": float(scores[n][head]), "words": totals[relation]}
         for site, parser in parsers.items()
         for relation, scores in sorted(parser.scores().items())
-        for number, direction in enumerate(UNITS)
+        for n, direction in enumerate(UNITS)
         for head in range(site.num_heads)
     ]
-    schema = relation_schema()
-    with run.out.parquet(RELATIONS, schema) as writer:
-        writer.write_table(pa.Table.from_pylist(scored, schema))
+    run.out.write_rows(RELATIONS, relation_schema(), scored)
     fixed = offset_baseline(read_trees)
-    found = {}
+    of_relation: dict[str, dict[str, Any]] = {}
     for relation in sorted(totals, key=lambda relation: -totals[relation]):
         own = [row for row in scored if row["relation"] == relation]
-        offset, share = fixed[relation]
-        found[relation] = {"best": best(own, "accuracy"), "offset": offset, "offset_accuracy": share}
+        offset, right = fixed[relation]
+        of_relation[relation] = {"best": best(own, "accuracy"), "offset": offset, "offset_accuracy": right}
+    number = sum(totals.values())
     summary = {
-        "best": {name: best(rows, name) for name in UNITS},
-        "attachment_of_best_heads": _attachment(found, totals),
-        "attachment_of_best_offsets": sum(fixed[r][1] * totals[r] for r in totals) / sum(totals.values()),
+        "best": {name: best(table, name) for name in UNITS},
+        # the share of words whose head is found by the best head of their relation (an unlabelled attachment score)
+        "attachment_of_best_heads": float(sum(of_relation[r]["best"]["accuracy"] * totals[r] for r in totals) / number),
+        "attachment_of_best_offsets": sum(fixed[r][1] * totals[r] for r in totals) / number,
     }
-    title = f"Words whose head is looked at most\n{counts['sentences']:,} sentences"
-    run.out.write("heads.png", heads_picture(run, rows, "towards_head", title=title, label="% of words"))
     run.warn(*notes.lines())
-    return Findings(counts, {**summary, "relations": found})
+    return Findings(counts, {**summary, "relations": of_relation})
 
 
 def _trees(run: Run[Config], notes: Any) -> Iterator[tuple[list[str], list[int], list[str]]]:
@@ -155,28 +138,21 @@ def _trees(run: Run[Config], notes: Any) -> Iterator[tuple[list[str], list[int],
                 yield words, [head - 1 if head else ROOT for head in sentence.heads], sentence.relations
 
 
-def _attachment(found: Mapping[str, Mapping[str, Any]], totals: Mapping[str, int]) -> float:
-    """The share of words whose head is found by the best head of their relation (an unlabelled attachment score)."""
-    return float(sum(found[r]["best"]["accuracy"] * totals[r] for r in totals) / sum(totals.values()))
-
-
 SHOWN_RELATIONS = 15
 """Relations in the table, the most frequent ones, if the user says nothing else."""
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head_name, share
-
     counts, min_words = artifact.counts, config.min_words
     rows: list[tuple[str, ...]] = []
     left_out = []
-    for relation, found in counts["relations"].items():
-        own = found["best"]
+    for relation, figures in counts["relations"].items():
+        own = figures["best"]
         if own["words"] < min_words or (not min_words and len(rows) == SHOWN_RELATIONS):
             left_out.append(relation)
             continue
-        looks, distance = own["direction"].replace("_", " "), f"{found['offset']:+d}"
-        shares = share(own["accuracy"]), share(found["offset_accuracy"])
+        looks, distance = own["direction"].replace("_", " "), f"{figures['offset']:+d}"
+        shares = share(own["accuracy"]), share(figures["offset_accuracy"])
         rows.append((relation, f"{own['words']:,}", head_name(own), looks, *shares, distance))
     notes = (
         [f"{len(left_out)} more: {', '.join(left_out)}; `guide probe deps --min-words 1` shows all"] if left_out else []

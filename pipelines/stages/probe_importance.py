@@ -18,6 +18,7 @@ from pydantic import Field
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
+from pipelines.probing.heads import SHOWN_HEADS, best, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.probing.sequences import SequencesConfig
 from pipelines.stages.reading import Reading
@@ -63,33 +64,34 @@ def measure(run: Run[Config]) -> Findings:
             labels.
     """
     from guidance.probes.importance import normalised
-    from pipelines.probing.heads import best, heads_picture, write_heads
     from pipelines.probing.importance import importance_of, rises_of
     from pipelines.probing.losses import HeldOut
 
     config = run.config
     held_out = HeldOut(run.inputs, config, config.seed)
-    about: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     if config.by == "taylor":
-        found = importance_of(held_out, run.progress, config.form, config.accumulate)
+        importance = importance_of(held_out, run.progress, config.form, config.accumulate)
     else:
-        found, about = rises_of(held_out, run.progress)
-    figures = {"score": normalised(found, by_layer=config.by_layer), "importance": found}
-    table = write_heads(run, figures, UNITS[config.by])
+        importance, whole["loss"] = rises_of(held_out, run.progress)
+    table = write_heads(
+        run,
+        {"score": normalised(importance, by_layer=config.by_layer), "importance": importance},
+        UNITS[config.by],
+        "score",
+        title=f"Importance of heads\n{held_out.task}, {held_out.number:,} examples",
+        label="importance, %",
+    )
     ranked = sorted(table, key=lambda row: -float(row["importance"]))
-    title = f"Importance of heads\n{held_out.task}, {held_out.number:,} examples"
-    run.out.write("heads.png", heads_picture(run, table, "score", title=title, label="importance, %"))
     return Findings(
         {"examples": held_out.number, "heads": len(table)},
-        {"best": best(table, "importance"), **about},
+        {"best": best(table, "importance"), **whole},
         about={"task": held_out.task},
         details={"by": config.by, "ranking": [[row["layer"], row["head"]] for row in ranked]},
     )
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import SHOWN_HEADS, head_name, heads_of, number
-
     ranked = sorted(heads_of(artifact), key=lambda row: -row["importance"])
     chosen = [*ranked[:SHOWN_HEADS], *(ranked[-3:] if len(ranked) > SHOWN_HEADS + 3 else [])]
     rows = [(head_name(row), number(row["score"]), f"{row['importance']:.3g}") for row in chosen]

@@ -17,11 +17,13 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
-from pipelines.probing.probe import Findings, batches_of, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.heads import number, share
+from pipelines.probing.probe import Findings, probe
+from pipelines.probing.sequences import SequencesConfig, WatchedSequences, batches_of
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
+from pipelines.storage.columns import schema_of
+from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,19 +46,15 @@ class Config(SequencesConfig):
 
 def slice_schema() -> Any:
     """Columns of ``slices.parquet``."""
-    import pyarrow as pa
-
-    floors = {name: pa.field(name, pa.float64(), metadata={"unit": "loss of the n-gram floor"}) for name in FLOORS}
-    return pa.schema(
-        [
-            column("slice", pa.string(), "what the tokens are divided by; all for all of them"),
-            column("value", pa.string(), "which of them"),
-            column("tokens", pa.int64(), "masked tokens"),
-            column("loss", pa.float64(), "nats per masked token"),
-            column("accuracy", pa.float64(), "share of the masked tokens that the model predicts"),
-            *floors.values(),
-        ]
-    )
+    columns = {
+        "slice": ("string", "what the tokens are divided by; all for all of them"),
+        "value": ("string", "which of them"),
+        "tokens": ("int64", "masked tokens"),
+        "loss": ("float64", "nats per masked token"),
+        "accuracy": ("float64", "share of the masked tokens that the model predicts"),
+    }
+    floors = dict.fromkeys(FLOORS, ("float64", "loss of the n-gram floor"))
+    return schema_of(columns | floors, may_be_null=FLOORS)
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -66,41 +64,19 @@ def measure(run: Run[Config]) -> Findings:
         InputError: the model predicts no masked words, or none was masked.
     """
     import numpy as np
-    import pyarrow as pa
-    import torch
 
-    from guidance.objectives.selection import logits_at
-    from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
     from pipelines.training.batches import Examples
-    from pipelines.training.learner import name_of_model
     from pipelines.training.learners.guided import VALID_EPOCH
-    from pipelines.training.learners.masked_batches import MaskedBatch
     from pipelines.training.models import masker_of, read_tokenizer
 
     config, data = run.config, run.inputs["sequences"]
-    watched = WatchedSequences(run.inputs, config)
+    watched, tokenizer = WatchedSequences(run.inputs, config), read_tokenizer(data)
     if watched.model.get_output_embeddings() is None:
         raise InputError("the model predicts no masked words", hint="a masked language model of `guide pretrain`")
-    tokenizer = read_tokenizer(data)
     masker = masker_of(tokenizer, config.mask_probability)
     masked = [masker(watched.rows[n], seed=config.seed, epoch=VALID_EPOCH, example=n) for n in range(watched.number)]
-    nll, right = [np.zeros(0)], [np.zeros(0, bool)]
-    with torch.no_grad():
-        for batch in batches_of(run, watched, config.batch_size):
-            some = [masked[n] for n in batch.numbers]
-            inputs = MaskedBatch([seen for seen, _ in some], [labels for _, labels in some]).tensors(
-                tokenizer.pad_token_id, watched.device
-            )
-            if not len(inputs.places_N):
-                continue
-            given = {**batch.inputs, **inputs.model}
-            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model})
-            logits_NV = logits_at(watched.model, inputs.places_N, **given, **extra).logits.float()
-            losses_N = torch.nn.functional.cross_entropy(logits_NV, inputs.labels_N, reduction="none")
-            nll.append(losses_N.double().cpu().numpy())
-            right.append((logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy())
-    losses, correct = np.concatenate(nll), np.concatenate(right)
+    losses, correct = _losses(run, watched, masked, tokenizer.pad_token_id)
     if not len(losses):
         raise InputError(f"{data.reference}: no token of {config.split!r} was masked", hint="--limit 0")
     train = Examples.read(data, "train", len(tokenizer))
@@ -112,20 +88,46 @@ def measure(run: Run[Config]) -> Findings:
             " floors; sequences with a validation split have them"
         )
     elif len(counted.places):
-        found = counted.estimates(predicted(masked, masker.vocab_size))
-        floors = {name: -np.log(found[name]) for name in FLOORS}
+        estimates = counted.estimates(predicted(masked, masker.vocab_size))
+        floors = {name: -np.log(estimates[name]) for name in FLOORS}
     else:
         run.warn(f"{data.reference} has no training text, so there are no floors")
-    names = _slices(watched, masked, np.bincount(train.ids, minlength=len(tokenizer)))
-    rows = _rows(names, losses, correct, floors)
-    with run.out.parquet(TABLE, slice_schema()) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, slice_schema()))
-    counts = {"sequences": watched.number, "tokens": len(losses)}
+    slices = _slices(watched, masked, np.bincount(train.ids, minlength=len(tokenizer)))
+    rows = _rows(slices, losses, correct, floors)
+    run.out.write_rows(TABLE, slice_schema(), rows)
     run.out.write("loss.png", _picture(rows, name_of_model(run.inputs["model"])))
-    return Findings(counts, {"slices": rows})
+    return Findings({"sequences": watched.number, "tokens": len(losses)}, {"slices": rows})
 
 
-def _slices(watched: Any, masked: Any, frequency: np.ndarray) -> dict[str, list[str]]:
+def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each masked token, and whether it was predicted."""
+    import numpy as np
+    import torch
+
+    from guidance.objectives.selection import logits_at
+    from pipelines.training.learners.masked_batches import MaskedBatch
+
+    losses, correct = [np.zeros(0)], [np.zeros(0, bool)]
+    with torch.no_grad():
+        for batch in batches_of(run, watched, run.config.batch_size):
+            seen, labels = map(list, zip(*(masked[n] for n in batch.numbers), strict=True))
+            inputs = MaskedBatch(seen, labels).tensors(pad_id, watched.device)
+            if not len(inputs.places_N):
+                continue
+            extra = watched.handle.at_inference(**{**watched.guide_inputs(batch), **inputs.model})
+            given = {**batch.inputs, **inputs.model}
+            logits_NV = logits_at(watched.model, inputs.places_N, **given, **extra).logits.float()
+            losses_N = torch.nn.functional.cross_entropy(logits_NV, inputs.labels_N, reduction="none")
+            losses.append(losses_N.double().cpu().numpy())
+            correct.append((logits_NV.argmax(-1) == inputs.labels_N).cpu().numpy())
+    return np.concatenate(losses), np.concatenate(correct)
+
+
+Masked = Sequence[tuple["np.ndarray", "np.ndarray"]]
+"""Of each sequence the ids after masking, and the labels."""
+
+
+def _slices(watched: WatchedSequences, masked: Masked, frequency: np.ndarray) -> dict[str, list[str]]:
     """Of each masked token, in order, the part of each slice that it belongs to."""
     import numpy as np
 
@@ -134,22 +136,22 @@ def _slices(watched: Any, masked: Any, frequency: np.ndarray) -> dict[str, list[
 
     tokenizer, rows = watched.tokenizer, watched.rows
     begins = _begins(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    found: dict[str, list[str]] = {"frequency": [], "place": [], "neighbours": []}
-    found |= {"word": []} if begins is not None else {}
-    found |= {"part of speech": []} if "pos" in rows.columns else {}
-    for number, (seen, wanted) in enumerate(masked):
+    parts: dict[str, list[str]] = {"frequency": [], "place": [], "neighbours": []}
+    parts |= {"word": []} if begins is not None else {}
+    parts |= {"part of speech": []} if "pos" in rows.columns else {}
+    for n, (seen, wanted) in enumerate(masked):
         size = len(seen)
-        for place in np.flatnonzero(wanted != IGNORED).tolist():
-            found["frequency"].append(_band(int(frequency[wanted[place]])))
-            found["place"].append(f"quarter {1 + 4 * place // size}")
-            hidden = sum(0 <= place + step < size and seen[place + step] == tokenizer.mask_token_id for step in (-1, 1))
-            found["neighbours"].append(("both visible", "one masked", "both masked")[hidden])
+        for token in np.flatnonzero(wanted != IGNORED).tolist():
+            parts["frequency"].append(_band(int(frequency[wanted[token]])))
+            parts["place"].append(f"quarter {1 + 4 * token // size}")
+            hidden = sum(0 <= token + step < size and seen[token + step] == tokenizer.mask_token_id for step in (-1, 1))
+            parts["neighbours"].append(("both visible", "one masked", "both masked")[hidden])
             if begins is not None:
-                found["word"].append("begins a word" if begins[wanted[place]] else "continues a word")
+                parts["word"].append("begins a word" if begins[wanted[token]] else "continues a word")
             if "pos" in rows.columns:
-                code = int(rows.column("pos", number)[place])
-                found["part of speech"].append(UPOS[code] if code >= 0 else "none")
-    return found
+                code = int(rows.column("pos", n)[token])
+                parts["part of speech"].append(UPOS[code] if code >= 0 else "none")
+    return parts
 
 
 def _begins(labels: Sequence[str]) -> list[bool] | None:
@@ -221,8 +223,6 @@ def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import number, share
-
     names = ("loss", *FLOORS)
     rows = []
     for row in artifact.counts["slices"]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -24,10 +24,12 @@ from pipelines.engine.command import Table
 from pipelines.engine.declaration import Opening
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
+from pipelines.probing.heads import head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
+from pipelines.storage.columns import schema_of
 from pipelines.text.records import check_unicode
+from pipelines.training.learner import folder_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pipelines.probing.likelihood import Scorer
 
 PAIRS, PARADIGMS = "pairs.parquet", "paradigms.parquet"
+FLOORS = ("unigram", "ngrams")
 
 UNITS: Mapping[str, str] = {
     "accuracy": "share of pairs whose good sentence is the more likely one, without the head",
@@ -65,8 +68,7 @@ class Config(stage.Config):
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A good sentence and a bad one."""
 
     paradigm: str
@@ -88,34 +90,29 @@ def head_of(text: str) -> tuple[int, int]:
 
 def pair_schema() -> Any:
     """Columns of ``pairs.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("paradigm", pa.string(), "UID of the pair, or the name of its file"),
-            column("good", pa.string(), "the good sentence"),
-            column("bad", pa.string(), "the bad one"),
-            column("good_score", pa.float64(), "pseudo-log-likelihood of the good sentence, in nats"),
-            column("bad_score", pa.float64(), "pseudo-log-likelihood of the bad one, in nats"),
-            column("right", pa.bool_(), "whether the good one is higher; equal scores are wrong"),
-        ]
+    return schema_of(
+        {
+            "paradigm": ("string", "UID of the pair, or the name of its file"),
+            "good": ("string", "the good sentence"),
+            "bad": ("string", "the bad one"),
+            "good_score": ("float64", "pseudo-log-likelihood of the good sentence, in nats"),
+            "bad_score": ("float64", "pseudo-log-likelihood of the bad one, in nats"),
+            "right": ("bool", "whether the good one is higher; equal scores are wrong"),
+        }
     )
 
 
 def paradigm_schema() -> Any:
     """Columns of ``paradigms.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("paradigm", pa.string(), "UID of the pairs, or the name of their file"),
-            column("pairs", pa.int64(), "count"),
-            column("accuracy", pa.float64(), "share of pairs whose good sentence is the more likely one"),
-            column("equal", pa.int64(), "pairs whose sentences have equal scores"),
-            pa.field("unigram", pa.float64(), metadata={"unit": "accuracy of the unigram floor; null without floors"}),
-            pa.field("ngrams", pa.float64(), metadata={"unit": "accuracy of the n-gram floor; null without floors"}),
-        ]
-    )
+    columns = {
+        "paradigm": ("string", "UID of the pairs, or the name of their file"),
+        "pairs": ("int64", "count"),
+        "accuracy": ("float64", "share of pairs whose good sentence is the more likely one"),
+        "equal": ("int64", "pairs whose sentences have equal scores"),
+        "unigram": ("float64", "accuracy of the unigram floor; null without floors"),
+        "ngrams": ("float64", "accuracy of the n-gram floor; null without floors"),
+    }
+    return schema_of(columns, may_be_null=FLOORS)
 
 
 def check(config: Config, references: Mapping[str, Any]) -> None:
@@ -136,39 +133,32 @@ def measure(run: Run[Config]) -> Findings:
     Raises:
         InputError: a line of a file is no pair; or the model predicts no masked words; or it has no head that ``off`` names.
     """
-    import pyarrow as pa
-
     from pipelines.probing.likelihood import Scorer
-    from pipelines.training.learner import folder_of
 
     config = run.config
     pairs = list(_pairs(run))
     scorer = Scorer(folder_of(run.inputs["model"]), device=config.device, random_seed=config.random, guided=config.plan)
-    off = [head_of(text) for text in config.off]
     passes = 1 + (len(scorer.heads()) if config.each_head else 0)
-    with run.progress.task("probe", total=passes * len(pairs), unit="pairs") as bar, scorer.without(off):
-        scores, ids = _scores(scorer, pairs, config, bar)
-        right = scores[:, 0] > scores[:, 1]
-        floors = _floors(run, scorer, ids) if config.floors else {}
-        by_head = _by_head(scorer, pairs, config, bar) if config.each_head else {}
+    summary: dict[str, Any] = {}
+    with run.progress.task("probe", total=passes * len(pairs), unit="pairs") as bar:
+        with scorer.without(map(head_of, config.off)):
+            scores, ids = _scores(scorer, pairs, config, bar)
+            floors = _floors(run, scorer, ids) if config.floors else {}
+            right = scores[:, 0] > scores[:, 1]
+            if config.each_head:
+                summary["heads"] = _without_each_head(run, scorer, pairs, float(right.mean()), bar)
     rows = [
-        {**vars(pair), "good_score": float(good), "bad_score": float(bad), "right": bool(is_right)}
-        for pair, (good, bad), is_right in zip(pairs, scores, right, strict=True)
+        {**pair._asdict(), "good_score": float(good), "bad_score": float(bad), "right": bool(good > bad)}
+        for pair, (good, bad) in zip(pairs, scores, strict=True)
     ]
-    with run.out.parquet(PAIRS, pair_schema()) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, pair_schema()))
+    run.out.write_rows(PAIRS, pair_schema(), rows)
     paradigms = _paradigms(pairs, scores, floors)
-    with run.out.parquet(PARADIGMS, paradigm_schema()) as writer:
-        writer.write_table(pa.Table.from_pylist(paradigms, paradigm_schema()))
-    mean = sum(row["accuracy"] for row in paradigms) / len(paradigms)
-    known = {name: sum(row[name] for row in paradigms) / len(paradigms) for name in floors}
-    summary: dict[str, Any] = {"accuracy": mean, "floors": known, "paradigms": paradigms}
-    if by_head:
-        summary["heads"] = _write_heads(run, by_head, float(right.mean()))
-    counts = {"pairs": len(pairs), "cut_sentences": scorer.cut}
+    run.out.write_rows(PARADIGMS, paradigm_schema(), paradigms)
+    mean = {name: sum(row[name] for row in paradigms) / len(paradigms) for name in ("accuracy", *floors)}
     if scorer.cut:
         run.warn(f"{scorer.cut:,} sentences were longer than the model reads, and were cut")
-    return Findings(counts, summary)
+    counts = {"pairs": len(pairs), "cut_sentences": scorer.cut}
+    return Findings(counts, {"accuracy": mean.pop("accuracy"), "floors": mean, "paradigms": paradigms, **summary})
 
 
 CHUNK = 64
@@ -179,16 +169,13 @@ def _scores(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> 
     """The scores of both sentences of each pair, (pairs, 2), and the ids of all sentences."""
     import numpy as np
 
-    scores = np.zeros((len(pairs), 2))
-    ids: list[np.ndarray] = []
+    scored: list[Any] = []
     for start in range(0, len(pairs), CHUNK):
         some = pairs[start : start + CHUNK]
         texts = [text for pair in some for text in (pair.good, pair.bad)]
-        found = scorer.likelihoods(texts, config.masking, config.batch_size)
-        scores[start : start + len(some)] = np.array([each.total for each in found]).reshape(-1, 2)
-        ids += [each.ids for each in found]
+        scored += scorer.likelihoods(texts, config.masking, config.batch_size)
         bar.advance(len(some))
-    return scores, ids
+    return np.array([each.total for each in scored]).reshape(-1, 2), [each.ids for each in scored]
 
 
 def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -208,20 +195,18 @@ def _floors(run: Run, scorer: Scorer, ids: Sequence[np.ndarray]) -> dict[str, np
     counted = Counted.of(Examples.read(data, "train", len(tokenizer)), masker)
     if not len(counted.places):
         raise InputError(f"{data.reference}: no training text to count")
-    flat = np.concatenate(ids)
-    bounds = np.cumsum([0, *map(len, ids)])
-    ends = np.repeat([tokenizer.cls_token_id], 1)
     # each sentence between the special tokens that training sequences have
-    framed = np.concatenate([np.concatenate([ends, one, [tokenizer.sep_token_id]]) for one in ids])
-    is_text = np.concatenate([np.array([False, *[True] * len(one), False]) for one in ids])
+    begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
+    framed = np.concatenate([part for one in ids for part in (begin, one, end)])
+    is_text = np.concatenate([part for one in ids for part in ([False], np.ones(len(one), bool), [False])])
     places = Places.of(framed, framed, np.cumsum([0, *(len(one) + 2 for one in ids)]), is_text, masker.vocab_size)
-    assert len(places) == len(flat)
-    found = {}
-    for name, estimate in counted.estimates(places).items():
-        if name in ("unigram", "ngrams"):
-            sums = np.add.reduceat(np.append(np.log(estimate), 0.0), bounds[:-1])
-            found[name] = np.where(np.diff(bounds) > 0, sums, 0.0).reshape(-1, 2)
-    return found
+    bounds, estimates = np.cumsum([0, *map(len, ids)]), counted.estimates(places)
+    assert len(places) == bounds[-1]
+    floors = {}
+    for name in FLOORS:
+        sums = np.add.reduceat(np.append(np.log(estimates[name]), 0.0), bounds[:-1])
+        floors[name] = np.where(np.diff(bounds) > 0, sums, 0.0).reshape(-1, 2)
+    return floors
 
 
 def _paradigms(pairs: Sequence[Pair], scores: np.ndarray, floors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -231,42 +216,39 @@ def _paradigms(pairs: Sequence[Pair], scores: np.ndarray, floors: Mapping[str, n
     rows = []
     for name in dict.fromkeys(names.tolist()):
         own = names == name
-        row: dict[str, Any] = {
-            "paradigm": name,
-            "pairs": int(own.sum()),
-            "accuracy": float((scores[own, 0] > scores[own, 1]).mean()),
-            "equal": int((scores[own, 0] == scores[own, 1]).sum()),
-        }
-        for floor in ("unigram", "ngrams"):
-            given = floors.get(floor)
-            row[floor] = None if given is None else float((given[own, 0] > given[own, 1]).mean())
-        rows.append(row)
+        row: dict[str, Any] = {"paradigm": name, "pairs": int(own.sum()), "accuracy": _accuracy(scores[own])}
+        row |= {"equal": int((scores[own, 0] == scores[own, 1]).sum())}
+        rows.append(row | {floor: _accuracy(floors[floor][own]) if floors else None for floor in FLOORS})
     return rows
 
 
-def _by_head(scorer: Scorer, pairs: Sequence[Pair], config: Config, bar: Any) -> dict[Any, list[float]]:
-    """The accuracy without each head, by site."""
-    from guidance.probes.importance import switched_off
-
-    found: dict[Any, list[float]] = {}
-    for module, head, site in scorer.heads():
-        with switched_off(scorer.model, scorer.handle.sites, [(module, head)]):
-            scores, _ = _scores(scorer, pairs, config, bar)
-        found.setdefault(site, []).append(float((scores[:, 0] > scores[:, 1]).mean()))
-    return found
+def _accuracy(scores: np.ndarray) -> float:
+    """The share of pairs whose good sentence has the higher score."""
+    return float((scores[:, 0] > scores[:, 1]).mean())
 
 
-def _write_heads(run: Run, by_head: Mapping[Any, list[float]], whole: float) -> dict[str, Any]:
+def _without_each_head(
+    run: Run[Config], scorer: Scorer, pairs: Sequence[Pair], whole: float, bar: Any
+) -> dict[str, Any]:
+    """Write the accuracy without each head."""
     import torch
 
-    from pipelines.probing.heads import heads_picture, write_heads
+    from guidance.probes.importance import switched_off
 
+    by_head: dict[Any, list[float]] = {}
+    for module, head, site in scorer.heads():
+        with switched_off(scorer.model, scorer.handle.sites, [(module, head)]):
+            by_head.setdefault(site, []).append(_accuracy(_scores(scorer, pairs, run.config, bar)[0]))
     accuracy = {site: torch.tensor(values, dtype=torch.float64) for site, values in by_head.items()}
-    table = write_heads(run, {"accuracy": accuracy, "rise": {s: v - whole for s, v in accuracy.items()}}, UNITS)
-    title = "Minimal pairs that are right without the head"
-    run.out.write("heads.png", heads_picture(run, table, "accuracy", title=title, label="% of pairs"))
-    worst = min(table, key=lambda row: float(row["rise"]))
-    return {"most_needed": worst, "pairs_right": whole}
+    table = write_heads(
+        run,
+        {"accuracy": accuracy, "rise": {site: values - whole for site, values in accuracy.items()}},
+        UNITS,
+        "accuracy",
+        title="Minimal pairs that are right without the head",
+        label="% of pairs",
+    )
+    return {"most_needed": min(table, key=lambda row: float(row["rise"])), "pairs_right": whole}
 
 
 def _pairs(run: Run) -> Iterator[Pair]:
@@ -278,19 +260,17 @@ def _pairs(run: Run) -> Iterator[Pair]:
     from pipelines.text.blocks import Notes
     from pipelines.text.readers import open_lines
 
-    given, config, number = run.inputs["pairs"], run.config, 0
-    counts: dict[str, int] = {}
-    for path, name in zip(given.paths, given.names, strict=True):
-        own = PurePosixPath(name).name.partition(".")[0]
-        for line_number, line in open_lines(path, name, config.encoding, Notes()):
-            if not line.strip():
-                continue
-            pair = _pair(line.rstrip("\r\n"), own, f"{name!r}, line {line_number}")
-            counts[pair.paradigm] = counts.get(pair.paradigm, 0) + 1
-            if not config.limit or counts[pair.paradigm] <= config.limit:
-                number += 1
-                yield pair
-    if not number:
+    files, limit = run.inputs["pairs"], run.config.limit
+    counts: Counter[str] = Counter()
+    for path, name in zip(files.paths, files.names, strict=True):
+        paradigm = PurePosixPath(name).name.partition(".")[0]
+        for number, line in open_lines(path, name, run.config.encoding, Notes()):
+            if line.strip():
+                pair = _pair(line.rstrip("\r\n"), paradigm, f"{name!r}, line {number}")
+                counts[pair.paradigm] += 1
+                if not limit or counts[pair.paradigm] <= limit:
+                    yield pair
+    if not counts:
         raise InputError("there are no minimal pairs in these files")
 
 
@@ -316,8 +296,6 @@ def _pair(line: str, paradigm: str, place: str) -> Pair:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head_name, share, shares
-
     counts = artifact.counts
     names = ("accuracy", *counts["floors"])
     rows = [(row["paradigm"], f"{row['pairs']:,}", *shares(row, names)) for row in counts["paradigms"]]

@@ -8,6 +8,7 @@ Source: Lin et al. 2019; paper A, sections 5.5 and 5.6; `guidance.probes.reflexi
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,16 +19,16 @@ from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
+from pipelines.probing.heads import best, head_name, share, write_heads
 from pipelines.probing.probe import Findings, probe
-from pipelines.stages.probe_coreference import ReadingConfig
+from pipelines.probing.watched import Read, ReadingConfig, WatchedModel
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from guidance.probes.reflexives import Reflexive
     from guidance.sites import Site
-    from pipelines.probing.watched import Read
 
 UNITS: Mapping[str, str] = {"accuracy": "share of reflexives that look most at their determiner or noun"}
 
@@ -50,16 +51,11 @@ def measure(run: Run[Config]) -> Findings:
     Raises:
         InputError: a line of the file has not its columns; or the tokenizer splits a word of every sentence.
     """
-    from guidance.probes.reflexives import confusion, with_distractors
-    from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.probing.watched import WatchedModel
-    from pipelines.training.learner import folder_of
+    from guidance.probes.reflexives import with_distractors
 
-    config = run.config
-    folder = folder_of(run.inputs["model"])
-    model = WatchedModel(folder, length=config.max_length, device=config.device, random_seed=config.random)
-    found = list(itertools.islice(_sentences(run), config.limit or None))
-    whole = [one for one in found if model.has_whole_words(one.words)]
+    config, model = run.config, WatchedModel.of(run)
+    sentences = list(itertools.islice(_sentences(run), config.limit or None))
+    whole = [one for one in sentences if model.has_whole_words(one.words)]
     if config.distractor != "none":
         beside = with_distractors(whole, before=config.distractor == "before", seed=config.seed)
         # a distractor may be split, but not what is asked about, whose tokens may depend on what stands before
@@ -69,41 +65,50 @@ def measure(run: Run[Config]) -> Findings:
             "every sentence has a word that the tokenizer splits",
             hint="a tokenizer with a larger vocabulary, or other sentences",
         )
-    right: dict[Site, torch.Tensor] = {}
-    bits: dict[Site, torch.Tensor] = {}
+    right: dict[Site, Tensor] = {}
+    bits: dict[Site, Tensor] = {}
     with run.progress.task("probe", total=len(whole), unit="sentences") as bar:
         for start in range(0, len(whole), config.batch_size):
             some = whole[start : start + config.batch_size]
-
-            def watch(
-                number: int, read: Read, site: Site, attention_HWW: torch.Tensor, some: Sequence[Reflexive] = some
-            ) -> None:
-                one = some[number]
-                row_HW = attention_HWW[:, read.place[one.place]]
-                targets = [read.place[word] for word in one.antecedent]
-                rivals = [[read.place[word] for word in places] for places in one.others]
-                if rivals:
-                    bits[site] = bits.get(site, 0) + confusion(row_HW, targets, rivals).cpu()
-                others = [place for place in range(row_HW.shape[-1]) if place not in targets]
-                correct_H = row_HW[:, targets].amax(-1) > row_HW[:, others].amax(-1)
-                right[site] = right.get(site, 0) + correct_H.long().cpu()
-
-            model.look_at_all([one.words for one in some], watch, config.words)
+            texts = [one.words for one in some]
+            for _, by_site in model.look_at_all(texts, functools.partial(_answers, some), config.words):
+                for site, (right_H, own_bits) in by_site.items():
+                    right[site], bits[site] = right.get(site, 0) + right_H, bits.get(site, 0) + own_bits
             bar.advance(len(some))
-    rows = write_heads(run, {"accuracy": {site: count.double() / len(whole) for site, count in right.items()}}, UNITS)
-    values = [row["accuracy"] for row in rows]
-    summary = {"best": best(rows, "accuracy"), "mean": sum(values) / len(values), "confusion": _confusion(whole, bits)}
-    counts = {"sentences": len(whole), "split_sentences": len(found) - len(whole)}
-    title = f"Reflexives that look at their antecedent\n{len(whole):,} sentences"
-    run.out.write("heads.png", heads_picture(run, rows, "accuracy", title=title, label="% of sentences"))
+    table = write_heads(
+        run,
+        {"accuracy": {site: count.double() / len(whole) for site, count in right.items()}},
+        UNITS,
+        "accuracy",
+        title=f"Reflexives that look at their antecedent\n{len(whole):,} sentences",
+        label="% of sentences",
+    )
+    counts = {"sentences": len(whole), "split_sentences": len(sentences) - len(whole)}
     if counts["split_sentences"]:
         run.warn(
-            f"{counts['split_sentences']:,} of {len(found):,} sentences have a word that the tokenizer splits, and are left out"
+            f"{counts['split_sentences']:,} of {len(sentences):,} sentences have a word that the tokenizer splits, and are left out"
         )
-    return Findings(counts, summary)
+    mean = sum(row["accuracy"] for row in table) / len(table)
+    return Findings(counts, {"best": best(table, "accuracy"), "mean": mean, "confusion": _confusion(whole, bits)})
 
 
-def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, torch.Tensor]) -> dict[str, Any] | None:
+def _answers(sentences: Sequence[Reflexive], number: int, read: Read, attention_HWW: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each head looks most at the antecedent in a sentence, (H,), and the confusion of the layer in bits."""
+    import torch
+
+    from guidance.probes.reflexives import confusion
+
+    one = sentences[number]
+    row_HW = attention_HWW[:, read.row_of[one.place]]
+    targets = [read.row_of[word] for word in one.antecedent]
+    rivals = [[read.row_of[word] for word in words] for words in one.others]
+    bits = confusion(row_HW, targets, rivals) if rivals else torch.zeros((), dtype=torch.float64)
+    others = [word for word in range(row_HW.shape[-1]) if word not in targets]
+    right_H = row_HW[:, targets].amax(-1) > row_HW[:, others].amax(-1)
+    return right_H.long().cpu(), bits.cpu()
+
+
+def _confusion(whole: Sequence[Reflexive], bits: Mapping[Site, Tensor]) -> dict[str, Any] | None:
     """The mean confusion of each layer, and that of even attention; None if no sentence has another noun phrase."""
     import torch
 
@@ -148,17 +153,15 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head_name, share
-
     counts = artifact.counts
     best = (f"head {head_name(counts['best'])}", share(counts["best"]["accuracy"]))
-    notes, found = [f"{counts['sentences']:,} sentences"], counts["confusion"]
-    if found:
-        lowest = min(range(len(found["layers"])), key=lambda layer: found["layers"][layer])
+    notes = [f"{counts['sentences']:,} sentences"]
+    if confusion := counts["confusion"]:
+        layers = confusion["layers"]
         notes.append(
-            f"confusion with other noun phrases: {found['layers'][lowest]:.2f} bits in layer {lowest}, where it is lowest, and "
-            f"{sum(found['layers']) / len(found['layers']):.2f} on average; {found['even']:.2f} if all words were looked at alike "
-            f"({found['sentences']:,} sentences)"
+            f"confusion with other noun phrases: {min(layers):.2f} bits in layer {layers.index(min(layers))}, where it is lowest, and "
+            f"{sum(layers) / len(layers):.2f} on average; {confusion['even']:.2f} if all words were looked at alike "
+            f"({confusion['sentences']:,} sentences)"
         )
     return Table(("", "right"), [best, ("mean of all heads", share(counts["mean"]))], tuple(notes))
 

@@ -9,6 +9,7 @@ Source: Li et al. 2022, equation 1 and section 3.1; `guidance.probes.relevance`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,34 +18,25 @@ from pydantic import Field
 
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
-from pipelines.probing.probe import Findings, batches_of, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.heads import COLUMNS, SHOWN_HEADS, best, head_name, heads_picture, share, write_heads
+from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable
+from pipelines.probing.probe import Findings, probe
+from pipelines.probing.sequences import Batch, WatchedSequences, batches_of
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
+from pipelines.storage.columns import schema_of
 
 if TYPE_CHECKING:
-    import torch
+    from guidance.patterns.pattern import Pattern
+    from guidance.probes.relevance import Relevance
 
-    from guidance.sites import Site
-
-UNIT = "mean attention of a token on the keys of the pattern, over all examples"
 TABLE = "patterns.parquet"
-_MAY_BE_NULL = {
-    "standard_error": "of the relevance over examples; null of one example",
-    "lift": "relevance divided by that of a head that looks at all tokens alike; null where that is 0",
-}
 MOST_PICTURES = 6
 
 
-class Config(SequencesConfig):
+class Config(PatternsConfig):
     """Which patterns are measured, and how."""
 
-    patterns: list[str] = Field(
-        [],
-        description="a pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
-        "by default all patterns that the sequences and the masks have the features for",
-    )
     special: bool = Field(
         True, description="count special tokens; without them, attention among the other tokens is scaled to a sum of 1"
     )
@@ -53,27 +45,17 @@ class Config(SequencesConfig):
 
 def pattern_schema() -> Any:
     """Columns of ``patterns.parquet``."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            column("pattern", pa.string(), "name, or condition"),
-            column("stack", pa.string(), "encoder or decoder"),
-            column("attention", pa.string(), "self, or pal for added heads"),
-            column("layer", pa.int32(), "running number"),
-            column("head", pa.int32(), "running number in its layer"),
-            column("relevance", pa.float64(), UNIT),
-            *(pa.field(name, pa.float64(), metadata={"unit": unit}) for name, unit in _MAY_BE_NULL.items()),
-        ]
-    )
-
-
-def check(config: Config, references: Mapping[str, Any]) -> None:
-    """Raises InputError if there is no such pattern."""
-    from pipelines.probing.patterns import read_written
-
-    for name in config.patterns:
-        read_written(name)
+    columns = {
+        "pattern": ("string", "name, or condition"),
+        **COLUMNS,
+        "relevance": ("float64", UNIT),
+        "standard_error": ("float64", "of the relevance over examples; null of one example"),
+        "lift": (
+            "float64",
+            "relevance divided by that of a head that looks at all tokens alike; null where that is 0",
+        ),
+    }
+    return schema_of(columns, may_be_null=("standard_error", "lift"))
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -82,86 +64,84 @@ def measure(run: Run[Config]) -> Findings:
     Raises:
         InputError: a pattern needs a feature that is not there.
     """
-    import math
-
-    import pyarrow as pa
     import torch
 
-    from guidance.probes.relevance import Relevance, among, keys_of, masses, outstanding, uniform
-    from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.probing.patterns import measurable
-    from pipelines.probing.sequences import WatchedSequences
-    from pipelines.probing.tables import head_name
+    from guidance.probes.relevance import Relevance, outstanding
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)
     patterns, left_out = measurable(config.patterns, watched.known)
     relevance = Relevance(list(patterns))
     for batch in batches_of(run, watched, config.batch_size):
-        tokens, kept_BT = watched.tokens(batch), batch.valid_BT
-        if not config.special:
-            kept_BT = kept_BT & ~torch.isin(
-                tokens.ids_BT, torch.tensor(watched.tokenizer.all_special_ids, device=tokens.ids_BT.device)
-            )
-        wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
-        plain = config.special and config.diagonal
-        even_B1TT = (batch.valid_BT[:, :, None] & batch.valid_BT[:, None, :]).float()[:, None]
-        by_chance = (
-            uniform(wanted, kept_BT)
-            if plain
-            else masses(among(even_B1TT, kept_BT, diagonal=config.diagonal), wanted, kept_BT)[:, 0]
-        )
-        relevance.begin(batch.numbers, by_chance)
-
-        def watch(
-            site: Site,
-            attention_BHTT: torch.Tensor,
-            wanted: torch.Tensor = wanted,
-            kept_BT: torch.Tensor = kept_BT,
-            plain: bool = plain,
-        ) -> None:
-            seen = attention_BHTT if plain else among(attention_BHTT, kept_BT, diagonal=config.diagonal)
-            relevance.add(site, masses(seen, wanted, kept_BT))
-
-        watched.watch(batch, watch)
+        _add(relevance, watched, patterns, batch, config)
     table = write_heads(run, {name: relevance.of(name) for name in patterns}, dict.fromkeys(patterns, UNIT))
     rows: list[dict[str, Any]] = []
-    found: dict[str, dict[str, Any]] = {}
+    findings: dict[str, dict[str, Any]] = {}
     for name in patterns:
         values = torch.tensor([row[name] for row in table])
-        stands_out = [row for row, out in zip(table, outstanding(values).tolist(), strict=True) if out]
-        even, errors = relevance.by_chance(name), relevance.standard_error(name)
-        found[name] = {
+        by_chance = relevance.by_chance(name)
+        findings[name] = {
             "best": best(table, name),
             "mean": float(values.double().mean()),
             "deviation": float(values.double().std(correction=0)),
-            "by_chance": even,
-            "outstanding": [head_name(row) for row in stands_out],
+            "by_chance": by_chance,
+            "outstanding": [
+                head_name(row) for row, is_out in zip(table, outstanding(values).tolist(), strict=True) if is_out
+            ],
         }
-        each = [error for site_errors in errors.values() for error in site_errors.tolist()]
-        for row, error in zip(table, each, strict=True):
-            place = {key: row[key] for key in ("stack", "attention", "layer", "head")}
-            own = {"standard_error": None if math.isnan(error) else error, "relevance": row[name]}
-            rows.append({"pattern": name, **place, **own, "lift": row[name] / even if even else None})
-    with run.out.parquet(TABLE, pattern_schema()) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, pattern_schema()))
-    drawn = sorted(patterns, key=lambda name: (-len(found[name]["outstanding"]), -float(found[name]["best"][name])))
+        errors = [error for by_head in relevance.standard_error(name).values() for error in by_head.tolist()]
+        rows += [
+            {
+                "pattern": name,
+                **{key: row[key] for key in COLUMNS},
+                "relevance": row[name],
+                "standard_error": None if math.isnan(error) else error,
+                "lift": row[name] / by_chance if by_chance else None,
+            }
+            for row, error in zip(table, errors, strict=True)
+        ]
+    run.out.write_rows(TABLE, pattern_schema(), rows)
+    drawn = sorted(patterns, key=lambda p: (-len(findings[p]["outstanding"]), -float(findings[p]["best"][p])))
     for name in drawn[:MOST_PICTURES]:
         title = f"Attention on {name}\n{watched.number:,} sequences"
         file = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60].strip("-")
         run.out.write(f"heads-{file}.png", heads_picture(run, table, name, title=title, label="% of attention"))
     counts = {"sequences": watched.number, "heads": len(table)}
-    return Findings(counts, {"patterns": found, "left_out": left_out})
+    return Findings(counts, {"patterns": findings, "left_out": left_out})
+
+
+def _add(
+    relevance: Relevance, watched: WatchedSequences, patterns: Mapping[str, Pattern], batch: Batch, config: Config
+) -> None:
+    """Read a batch."""
+    import torch
+
+    from guidance.probes.relevance import among, keys_of, masses, uniform
+
+    tokens, valid_BT = watched.tokens(batch), batch.valid_BT
+    kept_BT = valid_BT if config.special else valid_BT & ~watched.special_BT(batch)
+    wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
+    if config.special and config.diagonal:
+        relevance.begin(batch.numbers, uniform(wanted, kept_BT))
+        found = watched.watch(batch, lambda attention: masses(attention, wanted, kept_BT))
+    else:
+        even_B1TT = (valid_BT[:, :, None] & valid_BT[:, None, :]).float()[:, None]
+
+        def masses_among(attention: torch.Tensor) -> torch.Tensor:
+            return masses(among(attention, kept_BT, diagonal=config.diagonal), wanted, kept_BT)
+
+        relevance.begin(batch.numbers, masses_among(even_B1TT)[:, 0])
+        found = watched.watch(batch, masses_among)
+    for site, masses_BHP in found.items():
+        relevance.add(site, masses_BHP)
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import SHOWN_HEADS, head_name, share
-
     rows = []
-    for name, found in sorted(artifact.counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
-        heads = found["outstanding"]
+    for name, finding in sorted(artifact.counts["patterns"].items(), key=lambda item: -item[1]["best"][item[0]]):
+        heads, head = finding["outstanding"], finding["best"]
         named = ", ".join(heads[:SHOWN_HEADS]) + (" …" if len(heads) > SHOWN_HEADS else "")
-        rows.append((name, head_name(found["best"]), share(found["best"][name]), share(found["mean"]), named or "–"))
+        rows.append((name, head_name(head), share(head[name]), share(finding["mean"]), named or "–"))
     left_out = "; ".join(f"{name}: {why}" for name, why in artifact.counts["left_out"].items())
     notes = [f"not measured: {left_out}"] if left_out else []
     return Table(("pattern", "best head", "relevance", "mean", "heads that stand out"), rows, notes)
@@ -173,7 +153,7 @@ STAGE = probe(
     Config,
     measure,
     takes=ON_SEQUENCES,
-    check=check,
+    check=check_patterns,
     table=_table,
     help="""Measure how much of its attention each head spends on each pattern (global relevance).
 

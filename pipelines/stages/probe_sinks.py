@@ -7,21 +7,20 @@ Source: Clark et al. 2019, section 3.2 (separators and first tokens as a place t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
-from pipelines.probing.probe import Findings, batches_of, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.heads import best, head_name, share, shares, write_heads
+from pipelines.probing.probe import Findings, probe
+from pipelines.probing.sequences import Batch, Means, SequencesConfig, WatchedSequences, batches_of
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
-    import torch
-
-    from guidance.probes.summary import Summary
-    from guidance.sites import Site
+    from torch import Tensor
 
 UNITS: Mapping[str, str] = {
     "special": "mean attention of a token on special tokens",
@@ -39,70 +38,60 @@ class Config(SequencesConfig):
 
 def measure(run: Run[Config]) -> Findings:
     """What every head does."""
-    import math
-
     import torch
 
-    from guidance.patterns.combinations import read_pattern
-    from guidance.probes.summary import watch_summaries
-    from pipelines.probing.heads import best, heads_picture, write_heads
-    from pipelines.probing.sequences import WatchedSequences
-
-    config = run.config
-    watched = WatchedSequences(run.inputs, config)
-    special = torch.tensor(watched.tokenizer.all_special_ids, device=watched.device)
-    totals: dict[Site, torch.Tensor] = {}
-    even = torch.zeros(2, dtype=torch.float64)
-    for batch in batches_of(run, watched, config.batch_size):
-        tokens, valid_BT = watched.tokens(batch), batch.valid_BT
-        is_special_BT = torch.isin(tokens.ids_BT, special) & valid_BT
-        first_BTT = read_pattern("first").on(tokens).dense()
-        itself_BTT = read_pattern("self").on(tokens).dense() & ~is_special_BT[:, None]
-        on_special_BTT = is_special_BT[:, None] & valid_BT[:, :, None]
-        ordinary_BTT = ~(is_special_BT[:, None] | itself_BTT) & valid_BT[:, None] & valid_BT[:, :, None]
-        wanted = torch.stack([on_special_BTT, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
-        lengths_B = valid_BT.sum(-1).float()
-        most_B = torch.tensor([math.log(max(2, n)) for n in lengths_B.tolist()], device=watched.device)
-        even += torch.stack([is_special_BT.sum(-1) / lengths_B, 1 / lengths_B]).double().sum(-1).cpu()
-
-        def receive(
-            site: Site,
-            summary: Summary,
-            lengths_B: torch.Tensor = lengths_B,
-            most_B: torch.Tensor = most_B,
-        ) -> None:
-            spread_BH = summary.entropy_BHQ.sum(-1) / (lengths_B * most_B)[:, None]
-            peaks_BH = summary.highest_BHQ.sum(-1) / lengths_B[:, None]
-            found = torch.cat([summary.masses_BHP, spread_BH[..., None], peaks_BH[..., None]], dim=-1)
-            totals[site] = totals.get(site, 0) + found.double().sum(0).cpu()
-
-        watch_summaries(watched.handle, receive, wanted, watched.guide_inputs(batch))
-    means = {site: total / watched.number for site, total in totals.items()}
-    figures = {name: {site: mean[:, place] for site, mean in means.items()} for place, name in enumerate(UNITS)}
-    table = write_heads(run, figures, UNITS)
-    by_chance = dict(zip(("special", "first"), (even / watched.number).tolist(), strict=True))
-    layers = sorted({row["layer"] for row in table})
-    by_layer = [
-        {name: _mean([row[name] for row in table if row["layer"] == layer]) for name in UNITS} | {"layer": layer}
-        for layer in layers
-    ]
-    summary = {"best": best(table, "special"), "by_layer": by_layer, "by_chance": by_chance}
-    title = f"Attention on special tokens\n{watched.number:,} sequences"
-    run.out.write("heads.png", heads_picture(run, table, "special", title=title, label="% of attention"))
+    watched = WatchedSequences(run.inputs, run.config)
+    means, by_chance = Means(), torch.zeros(2, dtype=torch.float64)
+    for batch in batches_of(run, watched, run.config.batch_size):
+        special_BT, lengths_B = watched.special_BT(batch) & batch.valid_BT, batch.valid_BT.sum(-1).float()
+        by_chance += torch.stack([special_BT.sum(-1) / lengths_B, 1 / lengths_B]).double().sum(-1).cpu()
+        means.add(_figures(watched, batch, special_BT))
+    table = write_heads(
+        run,
+        {name: means.column(number) for number, name in enumerate(UNITS)},
+        UNITS,
+        "special",
+        title=f"Attention on special tokens\n{watched.number:,} sequences",
+        label="% of attention",
+    )
+    by_layer = []
+    for layer in sorted({row["layer"] for row in table}):
+        rows = [row for row in table if row["layer"] == layer]
+        by_layer.append({name: sum(row[name] for row in rows) / len(rows) for name in UNITS} | {"layer": layer})
+    chances = dict(zip(("special", "first"), (by_chance / watched.number).tolist(), strict=True))
+    summary = {"best": best(table, "special"), "by_layer": by_layer, "by_chance": chances}
     return Findings({"sequences": watched.number, "heads": len(table)}, summary)
 
 
-def _mean(values: list[Any]) -> float:
-    return sum(values) / len(values)
+def _figures(watched: WatchedSequences, batch: Batch, special_BT: Tensor) -> Mapping[Any, Tensor]:
+    """The figures of `UNITS` on a batch, of each site (B, H, 6)."""
+    import torch
+
+    from guidance.patterns.combinations import read_pattern
+    from guidance.probes.summary import summarise
+
+    tokens, valid_BT, valid_BT1 = watched.tokens(batch), batch.valid_BT, batch.valid_BT[:, :, None]
+    first_BTT = read_pattern("first").on(tokens).dense()
+    itself_BTT = read_pattern("self").on(tokens).dense() & ~special_BT[:, None]
+    ordinary_BTT = ~(special_BT[:, None] | itself_BTT) & valid_BT[:, None] & valid_BT1
+    wanted = torch.stack([special_BT[:, None] & valid_BT1, first_BTT, itself_BTT, ordinary_BTT], dim=1).float()
+    lengths_B1 = valid_BT.sum(-1, keepdim=True).float()
+    most_B1 = torch.tensor([[math.log(max(2, n))] for (n,) in lengths_B1.tolist()], device=watched.device)
+
+    def figures(attention: Tensor) -> Tensor:
+        summary = summarise(attention, wanted, valid_BT)
+        entropy_BH = summary.entropy_BHQ.sum(-1) / (lengths_B1 * most_B1)
+        highest_BH = summary.highest_BHQ.sum(-1) / lengths_B1
+        return torch.cat([summary.masses_BHP, torch.stack([entropy_BH, highest_BH], dim=-1)], dim=-1)
+
+    return watched.watch(batch, figures)
 
 
 def _table(artifact: Artifact, config: Config) -> Table:
-    from pipelines.probing.tables import head_name, share, shares
-
     counts = artifact.counts
     names = ("special", "first", "itself", "ordinary", "entropy")
     rows = [(f"layer {row['layer']}", *shares(row, names)) for row in counts["by_layer"]]
-    rows.append(("by chance", *(share(counts["by_chance"].get(name)) for name in names)))
+    rows.append(("by chance", *shares(counts["by_chance"], names)))
     note = f"most on special tokens: head {head_name(counts['best'])}, {share(counts['best']['special'])}"
     return Table(("", *names), rows, [note])
 

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,13 @@ class Builder:
                 writer.write_table = counted
                 yield writer
         self.files[name]["rows"] = rows
+
+    def write_rows(self, name: str, schema: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write a table from rows in memory."""
+        import pyarrow as pa
+
+        with self.parquet(name, schema) as writer:
+            writer.write_table(pa.Table.from_pylist(list(rows), schema))
 
     def remove(self, name: str) -> None:
         """Delete a file that is no longer needed."""

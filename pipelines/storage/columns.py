@@ -1,10 +1,28 @@
-"""Columns of tables: never null, with the unit in their metadata."""
+"""Columns of tables, with the unit in their metadata; hardly any may be null."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
-__all__ = ["column", "list_column"]
+__all__ = ["column", "list_column", "schema_of"]
+
+
+def schema_of(columns: Mapping[str, tuple[str, str]], may_be_null: Container[str] = ()) -> Any:
+    """A ``pyarrow.Schema``.
+
+    Args:
+        columns: by name, each with its type, as ``pyarrow`` calls it, and what a value means, in a few words.
+        may_be_null: the names of those that may be null.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field(name, pa.type_for_alias(kind), name in may_be_null, metadata={"unit": unit})
+            for name, (kind, unit) in columns.items()
+        ]
+    )
 
 
 def column(name: str, kind: Any, unit: str) -> Any:

@@ -234,6 +234,13 @@ def pad(rows: list[np.ndarray], value: Any, length: int, device: Any = None) -> 
     return torch.from_numpy(filled).to(device, non_blocking=True)
 
 
+def ids_and_mask(rows: list[np.ndarray], pad_id: int, device: Any = None) -> dict[str, Tensor]:
+    """Token ids as ``input_ids`` and ``attention_mask``, (B, T) each, padded to the longest."""
+    length = max(map(len, rows))
+    masks = [np.ones(len(row), np.int64) for row in rows]
+    return {"input_ids": pad(rows, pad_id, length, device), "attention_mask": pad(masks, 0, length, device)}
+
+
 def shares(items: list[Any], parts: int) -> list[list[Any]]:
     """A list split into ``parts`` consecutive parts whose lengths differ by at most one."""
     size, extra = divmod(len(items), parts)

@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from guidance.errors import InputError, NumericalError, PlanError
@@ -79,11 +78,20 @@ class LiveModel:
         cut: how many texts were longer than the model allows and were cut.
     """
 
-    def __init__(self, folder: Path, device: str = "auto") -> None:
-        """Raises InputError or PlanError when the model cannot do it, or needs more than a bare text."""
+    def __init__(self, folder: Path, device: str = "auto", random_seed: int | None = None) -> None:
+        """
+        Args:
+            random_seed: of random weights in the same shape, without a plan; None for the model's own.
+
+        Raises:
+            InputError: the model cannot do it.
+            PlanError: it needs more than a bare text.
+        """
+        import torch
+
         from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
         from guidance.plan import Plan
-        from pipelines.training.opening import open_trained
+        from pipelines.training.opening import Unguided, open_trained
 
         try:
             config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
@@ -102,6 +110,10 @@ class LiveModel:
             self.tokenizer.enable_truncation(self.longest)
         self.folder, self.cut = folder, 0
         self.model, self.handle = open_trained(folder, device=device)
+        if random_seed is not None:
+            torch.manual_seed(random_seed)
+            self.model = type(self.model)(self.model.config).to(self.model.device).eval()
+            self.handle = Unguided(self.model)
         self.pad_id = next(i for i in (self.special["pad"], self.model.config.pad_token_id, 0) if i is not None)
 
     spells_masks = False
@@ -116,11 +128,11 @@ class LiveModel:
         Raises:
             InputError: a token is outside of the vocabulary of the model.
         """
-        import numpy as np
+        from transformers import BatchEncoding
 
         from guidance.statistics.roles import COLUMNS
         from guidance.statistics.texts import word_features
-        from pipelines.training.batches import pad
+        from pipelines.training.batches import ids_and_mask, pad
 
         encodings = self.tokenizer.encode_batch(list(texts))
         self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
@@ -128,18 +140,15 @@ class LiveModel:
         known, highest = self.model.get_input_embeddings().weight.shape[0], max(int(row.max(initial=0)) for row in rows)
         if highest >= known:
             raise InputError(f"{self.folder}: its tokenizer has a token {highest}, and the model has {known} tokens")
-        length, device = max(map(len, rows)), next(self.model.parameters()).device
-        inputs = {
-            "input_ids": pad(rows, self.pad_id, length, device),
-            "attention_mask": pad([np.ones(len(row), np.int64) for row in rows], 0, length, device),
-        }
+        inputs = ids_and_mask(rows, self.pad_id, self.model.device)
         columns: dict[str, list[Any]] = {name: [] for name in self.needed}
         for text, encoding in zip(texts, encodings, strict=True):
             if self.needed:
-                found = word_features(SimpleNamespace(encodings=[encoding]), [text], [words_of(text)])
+                features = word_features(BatchEncoding(encoding=[encoding]), [text], [words_of(text)])
                 for name in self.needed:
-                    columns[name].append(found[name][0].numpy())
-        padded = {name: pad(values, COLUMNS[name].fill, length, device) for name, values in columns.items()}
+                    columns[name].append(features[name][0].numpy())
+        length = inputs["input_ids"].shape[1]
+        padded = {n: pad(values, COLUMNS[n].fill, length, self.model.device) for n, values in columns.items()}
         return Batch(inputs, padded, encodings)
 
     def _ids(self, encoding: Any) -> Any:

@@ -75,3 +75,13 @@ def open_trained(
         return model, handle
     plain: Any = load_model(folder, opened_by).eval()
     return plain.to(place), Unguided(plain)
+
+
+def open_watched(
+    folder: Path, tables: Mapping[str, Any] | None = None, device: str = "auto", auto_class: str | None = None
+) -> tuple[Any, Any]:
+    """A model and a handle that shows its heads, with its plan or without one; see `open_trained`."""
+    import guidance
+
+    model, handle = open_trained(folder, tables, device, auto_class)
+    return model, guidance.install(model, Plan()) if isinstance(handle, Unguided) else handle

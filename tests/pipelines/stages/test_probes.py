@@ -234,7 +234,7 @@ def test_split_words_are_one_word_and_special_tokens_are_their_own() -> None:
     offsets, parts = [(0, 0), (0, 2), (2, 4), (4, 7), (7, 8), (0, 0)], [None, 0, 0, 0, 0, None]
     read = _read(["anna", "dog"], SimpleNamespace(offsets=offsets, sequence_ids=parts))
     assert read.words == [None, 0, 1, None] and read.numbers == [0, 1, 1, 2, 2, 3]
-    assert read.place == {0: 1, 1: 2}
+    assert read.row_of == {0: 1, 1: 2}
 
 
 def test_attention_between_words_is_that_of_transformers(tmp_path: Path) -> None:
@@ -247,11 +247,10 @@ def test_attention_between_words_is_that_of_transformers(tmp_path: Path) -> None
     for name, data in tokenizer.items():
         (tmp_path / "model" / name).write_bytes(data)
     watched = WatchedModel(tmp_path / "model", length=32, device="cpu")
-    seen: dict[Any, torch.Tensor] = {}
     words = ["anna", "saw", "dog"]
-    read = watched.look(words, seen.__setitem__)
+    read, by_site = watched.look(words)
     assert read.words == [None, 0, 1, 2, None]
-    (attention,) = seen.values()
+    (attention,) = by_site.values()
     assert attention.shape == (2, 5, 5)
     opened = AutoModel.from_pretrained(tmp_path / "model", attn_implementation="eager")
     given = AutoTokenizer.from_pretrained(tmp_path / "model")(" ".join(words), return_tensors="pt")["input_ids"]

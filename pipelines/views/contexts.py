@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+from safetensors.numpy import save
+
 from guidance.errors import InputError
 from pipelines.statistics.cooccurrence_table import load_table, read_vocabulary
 from pipelines.storage.artifacts import Artifact
@@ -111,9 +114,6 @@ def _pieces(tokenizer: Any, text: str) -> list[_Piece]:
 
 def dense(artifact: Artifact, *, half: bool = False, totals: Literal["pairs", "tokens"] = "pairs") -> bytes:
     """The matrix S as safetensors: ``scores`` (N, N), float32 or float16, and ``ids`` (N,), the token of each row."""
-    import numpy as np
-    from safetensors.numpy import save
-
     table = load_table(artifact, totals=totals, half=half)
     ids = read_vocabulary(artifact)["id"].to_numpy().astype(np.int64)
     return save({"ids": ids, "scores": table.scores_NN.numpy()})

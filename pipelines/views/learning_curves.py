@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import matplotlib
 import numpy as np
 
 from pipelines.drawing import figure_of, png, saved
@@ -89,8 +90,6 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
     Args:
         form: ``png`` or ``svg``.
     """
-    import matplotlib
-
     costs = [row.summary["step_seconds"].mean or 0.0 for row in comparison.rows]
     panels = 2 if all(costs) else 1
     figure, (every_axes,) = figure_of(3 + 4 * panels, 4.8, 1, panels)

@@ -11,16 +11,23 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from guidance.errors import InputError, UnknownName
+from guidance.patterns import Pattern
+from guidance.patterns.features import FEATURES, UPOS, Cooccurrence, Tokens, Vocabulary, relation_id
+from guidance.statistics.cooccurrence import cooccurrence_table
+from guidance.statistics.roles import parts_of_speech
+from guidance.statistics.texts import Word, word_features
 from pipelines.storage.store import Store
+from pipelines.text.spacy_models import load_spacy
+from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
 from pipelines.training.live_text import words_of
-
-if TYPE_CHECKING:
-    from guidance.patterns import Pattern
-    from guidance.patterns.features import Cooccurrence, Tokens
-    from guidance.statistics.texts import Word
 
 MOST_TOKENS = 256
 """A picture of more tokens would be unreadable."""
@@ -102,11 +109,6 @@ def read(
         InputError: the text is empty or too long, the tokenizer cannot be read, or a feature does not fit the text.
         MachineError: the spaCy model is not installed.
     """
-    import torch
-
-    from guidance.patterns.features import Tokens, Vocabulary
-    from guidance.statistics.texts import word_features
-
     for written in (text or "", *(given or {}).values()):
         if any("\ud800" <= letter <= "\udfff" for letter in written):
             raise InputError("the text is not UTF-8")
@@ -170,8 +172,6 @@ def weights_of(pattern: Pattern, example: OneText) -> Any:
     Raises:
         InputError: the text lacks a feature that the pattern reads; the hint says where to get it.
     """
-    from guidance.patterns.features import FEATURES
-
     missing = [name for name in pattern.needs if name not in example.tokens.columns]
     if missing:
         hints = [f"{name}: {FEATURES[name].source}" for name in missing]
@@ -200,9 +200,6 @@ def _sample() -> tuple[list[Word], dict[str, Sequence[Any]]]:
 
 def _parse(text: str, parser: str) -> tuple[list[Word], dict[str, Sequence[Any]]]:
     """The words of a text as spaCy finds them, and further features by name, one value per word."""
-    from guidance.statistics.roles import parts_of_speech
-    from pipelines.text.spacy_models import load_spacy
-
     kind, _, name = parser.partition(":")
     if kind != "spacy" or not name:
         raise InputError(f"unknown parser {parser!r}", hint="spacy:NAME_OR_FOLDER, for example spacy:en_core_web_sm")
@@ -228,8 +225,6 @@ def _parse(text: str, parser: str) -> tuple[list[Word], dict[str, Sequence[Any]]
 
 
 def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
-    from pipelines.text.tokenizer_files import load_tokenizer, open_tokenizer, special_ids, tokenizer_files
-
     file = Path(reference)
     with contextlib.ExitStack() as stack:
         is_file = file.name == "tokenizer.json" and file.is_file()
@@ -240,15 +235,11 @@ def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
 
 
 def _word_level(words: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    from tokenizers import Tokenizer, models
-
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
     return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
 
 
 def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
@@ -257,8 +248,6 @@ def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
 
 def _reader(name: str) -> Callable[[str], Any]:
     """A function that parses a value of a feature, as written on the command line."""
-    from guidance.patterns.features import FEATURES, UPOS, relation_id
-
     truth = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     labels: dict[str, Callable[[str], int]] = {
         "relation": relation_id,
@@ -284,8 +273,6 @@ def _reader(name: str) -> Callable[[str], Any]:
 
 
 def _values(name: str, written: str, num_words: int, word_of: Sequence[int], backend: Any) -> list[Any]:
-    from guidance.patterns.features import FEATURES
-
     if name not in FEATURES:
         raise UnknownName("feature", name, FEATURES)
     read_value, texts = _reader(name), [value.strip() for value in written.split(",")]
@@ -304,17 +291,11 @@ def _values(name: str, written: str, num_words: int, word_of: Sequence[int], bac
 
 def _spread(name: str, values: Sequence[Any], word_of: Sequence[int]) -> list[Any]:
     """Expand values per word to values per token."""
-    from guidance.patterns.features import FEATURES
-
     return [values[word] if word >= 0 else FEATURES[name].fill for word in word_of]
 
 
 def _counted_in_text(ids: Sequence[int], segments: Sequence[int], word_of: Sequence[int]) -> Cooccurrence:
     """A co-occurrence table of this text alone, with sentences as windows (Xing et al. 2020, eq. 9 and 10)."""
-    import numpy as np
-
-    from guidance.statistics.cooccurrence import cooccurrence_table
-
     kinds, row_of = np.unique([id_ for id_, word in zip(ids, word_of, strict=True) if word >= 0], return_inverse=True)
     segment = np.array([segments[word] for word in word_of if word >= 0])
     counts_NN = np.zeros((len(kinds), len(kinds)), np.int64)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from guidance.guide import DEFAULTS, KEYS, SCHEDULES
+from guidance.mechanisms import MECHANISMS
+from guidance.models.added_heads import Pal
+from guidance.options import declared
+from guidance.patterns import PATTERNS
+from guidance.plan import Plan, as_toml, presets
+from guidance.registry import load_entry_points
+
 
 def template(preset: str | None = None) -> str:
     """A commented plan: two example rows, or those of a preset, with all keys, patterns and mechanisms in comments."""
-    from guidance.plan import Plan, presets
-    from guidance.registry import load_entry_points
-
     load_entry_points()
     if preset is not None:
         Plan.load(f"preset:{preset}")  # raises for an unknown name
@@ -32,12 +37,6 @@ heads = [1]
 
 
 def _explanation() -> Iterator[str]:
-    from guidance.guide import DEFAULTS, KEYS, SCHEDULES
-    from guidance.mechanisms import MECHANISMS
-    from guidance.options import declared
-    from guidance.patterns import PATTERNS
-    from guidance.plan import as_toml
-
     yield "# A plan says what heads should attend to.  `guide plan check FILE --model FOLDER` checks it,"
     yield "# `guide plan show FILE --model FOLDER` shows its heads, `guide pretrain --plan FILE` trains with it."
     yield "#"
@@ -61,10 +60,6 @@ def _explanation() -> Iterator[str]:
 
 def _spare_rows() -> Iterator[str]:
     """One row per mechanism, and the table of added heads, commented out, with options at their defaults."""
-    from guidance.mechanisms import MECHANISMS
-    from guidance.models.added_heads import Pal
-    from guidance.options import declared
-
     yield "# One row for each mechanism, with its options at their defaults.  Remove the # to use one."
     for name, mechanism in MECHANISMS.items():
         pattern = "conflict" if "row_losses" in mechanism.contributes else "next"
@@ -85,7 +80,5 @@ def _spare_rows() -> Iterator[str]:
 
 
 def _option_lines(options: Mapping[str, Any]) -> Iterator[str]:
-    from guidance.plan import as_toml
-
     for key, value in options.items():
         yield f"# {key} = {as_toml(value)}" if value is not None else f"# # {key}: not set by default"

@@ -7,9 +7,18 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
 
 from guidance.errors import InputError
+from guidance.patterns import Pattern
+from guidance.patterns.combinations import read_pattern
+from guidance.patterns.features import Tokens, Vocabulary
+from guidance.plan import Plan
+from guidance.statistics.roles import COLUMNS
 from pipelines.engine.shards import parquet_file
 from pipelines.progress import Progress
 from pipelines.statistics.codes import check_codes
@@ -19,14 +28,9 @@ from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.training.batches import pad
 from pipelines.training.models import read_tokenizer
 from pipelines.views.one_text import word_labels
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from guidance.patterns import Pattern
-    from guidance.patterns.features import Tokens, Vocabulary
 
 __all__ = ["Example", "Opened", "Roles", "choose", "dense_schema", "export"]
 
@@ -64,53 +68,41 @@ def choose(masks: Artifact, wanted: Sequence[Any] = ()) -> Roles:
         UnknownName: there is no such pattern.
         InputError: a pattern is weighted, so it is not a mask; or a wanted one needs data that this artifact lacks.
     """
-    from guidance.patterns.combinations import read_pattern
-    from guidance.patterns.features import Vocabulary
-    from guidance.plan import Plan
-
     if wanted:
         patterns = [read_pattern(spec) for spec in wanted]
     else:
         patterns = [guide.bound_pattern for guide in Plan.load("preset:roles").guides if guide.bound_pattern]
-    found, missing = {}, {}
+    chosen, missing, reasons = {}, {}, masks.counts.get("missing", {})
+    known = {*Vocabulary.FEATURES, *masks.counts["columns"]}
     for pattern in patterns:
         if pattern.weighted or pattern.tables:
             raise InputError(f"{pattern} gives weights, not a mask", hint="draw weights with `guide patterns show`")
-        lacking = [need for need in pattern.needs if need not in (*Vocabulary.FEATURES, *masks.counts["columns"])]
-        if lacking:
-            why = masks.counts.get("missing", {})
-            needs: dict[str, list[str]] = {}
-            for need in lacking:
-                needs.setdefault(why.get(need, "unknown"), []).append(need)
+        needs: dict[str, list[str]] = {}
+        for need in pattern.needs:
+            if need not in known:
+                needs.setdefault(reasons.get(need, "unknown"), []).append(need)
+        if needs:
             missing[str(pattern)] = "; ".join(f"no {', '.join(names)}: {reason}" for reason, names in needs.items())
         else:
-            found[str(pattern)] = pattern
-    if missing and (wanted or not found):
+            chosen[str(pattern)] = pattern
+    if missing and (wanted or not chosen):
         name, reason = next(iter(missing.items()))
         raise InputError(f"{masks.reference} lacks data that {name} needs: {reason}")
-    return Roles(found, missing)
+    return Roles(chosen, missing)
 
 
-class Opened:
-    """A masks artifact, open together with its sequences."""
+class Opened(contextlib.ExitStack):
+    """A masks artifact, open together with its sequences, and with its corpus if that is still there."""
 
     def __init__(self, masks: Artifact, store: Store) -> None:
+        super().__init__()
         check_codes(masks)
-        self.masks, self.data = masks, store.load_input(masks, "sequences")
+        self.masks, self.data = masks, self.enter_context(store.load_input(masks, "sequences"))
         self._tokenizer = read_tokenizer(self.data, masked=False)
         self._vocabulary: Vocabulary | None = None
-        try:
-            self._corpus: Artifact | None = store.load_input(masks, "corpus")
-        except ArtifactMissing:
-            self._corpus = None
-
-    def __enter__(self) -> Opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for artifact in (self.data, self._corpus):
-            if artifact is not None:
-                artifact.close()
+        self._corpus: Artifact | None = None
+        with contextlib.suppress(ArtifactMissing):
+            self._corpus = self.enter_context(store.load_input(masks, "corpus"))
 
     def size(self, split: str) -> int:
         """The number of sequences in a split.
@@ -132,8 +124,6 @@ class Opened:
         Raises:
             InputError: there is no such sequence or sentence.
         """
-        import numpy as np
-
         if not 0 <= number < self.size(split):
             raise InputError(f"{split} has the sequences 0 to {self.size(split) - 1}, not {number}")
         row, roles = (self._row(artifact, split, number) for artifact in (self.data, self.masks))
@@ -157,10 +147,11 @@ class Opened:
         held: list[tuple[dict[str, Any], dict[str, Any]]] = []
         longest = 0
         for pair in zip(*(self._rows(artifact, split) for artifact in (self.data, self.masks)), strict=True):
-            longest = max(longest, len(pair[0]["id"]))
+            size = len(pair[0]["id"])
+            longest = max(longest, size)
             if held and (len(held) + 1) * longest**2 > most:
                 yield self._batch(held)
-                held, longest = [], len(pair[0]["id"])
+                held, longest = [], size
             held.append(pair)
         if held:
             yield self._batch(held)
@@ -186,13 +177,6 @@ class Opened:
         raise ArtifactDamaged(f"{artifact.path / split}.parquet: fewer rows than its manifest says")
 
     def _tokens(self, rows: Sequence[dict[str, Any]], roles: Sequence[dict[str, Any]]) -> Tokens:
-        import numpy as np
-        import torch
-
-        from guidance.patterns.features import Tokens, Vocabulary
-        from guidance.statistics.roles import COLUMNS
-        from pipelines.training.batches import pad
-
         self._vocabulary = self._vocabulary or Vocabulary.from_tokenizer(self._tokenizer)
         length = max(len(row["id"]) for row in rows)
         ids = pad([np.array(row["id"]) for row in rows], 0, length)
@@ -208,8 +192,6 @@ class Opened:
         return Tokens(ids, valid, {**self._vocabulary.columns(ids), **columns})
 
     def _letters(self, row: dict[str, Any]) -> list[str | None]:
-        import pyarrow as pa
-
         assert self._corpus is not None
         columns = {name: pa.array([row[name]]) for name in ("document", "sentence", "start", "end")}
         texts = RoleTables(str(self._corpus.path)).texts(pieces_of(pa.table(columns)))
@@ -221,8 +203,6 @@ class Opened:
 
 def dense_schema(roles: Sequence[str]) -> Any:
     """Columns of a file of dense masks, with one row per sequence."""
-    import pyarrow as pa
-
     unit = "length x length, query after query; true: the key may be looked at"
     return pa.schema(
         [
@@ -262,9 +242,6 @@ def export(opened: Opened, roles: Roles, folder: Path, progress: Progress) -> di
 
 
 def _write(opened: Opened, roles: Roles, split: str, path: Path, bar: Any) -> int:
-    import numpy as np
-    import pyarrow as pa
-
     schema, first = dense_schema(list(roles.found)), 0
     with parquet_file(path, schema) as writer:
         for tokens, lengths in opened.batches(split, max(1, ENTRIES // max(1, len(roles.found)))):

@@ -61,7 +61,7 @@ def convert(folder: Path, out: Path) -> Converted:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        found = _convert_in_subprocess(weights, temporary / "model.safetensors")
+        written = _convert_in_subprocess(weights, temporary / "model.safetensors")
         for name in COPIED:
             if (folder / name).is_file():
                 write_file(temporary / name, (folder / name).read_bytes())
@@ -69,7 +69,7 @@ def convert(folder: Path, out: Path) -> Converted:
         publish_directory(temporary, out, trash=None)
     finally:
         remove_tree(temporary)
-    return Converted(out, found["tensors"], found["numbers"])
+    return Converted(out, **written)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -99,7 +99,7 @@ def _convert_in_subprocess(weights: list[Path], out: Path) -> dict[str, int]:
     # TORCH_* variables could make torch read more than weights
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_")}
     command = [sys.executable, "-P", "-m", "pipelines.tools.convert", str(out), *map(str, weights)]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), *_python_path()]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         command,
         env=environment,
@@ -121,10 +121,6 @@ def _convert_in_subprocess(weights: list[Path], out: Path) -> dict[str, int]:
     return answer
 
 
-def _python_path() -> list[str]:
-    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -140,18 +136,18 @@ def _read(path: Path) -> Mapping[str, Any]:
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile file can raise anything
         reason = " ".join(str(error).split())
         # cut off torch's advice on how to open the file anyway
         reason = reason.split("WeightsUnpickler error:")[-1].split(". Please")[0].strip() or type(error).__name__
         raise InputError(f"{path}: contains more than weights, or is damaged ({reason[:200]})") from error
-    if not isinstance(found, Mapping):
-        raise InputError(f"{path}: contains a {type(found).__name__}, not a mapping of names to tensors")
-    for name, tensor in found.items():
+    if not isinstance(tensors, Mapping):
+        raise InputError(f"{path}: contains a {type(tensors).__name__}, not a mapping of names to tensors")
+    for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise InputError(f"{path}: {str(name)[:80]!r} is a {type(tensor).__name__}, not a plain tensor")
-    return found
+    return tensors
 
 
 def write_safetensors(out: Path, weights: list[Path]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from safetensors.numpy import save
@@ -46,12 +46,12 @@ def newest(store: Store) -> Artifact:
     Raises:
         ArtifactMissing: the store has none.
     """
-    found = [artifact for artifact in store.artifacts() if artifact.kind == "cooccur"]
-    if not found:
+    tables = [artifact for artifact in store.artifacts() if artifact.kind == "cooccur"]
+    if not tables:
         raise ArtifactMissing(
             f"there is no co-occurrence table in {store.root}", hint="count one: guide build-cooccur CORPUS TOKENIZER"
         )
-    last = max(found, key=lambda artifact: (str(artifact.manifest["created"]), artifact.path.stat().st_mtime_ns))
+    last = max(tables, key=lambda artifact: (str(artifact.manifest["created"]), artifact.path.stat().st_mtime_ns))
     last.verify()
     return last
 
@@ -74,42 +74,27 @@ def contexts_of(
     tokenizer = load_tokenizer({"tokenizer.json": artifact.read("tokenizer/tokenizer.json")})
     word = word.strip()
     match = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+    whole = text if match else f"{text} {word}"
     start = match.start() if match else len(text) + 1
-    all_pieces = _pieces(tokenizer, text if match else f"{text} {word}")
-    pieces = [piece for piece in all_pieces if piece.start < start + len(word) and piece.end > start]
-    keys = [piece for piece in all_pieces if piece.start < len(text)]
+    encoding = tokenizer.encode(whole, add_special_tokens=False)
+    pieces, keys = [], []
+    for id_, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+        letters = whole[first:end]
+        first += len(letters) - len(letters.lstrip())
+        piece = (id_, tokenizer.id_to_token(id_), letters.strip() or tokenizer.id_to_token(id_))
+        pieces += [piece] if first < start + len(word) and end > start else []
+        keys += [piece] if first < len(text) else []
     table = load_table(artifact, totals=totals)
     rows = table.rows_V.tolist()
     contexts = []
-    for piece in pieces:
-        row = rows[piece.id]
-        found = [
-            None if min(row, rows[key.id]) < 0 else float(table.scores_NN[row, rows[key.id]])
-            for key in keys
-        ]  # fmt: skip
-        shown = [(key.text, key.token, value) for key, value in zip(keys, found, strict=True)]
-        contexts.append(Context(piece.token, piece.text, row >= 0, shown))
+    for id_, token, letters in pieces:
+        row, shown = rows[id_], []
+        for key_id, key_token, key_letters in keys:
+            column = rows[key_id]
+            coefficient = None if min(row, column) < 0 else float(table.scores_NN[row, column])
+            shown.append((key_letters, key_token, coefficient))
+        contexts.append(Context(token, letters, row >= 0, shown))
     return contexts
-
-
-@dataclass(frozen=True)
-class _Piece:
-    id: int
-    token: str
-    text: str
-    start: int
-    end: int
-
-
-def _pieces(tokenizer: Any, text: str) -> list[_Piece]:
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    pieces = []
-    for id_, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-        letters = text[start:end]
-        start += len(letters) - len(letters.lstrip())
-        token = tokenizer.id_to_token(id_)
-        pieces.append(_Piece(id_, token, letters.strip() or token, start, end))
-    return pieces
 
 
 def dense(artifact: Artifact, *, half: bool = False, totals: Literal["pairs", "tokens"] = "pairs") -> bytes:

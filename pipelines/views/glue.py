@@ -63,13 +63,14 @@ def score(evaluation: Artifact, label: str, store: Store, convention: str = "glu
         )
     task = format_.removeprefix("glue-")
     metrics = CONVENTIONS[convention].get(task, ("accuracy",))
-    found: Mapping[str, float | None] = evaluation.counts["metrics"]
-    if any(found.get(name) is None for name in metrics):
-        why = "all examples have the same label" if any(name in found for name in metrics) else "no example has a label"
+    measured: Mapping[str, float | None] = evaluation.counts["metrics"]
+    if any(measured.get(name) is None for name in metrics):
+        known = any(name in measured for name in metrics)
+        why = "all examples have the same label" if known else "no example has a label"
         raise InputError(f"{label}: {why}, so it has no {' or '.join(metrics)}")
     parts = evaluation.counts.get("slices", {}).get("source", {})
-    tables = list(parts.values()) if task == "mnli" and parts else [found]
-    value = statistics.fmean(statistics.fmean(float(table[name] or 0.0) for name in metrics) for table in tables)
+    tables = list(parts.values()) if task == "mnli" and parts else [measured]
+    value = statistics.fmean(float(table[name] or 0.0) for table in tables for name in metrics)
     return Score(task, metrics, value, int(evaluation.counts["examples"]))
 
 

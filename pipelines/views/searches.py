@@ -52,24 +52,20 @@ def equal_scores(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Re
     Empty for searches that are not along pre-training.
     """
     first, *others = (_along(search) for search in searches)
-    found = []
+    reached = []
     for other, label in zip(others, labels[1:], strict=True):
-        if not first or not other:
-            continue
-        end = max(first)
-        for metric, score in first[end][1].items():
-            if all(metric in scores for _, scores in other.values()):
-                steps = np.array(sorted(other), float)
-                seconds = np.array([other[int(step)][0] for step in steps])
-                values = np.array([other[int(step)][1][metric] for step in steps])
-                place = _crossing(
-                    values if metric not in _LOWER else -values, score if metric not in _LOWER else -score
-                )
-                places = np.arange(len(steps))
-                when = None if place is None else float(np.interp(place, places, steps))
-                after = None if place is None else float(np.interp(place, places, seconds))
-                found.append(Reached(labels[0], label, metric, score, when, after, end, first[end][0]))
-    return found
+        end = max(first, default=0)
+        for metric, score in first[end][1].items() if other and first else ():
+            if all(metric in means for _, means in other.values()):
+                steps = sorted(other)
+                values = np.array([other[step][1][metric] for step in steps])
+                moment = _crossing(-values, -score) if metric in _LOWER else _crossing(values, score)
+                when = after = None
+                if moment is not None:
+                    seconds = [other[step][0] for step in steps]
+                    when, after = (float(np.interp(moment, range(len(steps)), each)) for each in (steps, seconds))
+                reached.append(Reached(labels[0], label, metric, score, when, after, end, first[end][0]))
+    return reached
 
 
 _LOWER = ("mse", "pk", "window_diff")
@@ -77,32 +73,34 @@ _LOWER = ("mse", "pk", "window_diff")
 
 
 def _crossing(values: np.ndarray, wanted: float) -> float | None:
-    """The first place, between two values by linear interpolation, that is at least ``wanted``; None if there is none."""
+    """The first index, between two values by linear interpolation, that is at least ``wanted``; None if there is none."""
     reached = np.flatnonzero(values >= wanted - 1e-12)
-    if not len(reached):
-        return None
-    place = int(reached[0])
-    if place == 0 or values[place] == values[place - 1]:
-        return float(place)
-    return place - 1 + float(np.clip((wanted - values[place - 1]) / (values[place] - values[place - 1]), 0, 1))
+    if not len(reached) or not reached[0]:
+        return 0.0 if len(reached) else None
+    before, after = values[reached[0] - 1 : reached[0] + 1]
+    return float(reached[0] - 1 + np.clip((wanted - before) / (after - before), 0, 1))
 
 
 def _along(search: Artifact) -> dict[int, tuple[float, dict[str, float]]]:
     """For each moment of pre-training its seconds and the mean of each test metric; empty without ``--along``."""
-    found = {}
+    moments = {}
     rows = [row for row in _rows(search) if row["chosen"]]
     for step in {row["step"] for row in rows} - {None}:
         own = [row for row in rows if row["step"] == step]
-        names = [name for name in own[0] if name.startswith("test/") and all(row[name] is not None for row in own)]
-        means = {name.removeprefix("test/"): statistics.fmean(row[name] for row in own) for name in names}
-        found[int(step)] = own[0]["seconds"], means
-    return found
+        names = [name for name in own[0]["test"] if all(row["test"][name] is not None for row in own)]
+        means = {name: statistics.fmean(row["test"][name] for row in own) for name in names}
+        moments[int(step)] = own[0]["seconds"], means
+    return moments
 
 
 def _rows(search: Artifact) -> list[dict[str, Any]]:
+    """The runs of a search; ``test`` has the test metrics of each."""
     with search.open("runs.parquet") as file:
         rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
-    return [{"step": None, **row} for row in rows]
+    tests = (
+        {name.removeprefix("test/"): value for name, value in row.items() if name.startswith("test/")} for row in rows
+    )
+    return [{"step": None, **row, "test": test} for row, test in zip(rows, tests, strict=True)]
 
 
 def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> list[Tested]:
@@ -113,7 +111,7 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
         InputError: nothing was tested.
     """
     first, *others = searches
-    found: list[Tested] = []
+    tests: list[Tested] = []
     for other, label in zip(others, labels[1:], strict=True):
         for what in ("task", "dataset"):
             one, two = (_fact(search, what) for search in (first, other))
@@ -133,15 +131,16 @@ def compare_searches(searches: Sequence[Artifact], labels: Sequence[str]) -> lis
                     f"{labels[0]} and {label} have other seeds or folds",
                     hint="the same --seed, --seeds, --folds, --fold-seed",
                 )
-            found += _tests(labels[0], label, baseline, runs, "" if moment is None else f", step {moment:,}")
-    corrected = holm([tested.difference.p for tested in found])
-    return [replace(tested, corrected=p) for tested, p in zip(found, corrected, strict=True)]
+            tests += _tests(labels[0], label, baseline, runs, "" if moment is None else f", step {moment:,}")
+    corrected = holm([tested.difference.p for tested in tests])
+    return [replace(tested, corrected=p) for tested, p in zip(tests, corrected, strict=True)]
 
 
 def _tests(first: str, other: str, baseline: Runs, runs: Runs, moment: str) -> Iterator[Tested]:
     """A test of each metric that all runs have."""
     shared_folds = len({fold for fold, _ in runs}) > 1
-    for metric in _metrics(baseline, runs):
+    every = [*baseline.values(), *runs.values()]
+    for metric in [name for name in every[0] if all(run.get(name) is not None for run in every)]:
         before, after = (_by_fold_or_seed(side, metric, shared_folds) for side in (baseline, runs))
         differences = [b - a for a, b in zip(before, after, strict=True)]
         difference = paired_t(differences, shared_folds=shared_folds)
@@ -155,20 +154,13 @@ def _fact(search: Artifact, what: str) -> str:
 
 def _tested_runs(search: Artifact, label: str) -> dict[int | None, Runs]:
     """The runs that were tested, by the step of pre-training that they start from."""
-    found: dict[int | None, dict[tuple[int, int], Mapping[str, float | None]]] = {}
+    runs: dict[int | None, dict[tuple[int, int], Mapping[str, float | None]]] = {}
     for row in _rows(search):
         if row["chosen"] and row["evaluation"]:
-            metrics = {name.removeprefix("test/"): value for name, value in row.items() if name.startswith("test/")}
-            found.setdefault(row["step"], {})[row["fold"], row["seed"]] = metrics
-    if not found:
+            runs.setdefault(row["step"], {})[row["fold"], row["seed"]] = row["test"]
+    if not runs:
         raise InputError(f"{label}: nothing was tested, because its dataset has no test split")
-    return dict(found)
-
-
-def _metrics(one: Runs, other: Runs) -> list[str]:
-    """The metrics that all runs of both searches have."""
-    runs = [*one.values(), *other.values()]
-    return [name for name in runs[0] if all(run.get(name) is not None for run in runs)]
+    return dict(runs)
 
 
 def _by_fold_or_seed(runs: Runs, metric: str, shared_folds: bool) -> list[float]:
@@ -176,6 +168,6 @@ def _by_fold_or_seed(runs: Runs, metric: str, shared_folds: bool) -> list[float]
     grouped: dict[int, list[float]] = {}
     for (fold, seed), metrics in sorted(runs.items()):
         value = metrics[metric]
-        assert value is not None, "see _metrics"
+        assert value is not None, "only metrics that all runs have"
         grouped.setdefault(fold if shared_folds else seed, []).append(value)
     return [statistics.fmean(values) for values in grouped.values()]

@@ -210,6 +210,7 @@ class Handle(GuidedModel):
                         f" it the parameters of {self.plan.guides[number].mechanism}",
                         hint="select the same heads in all of them",
                     )
+                added.__dict__["guide_decays"] = assignment.mechanism.decays
                 self._attach(module, self.key_of(number), added)
             if module in self.added:
                 self._hook(module.register_forward_pre_hook(_run_added_heads, with_kwargs=True))

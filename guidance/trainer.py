@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from guidance.batch import BatchGuidance
@@ -29,6 +29,7 @@ from guidance.collator import FeatureCollator
 from guidance.errors import InputError, NumericalError
 from guidance.installation import install
 from guidance.mechanisms.attacks import Form, divergence
+from guidance.mechanisms.base import not_decaying
 from guidance.patterns.features import INPUTS, is_feature
 from guidance.plan import Plan
 
@@ -95,6 +96,11 @@ class GuidedTrainer(Trainer):
             raise
         # every step is counted here, whatever the model's head does with the number
         self.model_accepts_loss_kwargs = True
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The parameters that weight decay shrinks; those of gates are not among them."""
+        steady = not_decaying(model)
+        return [name for name in super().get_decay_parameter_names(model) if name not in steady]
 
     # one step
 

@@ -187,6 +187,7 @@ class Mechanism:
         needs: the features that it reads besides those of its pattern.
         needs_layer_input: it reads the hidden states that the attention module reads.
         reads_keys: it reads keys or values, so it needs the whole prefix and no cache of it.
+        decays: weight decay shrinks the parameters that it adds, as it does those of the model.
         contributes: the names of the contributions that the class makes; derived from the methods that it overrides.
     """
 
@@ -197,6 +198,7 @@ class Mechanism:
     needs: ClassVar[tuple[str, ...]] = ()
     needs_layer_input: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
+    decays: ClassVar[bool] = True
     contributes: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -324,3 +326,13 @@ class Mechanism:
             scores_BhQK: of its heads, before masks, biases and other edits.
         """
         raise AssertionError
+
+
+def not_decaying(model: nn.Module) -> set[str]:
+    """The names of the parameters that mechanisms have added to a model and that weight decay leaves alone."""
+    return {
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if not getattr(module, "guide_decays", True)
+        for own, _ in module.named_parameters()
+    }

@@ -22,6 +22,7 @@ class Gate(Mechanism):
     source = "Wang et al. 2020, section 3"
     takes_pattern = False
     reads_keys = False
+    decays = False
 
     def module(self, num_heads: int, width: int) -> nn.Module:
         return GateWeights(num_heads)

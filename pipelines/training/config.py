@@ -22,7 +22,7 @@ class TrainingConfig(ModelConfig):
     )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from zero.")
     weight_decay: float = Field(
-        0.01, ge=0, description="Decoupled weight decay of matrices; biases and norms do not decay."
+        0.01, ge=0, description="Decoupled weight decay of matrices; biases, norms and gates do not decay."
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's first moment.")
     beta2: float = Field(0.999, ge=0, lt=1, description="Decay of AdamW's second moment.")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.mechanisms.adversary import AdversaryWeights
+from guidance.mechanisms.base import not_decaying
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -48,17 +49,18 @@ class Hyperparameters:
 
 
 class Optimizer:
-    """AdamW over all trainable weights of a model; biases and norms do not decay."""
+    """AdamW over all trainable weights of a model; biases, norms and gates do not decay."""
 
     def __init__(self, model: nn.Module, given: Hyperparameters) -> None:
         self.given = given
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._clipped = clipped_together(model)
-        weights = self._weights.values()
+        weights = self._weights.items()
+        decaying = {name for name, p in weights if p.ndim > 1} - not_decaying(model)  # nor do biases and norms
         self._adamw = torch.optim.AdamW(
             [
-                {"params": [p for p in weights if p.ndim > 1], "weight_decay": given.weight_decay},
-                {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms
+                {"params": [p for name, p in weights if name in decaying], "weight_decay": given.weight_decay},
+                {"params": [p for name, p in weights if name not in decaying], "weight_decay": 0.0},
             ],
             lr=given.learning_rate,
             betas=(given.beta1, given.beta2),

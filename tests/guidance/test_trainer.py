@@ -297,6 +297,18 @@ def test_parameters_that_a_plan_adds_are_trained_saved_and_resumed(tmp_path: Pat
         assert all(torch.equal(t, other.state_dict()[name]) for name, t in whole.model.state_dict().items())
 
 
+def test_weight_decay_leaves_gates_alone_and_shrinks_adversaries(tmp_path: Path) -> None:
+    plan = Plan((Guide(mechanism="gate"), Guide(mechanism="adversary")))
+    made = trainer(tmp_path, plan=plan, weight_decay=0.5)
+    names = {id(parameter): name for name, parameter in made.model.named_parameters()}
+    groups = made.create_optimizer().param_groups
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    layer = "bert.encoder.layer.0.attention.self."
+    assert decay[f"{layer}query.weight"] == decay[f"{layer}guided.adversary1.query.weight"] == 0.5
+    assert decay[f"{layer}query.bias"] == decay[f"{layer}guided.gate0.weight"] == 0
+    assert decay.keys() == {name for name, p in made.model.named_parameters() if p.requires_grad}
+
+
 def test_evaluation_applies_a_plan_that_shapes_outputs(tmp_path: Path) -> None:
     done = trainer(tmp_path, plan=GATED, eval_dataset=examples(8, seed=9))
     model = tiny_model("bert")

@@ -14,7 +14,11 @@ import safetensors.torch
 import torch
 
 from guidance.errors import MachineError, UnknownName
+from guidance.guide import Guide
+from guidance.installation import install
+from guidance.mechanisms.adversary import Adversary
 from guidance.objectives.masked_lm import IGNORED
+from guidance.plan import Plan
 from pipelines.stages import pretrain
 from pipelines.storage.store import Store
 from pipelines.training import loop as training
@@ -29,6 +33,7 @@ from pipelines.training.loop import Settings
 from pipelines.training.optimization import Optimizer
 from pipelines.views import comparison
 from tests import trainings
+from tests.guidance.models import tiny_model
 from tests.tiny import processes
 from tests.trainings import one_thread  # noqa: F401
 
@@ -211,6 +216,19 @@ def test_only_matrices_decay() -> None:
     Optimizer(model, settings(weight_decay=0.5)).update(0.1)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * 0.5 if p.ndim > 1 else 1.0))
+
+
+def test_matrices_of_a_mechanism_that_says_so_do_not_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("bert")
+    monkeypatch.setattr(Adversary, "decays", False)
+    install(model, Plan((Guide(mechanism="adversary"),)))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    Optimizer(model, settings(weight_decay=0.5)).update(0.1)
+    for name, p in model.named_parameters():
+        is_fixed = p.ndim <= 1 or ".guided." in name
+        torch.testing.assert_close(p.detach(), before[name] * (1.0 if is_fixed else 1 - 0.1 * 0.5))
 
 
 def test_moments_of_unknown_weights_are_refused() -> None:

@@ -19,6 +19,7 @@ from cli.output import escape, human_size
 from cli.tables import nested, plain, table
 from guidance.errors import GuideError, InputError, MachineError
 from pipelines.progress import log
+from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactAmbiguous, ArtifactDamaged, ArtifactMisplaced, ArtifactMissing
 from pipelines.storage.store import Store
@@ -299,9 +300,9 @@ def remove(
     if not force:
         _refuse_if_needed(store, folders)
     for folder in dict.fromkeys(folders):
-        store.remove(folder)
+        removal.remove(store, folder)
     for folder in dict.fromkeys(unfinished):
-        store.remove_unfinished(folder)
+        removal.remove_unfinished(store, folder)
     removed = [f"{folder.parent.name}/{folder.name}" for folder in dict.fromkeys([*folders, *unfinished])]
     session.answer({"removed": removed}, removed)
 
@@ -326,7 +327,7 @@ def _refuse_if_needed(store: Store, folders: Sequence[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(InputError), Artifact(folder) as artifact:  # a damaged one must be built again anyway
             removing[artifact.recipe] = artifact.reference
-    users = {folder: used for folder, used in store.users(*removing).items() if folder not in folders}
+    users = {folder: used for folder, used in removal.users(store, *removing).items() if folder not in folders}
     for recipe, reference in removing.items():
         needed_by = [f"{user.parent.name}/{user.name}" for user, used in users.items() if recipe in used]
         if needed_by:
@@ -361,7 +362,7 @@ def collect(
     started = time.monotonic()
     if not session.store.root.is_dir():
         raise ArtifactMissing(f"no store at {str(session.store.root)!r}")
-    removed = session.store.collect(unnamed=unnamed, dry_run=dry_run)
+    removed = removal.collect(session.store, unnamed=unnamed, dry_run=dry_run)
     paths = [os.fspath(path) for path in removed]
     session.answer({"dry_run": dry_run, "removed": paths}, paths)
     session.tell(f"{len(removed)} {'would be removed' if dry_run else 'removed'} in {time.monotonic() - started:.1f} s")

@@ -413,17 +413,13 @@ def _run_share(
     stage: Buildable[Any], share: Share, work: Work[Any], recipe: str, store: Store, wait: bool
 ) -> Result | None:
     store.check_writable()
-    lock = store.lock(stage.kind, recipe, shared=True)
-    try:
+    with store.lock(stage.kind, recipe, shared=True) as lock:
         if not lock.acquire(wait=False):
             if not wait:
                 raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being merged")
             log.info("waiting for the run that is merging these shards")
             lock.acquire(wait=True)
-        with contextlib.suppress(OSError):  # shown to processes that wait
-            os.pwrite(
-                lock.fd, f"process {os.getpid()} on {os.uname().nodename} (--shard {work.config.shard})".encode(), 0
-            )
+        lock.note(f"process {os.getpid()} on {os.uname().nodename} (--shard {work.config.shard})")
         with contextlib.suppress(InputError):
             artifact = store.open(store.folder(stage.kind, recipe))
             artifact.verify()
@@ -431,5 +427,3 @@ def _run_share(
         with contextlib.suppress(ShareDone):
             share(work)
         return None
-    finally:
-        lock.release()

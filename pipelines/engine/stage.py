@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -22,7 +21,7 @@ from pipelines import ROOT
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Artifact, Builder
 from pipelines.storage.files import machine_errors
-from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse, ArtifactMisplaced, ArtifactMissing, digest
+from pipelines.storage.manifest import ArtifactInUse, digest
 from pipelines.storage.store import Store
 
 PACKAGES = ("attention-guide", "torch", "transformers", "tokenizers", "accelerate", "pyarrow", "spacy", "stanza")
@@ -243,23 +242,20 @@ def run_stage(
     try:
         store.check_writable()
     except MachineError:  # the store can still say that there is nothing to do
-        artifact = None if force else _existing(store, stage, recipe)
+        artifact = None if force else store.existing(stage.kind, recipe)
         if artifact is None or (name and not (newest and newest.refers_to(artifact))):
             raise
         return reused(artifact, str(newest) if newest else None)
     store.sweep()
-    lock = store.lock(stage.kind, recipe)
-    try:
+    with store.lock(stage.kind, recipe) as lock:
         if not lock.acquire(wait=False):
             holder = lock.path.read_text(errors="replace").strip() or "another process"
             if not wait:
                 raise ArtifactInUse(f"{stage.kind}/{recipe[:16]} is being built by {holder}")
             log.info("waiting for %s, which is building the same artifact", holder)
             lock.acquire(wait=True)
-        with contextlib.suppress(OSError):  # shown to processes that wait
-            os.ftruncate(lock.fd, 0)
-            os.pwrite(lock.fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-        artifact = _existing(store, stage, recipe, verify=not force)
+        lock.note(f"process {os.getpid()} on {os.uname().nodename}", alone=True)
+        artifact = store.existing(stage.kind, recipe, verify=not force)
         if force and artifact is not None:
             artifact.close()
             artifact = None
@@ -270,37 +266,6 @@ def run_stage(
             store.begin(stage.kind, recipe, None)
         version = str(store.add_name(name, artifact)) if name else None
         return Result(artifact, False, version) if is_new else reused(artifact, version)
-    finally:
-        lock.release()
-
-
-def _existing(store: Store, stage: Buildable[Any], recipe: str, *, verify: bool = True) -> Artifact | None:
-    """The artifact of this recipe, if it exists and is valid.
-
-    Raises:
-        InputError: see `Store.check_path_free`.
-        ArtifactMisplaced: the folder holds another artifact, which is not to be lost.
-    """
-    folder = store.folder(stage.kind, recipe)
-    try:
-        artifact = store.open(folder)
-        try:
-            if artifact.recipe != recipe:
-                raise ArtifactDamaged(f"{folder}: holds an artifact of another recipe, {artifact.recipe}")
-            if verify:
-                artifact.verify()
-            return artifact
-        except BaseException:
-            artifact.close()
-            raise
-    except ArtifactMisplaced:
-        raise
-    except ArtifactMissing:
-        store.check_path_free(stage.kind, recipe)
-        return None
-    except ArtifactDamaged as error:
-        log.warning("%s; building it again", error.message)
-        return None
 
 
 def _build(

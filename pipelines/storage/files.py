@@ -210,7 +210,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 class Lock:
-    """An advisory lock (``flock``) on a file or a directory, released on close or when the process dies.
+    """An advisory lock (``flock``) on a file or a directory, released at the end of a ``with``, or when the process dies.
 
     A forked child closes its copy at once, so that a worker that outlives its parent does not keep the lock.
     """
@@ -235,6 +235,17 @@ class Lock:
         Lock._held.add(self)
         return True
 
+    def note(self, holder: str, *, alone: bool = False) -> None:
+        """Write into the locked file who holds it, for processes that wait.
+
+        Args:
+            alone: remove what others wrote.
+        """
+        with contextlib.suppress(OSError):
+            if alone:
+                os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, holder.encode(), 0)
+
     def in_place(self) -> bool:
         """True if the path still leads to what is locked, which may have been replaced while we waited."""
         try:
@@ -242,6 +253,12 @@ class Lock:
         except FileNotFoundError:
             return False
         return (found.st_dev, found.st_ino) == (locked.st_dev, locked.st_ino)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         Lock._held.discard(self)

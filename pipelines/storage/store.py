@@ -35,9 +35,8 @@ from pipelines.storage.manifest import (
     ID_LENGTH,
     KIND,
     MANIFEST,
-    MANIFEST_LIMIT,
     ArtifactAmbiguous,
-    ArtifactInUse,
+    ArtifactDamaged,
     ArtifactMismatch,
     ArtifactMisplaced,
     ArtifactMissing,
@@ -54,28 +53,6 @@ def _entries(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _mentions(folder: Path, recipes: Iterable[str]) -> bool:
-    """False if a manifest mentions none of these recipes, which is found out without parsing it."""
-    try:
-        with os.fdopen(os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            text = file.read(MANIFEST_LIMIT)
-        return any(recipe.encode() in text for recipe in recipes)
-    except OSError:
-        return True
-
-
-def _in_use(folder: Path) -> bool:
-    """True while a process holds a lock on the folder."""
-    try:
-        lock = Lock(folder)
-    except OSError:
-        return True
-    try:
-        return not lock.acquire(wait=False)
-    finally:
-        lock.release()
 
 
 @dataclass(frozen=True)
@@ -96,17 +73,46 @@ class Store:
 
     def lock(self, kind: str, recipe: str, *, shared: bool = False) -> Lock:
         """The lock of a recipe: exclusive for building it, shared for ``--shard`` runs.  Its file is never deleted."""
+        return self._lock(f"{kind}-{recipe[:ID_LENGTH]}", shared=shared)
+
+    def _lock(self, name: str, *, shared: bool = False) -> Lock:
         with machine_errors(f"cannot use the store {self.root}"):
             (self.root / ".locks").mkdir(parents=True, exist_ok=True)
-            return Lock(self.root / ".locks" / f"{kind}-{recipe[:ID_LENGTH]}", shared=shared, create=True)
+            return Lock(self.root / ".locks" / name, shared=shared, create=True)
 
     # building
 
-    def check_path_free(self, kind: str, recipe: str) -> None:
-        """Raises InputError if the path of an artifact holds something else, which not even ``--force`` may replace."""
+    def existing(self, kind: str, recipe: str, *, verify: bool = True, otherwise: str = "building") -> Artifact | None:
+        """The artifact of a recipe, if it exists and is valid.
+
+        Args:
+            verify: check its files; otherwise: what is done again if it is damaged, for the warning.
+
+        Raises:
+            InputError: its path holds something else, which not even ``--force`` may replace.
+            ArtifactMisplaced: the folder holds another artifact, which is not to be lost.
+        """
         path = self.folder(kind, recipe)
-        if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
-            raise InputError(f"{path} is in the way and is not a guide artifact", hint="move it away")
+        try:
+            artifact = self.open(path)
+            try:
+                if artifact.recipe != recipe:
+                    raise ArtifactDamaged(f"{path}: holds an artifact of another recipe, {artifact.recipe}")
+                if verify:
+                    artifact.verify()
+                return artifact
+            except BaseException:
+                artifact.close()
+                raise
+        except ArtifactMisplaced:
+            raise
+        except ArtifactMissing:
+            if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+                raise InputError(f"{path} is in the way and is not a guide artifact", hint="move it away") from None
+            return None
+        except ArtifactDamaged as error:
+            log.warning("%s; %s it again", error.message, otherwise)
+            return None
 
     def check_writable(self) -> None:
         """Fail now rather than after the work.
@@ -143,7 +149,7 @@ class Store:
             alive.release()
             if temporary.exists():  # ours, or the artifact that it replaced, which may still be open
                 with contextlib.suppress(MachineError):
-                    self._sweep(temporary.parent)
+                    self.sweep()
 
     @contextlib.contextmanager
     def build(self, kind: str, recipe: str, manifest: Mapping[str, Any]) -> Iterator[Builder]:
@@ -153,7 +159,37 @@ class Store:
             yield builder
             builder.finish({**manifest, "kind": kind, "recipe": recipe})
             publish_directory(temporary, self.folder(kind, recipe), trash=self.root / ".trash")
-        self._sweep(self.root / ".trash")
+        self.sweep()
+
+    @contextlib.contextmanager
+    def _sweeping(self, *, shared: bool) -> Iterator[None]:
+        """The sweep lock.  Held shared, it protects new directories until they are locked themselves."""
+        with self._lock("sweep", shared=shared) as lock:
+            lock.acquire(wait=True)
+            yield
+
+    def sweep(self, *, dry_run: bool = False) -> list[Path]:
+        """Delete half-built and half-deleted directories of crashed runs, which no process has locked; returns them.
+
+        Args:
+            dry_run: only return those that would be deleted.
+        """
+        removed = []
+        for folder in (self.root / ".tmp", self.root / ".trash"):
+            if not _entries(folder):
+                continue
+            with self._sweeping(shared=False):
+                for path in sorted(folder.iterdir()):
+                    try:
+                        lock = Lock(path)
+                    except OSError:
+                        continue
+                    with lock:
+                        if lock.acquire(wait=False):
+                            removed.append(path)
+                            if not dry_run:
+                                remove_tree(path)
+        return removed
 
     # names
 
@@ -175,16 +211,11 @@ class Store:
         return sorted(found, key=lambda version: version.version)
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
+    def naming(self) -> Iterator[None]:
         """Hold the lock under which names are changed."""
-        with machine_errors(f"cannot use the store {self.root}"):
-            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
-            lock = Lock(self.root / ".locks" / "names", create=True)
-        try:
+        with self._lock("names") as lock:
             lock.acquire(wait=True)
             yield
-        finally:
-            lock.release()
 
     def check_name_free(self, name: str, kind: str) -> Name | None:
         """Check that an artifact of this kind may get the name; returns the newest version, if there is one.
@@ -207,7 +238,7 @@ class Store:
         Raises:
             InputError: the name is invalid, or belongs to another kind.
         """
-        with self._naming():
+        with self.naming():
             newest = self.check_name_free(name, artifact.kind)
             if newest and newest.refers_to(artifact):
                 return newest
@@ -224,7 +255,7 @@ class Store:
         source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
         if not source.is_dir():
             raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
-        with self._naming(), machine_errors(f"cannot rename {old!r}"):
+        with self.naming(), machine_errors(f"cannot rename {old!r}"):
             if not self.versions(old):
                 raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
             if self.versions(new):
@@ -232,19 +263,14 @@ class Store:
             os.rename(source, target)  # the target may be an empty folder
             sync_directory(target.parent)
 
-    def remove_names(self, kind: str, recipe: str) -> list[Name]:
-        """Delete the names of a removed artifact."""
-        return self._remove_names(lambda name: (name.kind, name.recipe[:ID_LENGTH]) == (kind, recipe[:ID_LENGTH]))
-
-    def _remove_names(self, unwanted: Callable[[Name], bool]) -> list[Name]:
-        with self._naming(), machine_errors("cannot remove a name"):
-            removed = [name for name in self.names() if unwanted(name)]
-            for name in removed:
-                (self.root / "names" / name.name / str(name.version)).unlink(missing_ok=True)
-            for folder in {self.root / "names" / name.name for name in removed}:
+    def remove_names(self, unwanted: Callable[[Name], bool]) -> None:
+        """Delete some versions of names."""
+        with self.naming(), machine_errors("cannot remove a name"):
+            for name in filter(unwanted, self.names()):
+                folder = self.root / "names" / name.name
+                (folder / str(name.version)).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        return removed
 
     # reading
 
@@ -271,10 +297,10 @@ class Store:
     def holds(self, folder: Path) -> bool:
         """Whether a path, however it is written, is that of an artifact in this store."""
         place = Path(os.path.realpath(folder))
-        return place.parent.parent == Path(os.path.realpath(self.root)) and self._is_folder(place)
+        return place.parent.parent == Path(os.path.realpath(self.root)) and self.is_folder(place)
 
     @staticmethod
-    def _is_folder(path: Path) -> bool:
+    def is_folder(path: Path) -> bool:
         """Whether a folder of the store may hold an artifact, by its name."""
         return KIND.fullmatch(path.parent.name) is not None and ID.fullmatch(path.name) is not None
 
@@ -380,17 +406,6 @@ class Store:
             )
         return found
 
-    def users(self, *recipes: str) -> dict[Path, set[str]]:
-        """The folders of the artifacts that were made from artifacts of these recipes, and from which of them."""
-        found = {}
-        for folder in self.folders():
-            if _mentions(folder, recipes):
-                with contextlib.suppress(InputError), self.open(folder) as artifact:
-                    inputs = artifact.manifest.get("inputs", {}).values()
-                    if used := {given.get("recipe") for given in inputs}.intersection(recipes):
-                        found[folder] = used
-        return found
-
     # unfinished work
 
     def unfinished(self) -> list[Path]:
@@ -436,154 +451,12 @@ class Store:
             raise _ambiguous(reference, found)
         return found[0] if found else None
 
-    def remove_unfinished(self, folder: Path) -> None:
-        """Remove unfinished work.
-
-        Raises:
-            ArtifactInUse: a run is working on it.
-        """
-        kind, recipe = folder.parent.name, folder.name
-        lock = self.lock(kind, recipe)
-        try:
-            if not lock.acquire(wait=False):
-                raise ArtifactInUse(f"{kind}/{recipe} is being built", hint="try again after that run has ended")
-            self._discard(folder, f"unfinished {kind}/{recipe}")
-            self.begin(kind, recipe, None)
-        finally:
-            lock.release()
-        self._sweep(self.root / ".trash")
-
     def forget_unfinished(self, kind: str, recipe: str) -> None:
         """Remove the leftovers of a finished recipe, unless another run is working on it again."""
-        if not self.partial(kind, recipe).exists():
-            return
-        lock = self.lock(kind, recipe)
-        try:
-            if lock.acquire(wait=False):
-                remove_tree(self.partial(kind, recipe))
-        finally:
-            lock.release()
-
-    # removing
-
-    def remove(self, folder: Path) -> None:
-        """Remove an artifact of the store, damaged or not, together with its names.
-
-        Raises:
-            ArtifactInUse: a process is reading it.
-            ArtifactMissing: the folder is not an artifact of this store, or is gone already.
-        """
-        kind, recipe = folder.parent.name, folder.name
-        reference = f"{kind}/{recipe}"
-        if folder != self.root / kind / recipe or not self._is_folder(folder) or not os.path.lexists(folder):
-            raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {self.root}")
-        self._discard(folder, reference)
-        self.remove_names(kind, recipe)
-        self._sweep(self.root / ".trash")
-
-    def _discard(self, folder: Path, reference: str) -> None:
-        """Move an unlocked folder to the trash."""
-        with machine_errors(f"cannot remove {reference}"):
-            try:
-                lock = Lock(folder)
-            except FileNotFoundError:
-                raise ArtifactMissing(f"{reference} is gone already") from None
-            try:
-                if not lock.acquire(wait=False):
-                    raise ArtifactInUse(f"{reference} is being read", hint="try again after that run has ended")
-                if not lock.in_place():
-                    raise ArtifactInUse(f"{reference} was just replaced")
-                trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}.{secrets.token_hex(4)}"
-                trash.parent.mkdir(exist_ok=True)
-                os.rename(folder, trash)
-            finally:
-                lock.release()
-
-    @contextlib.contextmanager
-    def _sweeping(self, *, shared: bool) -> Iterator[None]:
-        """The sweep lock.  Held shared, it protects new directories until they are locked themselves."""
-        (self.root / ".locks").mkdir(parents=True, exist_ok=True)
-        lock = Lock(self.root / ".locks" / "sweep", shared=shared, create=True)
-        lock.acquire(wait=True)
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _sweep(self, folder: Path, *, dry_run: bool = False) -> list[Path]:
-        """Delete the directories in ``folder`` that no process has locked; returns them."""
-        removed: list[Path] = []
-        if not folder.is_dir() or not any(folder.iterdir()):
-            return removed
-        with self._sweeping(shared=False):
-            for path in sorted(folder.iterdir()):
-                try:
-                    lock = Lock(path)
-                except OSError:
-                    continue
+        if self.partial(kind, recipe).exists():
+            with self.lock(kind, recipe) as lock:
                 if lock.acquire(wait=False):
-                    removed.append(path)
-                    if not dry_run:
-                        remove_tree(path)
-                lock.release()
-        return removed
-
-    def sweep(self) -> list[Path]:
-        """Delete half-built and half-deleted directories of crashed runs."""
-        return self._sweep(self.root / ".tmp") + self._sweep(self.root / ".trash")
-
-    def collect(self, *, unnamed: bool = False, dry_run: bool = False) -> list[Path]:
-        """Delete leftovers of crashed runs, and with ``unnamed`` all unnamed artifacts that no named one was made from.
-
-        Unfinished work, named artifacts, all artifacts that they were made from, and artifacts in use are
-        kept.  Returns the deleted paths; with ``dry_run`` those that would be deleted.
-        """
-        removed = self._sweep(self.root / ".tmp", dry_run=dry_run) + self._sweep(self.root / ".trash", dry_run=dry_run)
-        for folder in self._unneeded() if unnamed else []:
-            with contextlib.suppress(ArtifactInUse, ArtifactMissing):
-                if not dry_run:
-                    self._discard(folder, f"{folder.parent.name}/{folder.name}")
-                elif _in_use(folder):
-                    continue
-                removed.append(folder)
-        if not dry_run:
-            self._sweep(self.root / ".trash")
-            self._remove_dangling_names()
-        return removed
-
-    def _unneeded(self) -> list[Path]:
-        """The unnamed artifacts that no named one was made from.
-
-        What a misplaced folder was made from counts as needed, and so does the folder itself.
-        """
-        manifests: dict[Path, Mapping[str, Any]] = {}
-        for folder in self.folders():
-            with contextlib.suppress(InputError), Artifact(folder) as artifact:
-                manifests[folder] = artifact.manifest
-        needed = {self.folder(name.kind, name.recipe) for name in self.names()}
-        needed |= {
-            folder for folder, found in manifests.items() if folder != self.folder(found["kind"], found["recipe"])
-        }
-        pending = list(needed)
-        while pending:
-            for parent in manifests.get(pending.pop(), {}).get("inputs", {}).values():
-                folder = self.folder(str(parent.get("kind")), str(parent.get("recipe")))
-                if folder in manifests and folder not in needed:
-                    needed.add(folder)
-                    pending.append(folder)
-        return sorted(manifests.keys() - needed)
-
-    def _remove_dangling_names(self) -> None:
-        """Delete the names of artifacts and of unfinished work that are gone, and half-written name files."""
-        self._remove_names(lambda name: not self.folder(name.kind, name.recipe).exists())
-        with self._naming(), contextlib.suppress(OSError):
-            for path in (self.root / "names").glob("*/.*"):
-                path.unlink(missing_ok=True)
-        for file in (self.root / ".partial").glob("*/*.name"):
-            lock = self.lock(file.parent.name, file.stem)
-            if lock.acquire(wait=False) and not file.with_suffix("").exists():
-                file.unlink(missing_ok=True)
-            lock.release()
+                    remove_tree(self.partial(kind, recipe))
 
 
 def _ambiguous(reference: str, found: Iterable[Path]) -> ArtifactAmbiguous:

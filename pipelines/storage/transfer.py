@@ -16,8 +16,6 @@ from pipelines.storage.manifest import (
     MANIFEST,
     MANIFEST_LIMIT,
     ArtifactDamaged,
-    ArtifactMisplaced,
-    ArtifactMissing,
     parse_manifest,
 )
 from pipelines.storage.store import Store
@@ -60,11 +58,15 @@ def import_folder(
             store.check_name_free(name, given.kind)
         store.check_writable()
         store.sweep()
-        lock = store.lock(given.kind, given.recipe)
-        try:
+        with store.lock(given.kind, given.recipe) as lock:
             lock.acquire(wait=True)
-            artifact = _existing(store, given)
+            artifact = store.existing(given.kind, given.recipe, otherwise="importing")
             reused = artifact is not None
+            if artifact is not None and artifact.content != given.content:
+                raise InputError(
+                    f"the store has {artifact.reference} with other content",
+                    hint=f"remove that first: guide rm {artifact.reference}",
+                )
             if artifact is None:
                 with store.private(given.kind, given.recipe) as temporary:
                     _copy(given, temporary, progress or Progress())
@@ -73,33 +75,6 @@ def import_folder(
             if name:
                 store.add_name(name, artifact)
             return artifact, reused
-        finally:
-            lock.release()
-
-
-def _existing(store: Store, given: Artifact) -> Artifact | None:
-    """The same artifact in the store, verified; None if it is missing or damaged."""
-    folder = store.folder(given.kind, given.recipe)
-    try:
-        artifact = store.open(folder)
-    except ArtifactMissing:
-        store.check_path_free(given.kind, given.recipe)
-        return None
-    except ArtifactMisplaced:
-        raise
-    except ArtifactDamaged:
-        return None
-    try:
-        artifact.verify()
-    except ArtifactDamaged:
-        artifact.close()
-        return None
-    if artifact.content != given.content:
-        raise InputError(
-            f"the store has {artifact.reference} with other content",
-            hint=f"remove that first: guide rm {artifact.reference}",
-        )
-    return artifact
 
 
 def _copy(artifact: Artifact, target: Path, progress: Progress) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
@@ -101,8 +102,10 @@ def test_a_removal_killed_at_any_point_removes_nothing_else_and_can_be_finished(
         make(store, text="kept", name="kept").artifact.close()
         gone = make(store, text="gone", name="gone").artifact
         gone.close()
-        code = in_child(lambda store=store, gone=gone: store.remove(gone.path), failpoint=f"lock:{number}:kill")
-        store.collect()
+        code = in_child(
+            lambda store=store, gone=gone: removal.remove(store, gone.path), failpoint=f"lock:{number}:kill"
+        )
+        removal.collect(store)
         store.load("kept").close()
         assert leftovers(store) == []
         if code == 0:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from guidance.errors import GuideError
+from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactInUse
 from pipelines.storage.store import Store
@@ -95,7 +96,7 @@ def test_gc_removes_nothing_that_a_run_builds_or_reads(store):
     os.read(ready[0], 1)
     parent.close()
     before = sorted((store.root / ".tmp").iterdir())
-    assert store.collect(unnamed=True) == []
+    assert removal.collect(store, unnamed=True) == []
     assert sorted((store.root / ".tmp").iterdir()) == before != []
     os.write(release[1], b"x")
     assert wait_for(child) == 0
@@ -137,8 +138,8 @@ def test_processes_that_build_name_remove_and_sweep_concurrently_raise_only_guid
                 artifact.verify()
                 artifact.close()
                 if number % 5 == 4:
-                    store.remove(artifact.path)
-                store.collect(unnamed=number % 6 == 5)
+                    removal.remove(store, artifact.path)
+                removal.collect(store, unnamed=number % 6 == 5)
             except GuideError:
                 continue
 
@@ -146,5 +147,5 @@ def test_processes_that_build_name_remove_and_sweep_concurrently_raise_only_guid
     assert [wait_for(child) for child in children] == [0] * 4
     for artifact in store.artifacts():
         artifact.verify()
-    store.collect()
+    removal.collect(store)
     assert list((store.root / ".tmp").iterdir()) == list((store.root / ".trash").iterdir()) == []

@@ -22,6 +22,7 @@ from guidance.errors import InputError, MachineError, UnknownName
 from pipelines.engine import executor
 from pipelines.engine.shards import evenly, shards_of
 from pipelines.stages import corpus
+from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.storage.store import Store
@@ -237,12 +238,12 @@ def test_a_shard_run_and_a_merge_exclude_each_other(text: Artifact, store: Store
     with pytest.raises(ArtifactInUse, match="1/2"):
         works.run_stage(text, store, wait=False, **settings)
     with pytest.raises(ArtifactInUse):
-        store.remove_unfinished(folder)
+        removal.remove_unfinished(store, folder)
     os.killpg(running.pid, signal.SIGTERM)
     assert running.wait(20) == 143
-    store.collect()
+    removal.collect(store)
     assert len(partial_files(store)) == 2
-    store.remove_unfinished(folder)
+    removal.remove_unfinished(store, folder)
     assert store.unfinished() == []
 
 
@@ -421,4 +422,4 @@ def test_workers_end_when_their_parent_is_killed(
     wait_until(lambda: not any(map(is_alive, workers)), 10)
     process.communicate()
     (folder,) = store.unfinished()
-    store.remove_unfinished(folder)  # no lock is left on it
+    removal.remove_unfinished(store, folder)  # no lock is left on it

@@ -28,6 +28,7 @@ from pipelines.stages.cooccurrence import Config, run
 from pipelines.statistics import pair_counting, pair_files
 from pipelines.statistics.cooccurrence_table import Counts, check_tokenizer, load_table
 from pipelines.statistics.pair_files import count_schema, merge_pairs
+from pipelines.storage import removal
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMismatch, ArtifactMissing
 from pipelines.storage.store import Store
@@ -276,7 +277,7 @@ def test_shares_encode_then_count_and_the_plain_command_merges(store: Store, mon
     made = make_tokenizer(store, text)
     with counted(store, text, made) as artifact:
         whole = digests(artifact)
-    store.remove(artifact.path)
+    removal.remove(store, artifact.path)
     monkeypatch.setattr(pair_files, "PIECE", 1500)
 
     def share(number: int) -> None:
@@ -305,7 +306,7 @@ def test_a_stopped_run_continues_and_rebuilds_damaged_files(store: Store, monkey
     made = make_tokenizer(store, text)
     with counted(store, text, made) as artifact:
         whole = digests(artifact)
-    store.remove(artifact.path)
+    removal.remove(store, artifact.path)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -13,7 +13,7 @@ import pytest
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.stage import Files
-from pipelines.storage import transfer
+from pipelines.storage import removal, transfer
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import (
     ArtifactAmbiguous,
@@ -175,7 +175,7 @@ def test_a_stage_neither_uses_nor_replaces_a_folder_that_was_swapped(store, swap
 
 
 def test_gc_removes_no_folder_that_was_swapped_nor_what_it_was_made_from(store, swapped):
-    assert store.collect(unnamed=True) == []
+    assert removal.collect(store, unnamed=True) == []
     assert len(store.folders()) == 3
 
 
@@ -219,7 +219,7 @@ def test_unfinished_work_is_found_by_the_name_that_its_artifact_will_get(store):
     with pytest.raises(ArtifactAmbiguous):
         store.find_unfinished(None, "wiki")
     one, two = store.unfinished()
-    store.remove_unfinished(one)
+    removal.remove_unfinished(store, one)
     assert store.find_unfinished(None, "wiki") == store.find_unfinished("tiny", two.name[:6]) == two
     assert store.find_unfinished("corpus", "wiki") is None
     with pytest.raises(ArtifactMissing, match="'wiki' is not finished"):
@@ -233,7 +233,7 @@ def test_gc_forgets_the_name_of_unfinished_work_that_is_gone(store):
     store.begin("tiny", "0" * 64, "gone")
     store.begin("tiny", "1" * 64, "kept")
     store.partial("tiny", "1" * 64).mkdir()
-    store.collect()
+    removal.collect(store)
     assert [path.name for path in (store.root / ".partial" / "tiny").glob("*.name")] == ["1" * 16 + ".name"]
 
 
@@ -251,7 +251,7 @@ def test_rename_moves_all_versions(store):
 
 def test_removing_an_artifact_removes_its_names(store):
     folder = make(store, name="wiki").artifact.path
-    store.remove(folder)
+    removal.remove(store, folder)
     assert not folder.exists()
     assert store.names() == []
     assert make(store, name="wiki").name == "wiki@1"
@@ -260,9 +260,9 @@ def test_removing_an_artifact_removes_its_names(store):
 def test_an_artifact_that_is_being_read_is_not_removed(store):
     artifact = make(store).artifact
     with pytest.raises(ArtifactInUse):
-        store.remove(artifact.path)
+        removal.remove(store, artifact.path)
     artifact.close()
-    store.remove(artifact.path)
+    removal.remove(store, artifact.path)
 
 
 def test_gc_keeps_named_artifacts_their_inputs_open_ones_and_unfinished_work(store):
@@ -274,11 +274,11 @@ def test_gc_keeps_named_artifacts_their_inputs_open_ones_and_unfinished_work(sto
     partial.mkdir(parents=True)
     for artifact in (parent, child, loose):
         artifact.close()
-    assert store.collect(unnamed=True, dry_run=True) == [loose.path]
-    assert store.collect() == []
-    assert store.collect(unnamed=True) == [loose.path]
+    assert removal.collect(store, unnamed=True, dry_run=True) == [loose.path]
+    assert removal.collect(store) == []
+    assert removal.collect(store, unnamed=True) == [loose.path]
     assert all(p.exists() for p in (parent.path, child.path, read.path, partial))
-    assert store.users(parent.recipe) == {child.path: {parent.recipe}}
+    assert removal.users(store, parent.recipe) == {child.path: {parent.recipe}}
 
 
 def test_removing_many_artifacts_reads_each_name_only_a_few_times(store, monkeypatch):
@@ -287,7 +287,7 @@ def test_removing_many_artifacts_reads_each_name_only_a_few_times(store, monkeyp
         make(store, text=f"loose {number}").artifact.close()
     reads: list[Path] = []
     monkeypatch.setattr("pipelines.storage.store.read_name", lambda entry: reads.append(entry) or read_name(entry))
-    assert len(store.collect(unnamed=True)) == 12
+    assert len(removal.collect(store, unnamed=True)) == 12
     assert len(reads) <= 4 * 12
     reads.clear()
     store.load("n3").close()
@@ -300,7 +300,7 @@ def test_gc_removes_names_whose_artifact_is_gone(store):
     os.rename(result.artifact.path, store.root / "elsewhere")
     with pytest.raises(ArtifactMissing, match="which is gone"):
         store.load("wiki")
-    store.collect()
+    removal.collect(store)
     assert store.names() == []
 
 

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from guidance.errors import GuidanceHadNoEffect, InputError, PlanError, UnknownName
+from guidance.guide import Guide
 from guidance.guided_model import GuidedModel
-from guidance.mechanisms.attacks import AttackMechanism, Form, divergence, seeds_of
-from guidance.mechanisms.base import Attack, HeadInputs, PatternInputs
+from guidance.mechanisms.attacks import AttackMechanism, Form, divergence
+from guidance.mechanisms.base import Attack, PatternInputs
 from guidance.mechanisms.logit_loss import mispredictions
 from guidance.mechanisms.masks import joined
 from guidance.patterns.features import IdsNotKnown, Tokens
 from guidance.patterns.predicates import AttentionScope, Predicate
-from guidance.site_plans import HeadAssignment, SitePlan
+from guidance.site_plans import SitePlan
 from guidance.sites import Site
 
 _REENTRANT = "gradient checkpointing needs use_reentrant=False; without gradients, ask under no_grad too"
@@ -119,7 +120,7 @@ class BatchGuidance:
 
         An example of padding alone counts 0, others 1; with a `Guide.reference_length`, their length divided by it.
         """
-        guide = self._guide(label)
+        _, guide = self._guide(label)
         lengths_B = self._stack(guide.stack).lengths_B.float()
         return lengths_B / guide.reference_length if guide.reference_length else (lengths_B > 0).float()
 
@@ -131,7 +132,7 @@ class BatchGuidance:
         """
         denominators: dict[str, Tensor] = {}
         for label in self.guided.alphas(0, 1):
-            number, guide = self._number(label), self._guide(label)
+            number, guide = self._guide(label)
             # only a loss on mis-predictions counts what its pattern says
             pattern = self.pattern(number, guide.stack) if guide.makes("row_losses") else None
             denominators[label] = guide.bound_mechanism.denominator(self._stack(guide.stack), pattern)
@@ -139,8 +140,8 @@ class BatchGuidance:
 
     def mispredictions(self, label: str) -> tuple[Tensor, Tensor]:
         """How many mis-predictions the pattern of a ``logit_loss`` says anything about, and how many there are."""
-        stack = self._guide(label).stack
-        return mispredictions(self._stack(stack), self.pattern(self._number(label), stack))
+        number, guide = self._guide(label)
+        return mispredictions(self._stack(guide.stack), self.pattern(number, guide.stack))
 
     def loss(self, step: int = 0, total_steps: int = 1) -> Tensor:
         """The scalar to add to the task's loss: the weighted sum of all losses on heads, averaged over the batch.
@@ -155,13 +156,12 @@ class BatchGuidance:
         ]
         return torch.stack(terms).sum() if terms else torch.zeros((), device=self._valid.device)
 
-    def _number(self, label: str) -> int:
+    def _guide(self, label: str) -> tuple[int, Guide]:
+        """The guide of a label, after its number in the plan."""
         if label not in self.guided.plan.labels:
             raise UnknownName("guide", label, self.guided.plan.labels)
-        return self.guided.plan.labels.index(label)
-
-    def _guide(self, label: str) -> Any:
-        return self.guided.plan.guides[self._number(label)]
+        number = self.guided.plan.labels.index(label)
+        return number, self.guided.plan.guides[number]
 
     @property
     def _valid(self) -> Tensor:
@@ -454,30 +454,6 @@ class BatchGuidance:
         known = self._matched.get(number)
         self.guided.count_matches(number, matches if known is None else (matches - known).clamp(min=0))
         self._matched[number] = matches if known is None else torch.maximum(matches, known)
-
-    def head_inputs(
-        self,
-        assignment: HeadAssignment,
-        module: nn.Module,
-        site: Site,
-        scope: AttentionScope,
-        layer_input_BTd: Tensor | None = None,
-    ) -> HeadInputs:
-        """What a mechanism gets at a site."""
-        number = assignment.number
-        seeds_B = None if self.seeds_B is None else seeds_of(self.seeds_B, site.stack, site.layer, number)
-        return HeadInputs(
-            heads=assignment.heads,
-            num_guided=self.guided.num_guided[number],
-            pattern=self.pattern_inputs(number, site, scope),
-            prepared=self.prepared(number, site, scope),
-            parameters=self.guided.parameters_of(module, number),
-            layer_input_BTd=layer_input_BTd,
-            seeds_B=seeds_B,
-            step=self.step,
-            layer=site.layer,
-            tables=self.guided.tables,
-        )
 
     def allowed(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
         """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""

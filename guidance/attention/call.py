@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from guidance.batch import BatchGuidance
+from guidance.mechanisms.attacks import seeds_of
 from guidance.mechanisms.base import HeadInputs
 from guidance.patterns.predicates import AttentionScope
 from guidance.site_plans import HeadAssignment, SitePlan
@@ -52,7 +53,20 @@ class AttentionCall:
 
     def inputs(self, assignment: HeadAssignment) -> HeadInputs:
         """What the mechanism of an assignment gets at this call."""
-        return self.batch.head_inputs(assignment, self.module, self.site, self.scope, self.layer_input)
+        batch, site, number = self.batch, self.site, assignment.number
+        seeds_B = None if batch.seeds_B is None else seeds_of(batch.seeds_B, site.stack, site.layer, number)
+        return HeadInputs(
+            heads=assignment.heads,
+            num_guided=batch.guided.num_guided[number],
+            pattern=batch.pattern_inputs(number, site, self.scope),
+            prepared=batch.prepared(number, site, self.scope),
+            parameters=batch.guided.parameters_of(self.module, number),
+            layer_input_BTd=self.layer_input,
+            seeds_B=seeds_B,
+            step=batch.step,
+            layer=site.layer,
+            tables=batch.guided.tables,
+        )
 
     def edit(self, assignment: HeadAssignment, contribution: str) -> Callable[[Tensor], Tensor]:
         """What an assignment makes of the scores, probabilities or outputs of its heads."""
@@ -87,13 +101,10 @@ class AttentionCall:
         recorded = self.batch.recorded
         if recorded is None:
             return
-        batch, num_heads, queries = self.query.shape[:3]
-        keys = self.key.shape[2]
-        mine = attention_BhQK.expand(batch, len(heads), queries, keys)
-        if len(heads) < num_heads or replaced_by is not None:
-            known = recorded.get(self.site)
-            if known is None:
-                known = mine.new_zeros(batch, num_heads, queries, keys)
+        shape = (*self.query.shape[:3], self.key.shape[2])
+        mine = attention_BhQK.expand(shape[0], len(heads), *shape[2:])
+        if len(heads) < shape[1] or replaced_by is not None:
+            known = recorded[self.site] if self.site in recorded else mine.new_zeros(shape)
             mine = edited(known, heads, lambda own: mine if replaced_by is None else self.faded(replaced_by, own, mine))
         recorded[self.site] = mine
 

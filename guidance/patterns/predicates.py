@@ -41,11 +41,13 @@ class Predicate(ABC):
 
     def dense(self) -> Tensor:
         """The predicate written out, (B, Q, K): bool, or float32 where keys have weights."""
+        return self._values_in(slice(None))
+
+    def _values_in(self, rows: slice) -> Tensor:
         (batch, keys), device = self.valid_BT.shape, self.valid_BT.device
-        queries = self.rows_BQ.shape[1]
         return self.value_at(
             torch.arange(batch, device=device)[:, None, None],
-            torch.arange(queries, device=device)[:, None],
+            torch.arange(self.rows_BQ.shape[1], device=device)[rows, None],
             torch.arange(keys, device=device),
         )
 
@@ -93,13 +95,7 @@ class Predicate(ABC):
 
     def part(self, rows: slice) -> Predicate:
         """The same predicate for some neighbouring queries, which are then counted from 0."""
-        (batch, keys), device = self.valid_BT.shape, self.valid_BT.device
-        part = self.value_at(
-            torch.arange(batch, device=device)[:, None, None],
-            torch.arange(self.rows_BQ.shape[1], device=device)[rows, None],
-            torch.arange(keys, device=device),
-        )
-        return _written(part, self.valid_BT, self.rows_BQ[:, rows])
+        return _written(self._values_in(rows), self.valid_BT, self.rows_BQ[:, rows])
 
     def named(self) -> Predicate:
         """The keys that have any weight: the predicate itself, if it is yes or no."""
@@ -107,8 +103,7 @@ class Predicate(ABC):
 
     def restricted(self, allowed_BQK: Tensor) -> Predicate:
         """The same predicate without the keys that causality, a sliding window or a mask hide from a query."""
-        dense_BQK = self.dense()
-        return _written(dense_BQK * allowed_BQK, self.valid_BT, self.rows_BQ)
+        return _written(self.dense() * allowed_BQK, self.valid_BT, self.rows_BQ)
 
     def for_queries(self, queries_BQ: Tensor) -> Predicate:
         """The same predicate for the queries of another sequence, as cross-attention has them.
@@ -245,9 +240,6 @@ class Rule(Predicate):
     def written(self) -> Pairs:
         return Pairs(self.dense(), self.valid_BT)
 
-    def squares(self) -> Tensor:
-        return self.counts()
-
 
 @dataclass(frozen=True)
 class Pairs(Predicate):
@@ -266,9 +258,6 @@ class Pairs(Predicate):
 
     def part(self, rows: slice) -> Pairs:
         return Pairs(self.pairs_BQK[:, rows], self.valid_BT, self.rows_BQ[:, rows])
-
-    def squares(self) -> Tensor:
-        return self.counts()
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,19 @@ def test_spaces_around_signs_are_left_to_taste(text: str) -> None:
     assert where(text).on(tokens()).dense().tolist() == slowly(text)
 
 
+def test_numbers_may_begin_with_zeros_and_conditions_may_have_several_lines() -> None:
+    once = where("distance == 1 and key.place > 0.5").on(tokens()).dense()
+    assert torch.equal(where("\n distance == 01\n and key.place > 00.5\n").on(tokens()).dense(), once)
+
+
+@pytest.mark.parametrize(
+    "text", ["next # first", "0x1 == 1", "1e1 == 1", "1_0 == 1", "key.pos == b'NOUN'", "0 < distance < 2"]
+)
+def test_what_else_python_reads_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r"is not expected|quoted name"):
+        where(text)
+
+
 def test_patterns_in_conditions_keep_what_is_known_about_them() -> None:
     both = where("matching_token and not self")
     assert not both.looks_ahead and not both.same_keys and not both.needs

@@ -227,8 +227,8 @@ def test_the_lines_that_open_a_model_without_guide_open_it(page: str, tmp_path: 
 
 def test_the_settings_file_of_the_page_is_read(tmp_path: Path) -> None:
     import typer.main
-
     from cli.config import settings_for
+
     from cli.main import load_app
 
     (block,) = [b for b in re.findall(r"```toml\n(.*?)```", text_of("docs/command-line.md"), re.S) if "[pretrain]" in b]

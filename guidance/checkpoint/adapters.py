@@ -10,7 +10,7 @@ import copy
 import json
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,13 @@ def base_folder(folder: Path, given: str | Path | None) -> Path:
 def add_adapter(model: PreTrainedModel, folder: Path) -> Any:
     """A model with the adapter of a folder, as a ``PeftModel`` whose adapter can be trained."""
     peft = _peft()
-    _check_settings(_settings(folder), str(folder))
-    stored = read_tensors(folder / ADAPTER_WEIGHTS_FILE)
+    settings, stored = _settings(folder), read_tensors(folder / ADAPTER_WEIGHTS_FILE)
+    names = _names_for_expressions(settings, stored)
+    _check_settings({**settings, **names}, str(folder))
     try:
-        adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        vars(config).update(names)
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=config)
         own = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     except FAILURES as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
@@ -138,10 +141,62 @@ def _with_names(config: Any, model: nn.Module) -> Any:
     return config
 
 
+def _names_for_expressions(settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Settings with the names of modules, for those of a stored adapter that have regular expressions.
+
+    Python could match an expression for ever, so it matches none: the weights say which modules are adapted and with what rank.
+    Of alpha they say nothing, so RE2 matches its expressions, in linear time.
+    """
+    ranks: dict[str, int] = {}
+    for name, tensor in stored.items():
+        module, _, part = name.removeprefix(_PREFIX).rpartition(".lora_")
+        if part.startswith(("A", "embedding_A")) and tensor.ndim:
+            ranks[module] = tensor.shape[0]
+    names: dict[str, Any] = {}
+    if any(_has_expressions(settings.get(name)) for name in ("target_modules", "exclude_modules", "layers_pattern")):
+        names |= {
+            "target_modules": set(ranks),
+            **dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern")),
+        }
+    if _has_expressions(settings.get("rank_pattern")):
+        names["rank_pattern"] = ranks
+    alphas = settings.get("alpha_pattern")
+    if isinstance(alphas, Mapping) and _has_expressions(alphas):
+        names["alpha_pattern"] = _alphas(alphas, list(ranks))
+    return names
+
+
+def _alphas(alphas: Mapping[str, Any], modules: Sequence[str]) -> Mapping[str, Any]:
+    """An ``alpha_pattern`` with the names of modules; unchanged if RE2 does not know what an expression uses."""
+    import pyarrow
+    from pyarrow import compute
+
+    chosen: dict[str, Any] = {}
+    for expression, alpha in alphas.items():
+        try:
+            # as PEFT matches it
+            matches = compute.match_substring_regex(
+                pyarrow.array(modules, pyarrow.string()), rf"^(?:(.*\.)?({expression})$)"
+            )
+        except pyarrow.ArrowException:
+            return alphas
+        chosen = {name: alpha for name, is_match in zip(modules, matches.to_pylist(), strict=True) if is_match} | chosen
+    return chosen
+
+
 def _is_names(value: Any) -> bool:
     """Whether a setting names modules, in a text, a list or the keys of a table."""
-    names = [value] if isinstance(value, str) else [] if value is None else value
-    return isinstance(names, Collection) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+    return _is_texts(value) and not _has_expressions(value)
+
+
+def _has_expressions(value: Any) -> bool:
+    """Whether a setting chooses modules by regular expressions."""
+    texts = [value] if isinstance(value, str) else value or ()
+    return _is_texts(value) and not all(map(_NAME.fullmatch, texts))
+
+
+def _is_texts(value: Any) -> bool:
+    return value is None or (isinstance(value, Collection) and all(isinstance(text, str) for text in value))
 
 
 def _check_settings(settings: Mapping[str, Any], source: str) -> None:

@@ -201,26 +201,55 @@ SLOW = r"(\w|\w)*!"
 @pytest.mark.parametrize(
     "changes",
     [
-        {"target_modules": SLOW},
-        {"exclude_modules": SLOW},
-        {"rank_pattern": {SLOW: 2}},
-        {"alpha_pattern": {"query": 2, SLOW: 2}},
         {"modules_to_save": [SLOW]},
-        {"layers_to_transform": [0], "layers_pattern": [SLOW]},
         {"target_parameters": [SLOW]},
         {"target_modules": ["query", 3]},
         {"target_modules": 3},
+        {"alpha_pattern": {SLOW + "(?=y)": 2}},
+        {"alpha_pattern": [SLOW]},
     ],
     ids=lambda changes: next(reversed(changes)),
 )
-def test_adapters_whose_names_of_modules_could_be_matched_for_ever_are_refused(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_adapters_whose_modules_their_weights_do_not_name_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     _, handle = wrapped("mask", tmp_path / "base")
     guidance.save(handle, tmp_path / "adapter")
     changed(tmp_path / "adapter", **changes)
     with pytest.raises(InputError, match=f"{next(reversed(changes))} is .*, and only names of modules are taken"):
         guidance.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": SLOW},
+        {"target_modules": r".*attention\.self\.(query|value)"},
+        {"exclude_modules": SLOW},
+        {"target_modules": ["query", "value"], "layers_to_transform": [0], "layers_pattern": [SLOW]},
+        {"rank_pattern": {SLOW: 2}},
+        {"alpha_pattern": {SLOW: 2}},
+    ],
+    ids=repr,
+)
+def test_expressions_of_stored_adapters_are_not_matched_by_python(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, handle = wrapped("mask", tmp_path / "base")
+    guidance.save(handle, tmp_path / "adapter")
+    changed(tmp_path / "adapter", **changes)
+    opened = opens(tmp_path / "adapter", handle, logits(model))
+    guidance.save(opened.base_model.model.guide_handles[0], tmp_path / "again")
+    opens(tmp_path / "again", handle, logits(model))
+
+
+def test_adapters_that_an_older_version_saved_with_expressions_open(tmp_path: Path) -> None:
+    by_expression = {
+        "target_modules": r".*attention\.self\.(query|value)|.*word_embeddings",
+        "exclude_modules": r".*\.1\..*query",
+        "rank_pattern": {r"^.*layer\.0\..*\.query$": 3},
+        "alpha_pattern": {r"^bert\..*layer\.0\..*\.query": 24, r"(query|value)": 2, "word_.*": 4},
+    }
+    model, handle = wrapped("mask", tmp_path / "base", **by_expression)
+    guidance.save(handle, tmp_path / "adapter")
+    changed(tmp_path / "adapter", **by_expression)  # which older versions wrote as they were
+    opens(tmp_path / "adapter", handle, logits(model))
 
 
 @pytest.mark.parametrize(

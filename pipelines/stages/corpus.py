@@ -29,8 +29,6 @@ from pipelines.storage.files import remove_tree
 from pipelines.text.blocks import Document, Notes, text_documents
 from pipelines.text.conllu import conllu_documents
 from pipelines.text.corpus_files import read_blocks
-from pipelines.text.corpus_writer import write_corpus
-from pipelines.text.drafts import Draft, draft_writer
 from pipelines.text.line_layout import SAMPLE, check_not_columns, has_sentence_lines
 from pipelines.text.pieces import Bundle, Piece, beginning, bundles, can_cut, cut_file, cut_parquet
 from pipelines.text.readers import MIXED_LINE_ENDS, check_encoding, decode, format_of, open_lines, open_text
@@ -144,6 +142,8 @@ def build(run: Run[Config]) -> None:
 
 
 def _build(run: Run[Config]) -> None:
+    from pipelines.text.corpus_writer import write_corpus
+
     config, notes = run.config, Notes()
     paths = _read(run, notes)
     _tell_of_lines(paths)
@@ -165,7 +165,9 @@ def _spec(config: Config) -> str:
 
 
 def _tell_of_lines(paths: Sequence[Path]) -> None:
-    names = list(dict.fromkeys(name for path in paths for name in Draft.open(path).more["line_files"]))
+    from pipelines.text.drafts import Draft
+
+    names = list(dict.fromkeys(name for path in paths for name in Draft.open(path).line_files))
     if names:
         log.info(
             "one sentence a line: %s; --sentences rules reads %s as prose",
@@ -224,8 +226,9 @@ def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
 
 def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
     """Write the draft of a shard."""
-    config = Config(**settings["config"])
-    notes, line_files = Notes(), list[str]()
+    from pipelines.text.drafts import draft_writer
+
+    config, notes = Config(**settings["config"]), Notes()
     with draft_writer(path, _splitter(_spec(config)), notes) as writer:
         for piece in shard.pieces:
             if piece.kind == _BUILTIN:
@@ -234,7 +237,7 @@ def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
                 keep_lines = config.sentences == "line"
                 documents = python_docs_documents(settings["builtin"], notes, keep_lines=keep_lines)
             elif piece.kind == "text":
-                documents = _text_documents(piece, config, notes, line_files)
+                documents = _text_documents(piece, config, notes, writer.line_files)
             else:
                 documents = _record_documents(piece, config, notes)
             is_file = piece.kind == "text" and config.documents == "file"
@@ -244,7 +247,6 @@ def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
                     continues=is_file and piece.start > 0,
                     is_open=is_file and piece.stop is not None,
                 )
-        writer.finish(line_files=line_files)
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,7 +8,6 @@ files, where line n of one is the translation of line n of the other.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,8 +22,7 @@ from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
 from pipelines.storage.store import Store
 from pipelines.text.blocks import Document, Example, Notes
-from pipelines.text.corpus_files import PAIR, SPLITS, text_digest
-from pipelines.text.corpus_writer import CorpusWriter, split_of
+from pipelines.text.corpus_files import PAIR, SPLITS, split_of, text_digest
 from pipelines.text.examples import Layout, document_of, read_parallel
 from pipelines.text.formats import FORMATS, Format, format_for
 from pipelines.text.layouts import LAYOUTS
@@ -220,6 +218,9 @@ def build(run: Run[Config]) -> None:
             have different numbers of lines.
         MachineError: the model for sentences is not installed, or the disk is full.
     """
+    from pipelines.text.corpus_writer import write_corpus
+    from pipelines.text.drafts import draft_writer
+
     config, notes = run.config, Notes()
     files = _files(run, notes)
     kind = format_for(config, [file.name for split in SPLITS for file in files.get(split, ())])
@@ -232,14 +233,15 @@ def build(run: Run[Config]) -> None:
         documents = _examples(run, kind, files, of_text, notes)
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    with contextlib.closing(CorpusWriter(run.out, split_sentences, notes)) as writer:
+    draft, counts = run.out.path / "draft.parquet", run.out.counts
+    with draft_writer(draft, split_sentences, Notes()) as writer:
         for document, example in documents:
             writer.add(document)
             texts[example.split].append(text_digest(block.text for block in document.blocks))
             if example.label is not None:
                 labels[example.split].update(example.label.split() if kind.shape == "tags" else [example.label])
-        counts = run.out.counts
-        counts |= writer.finish(valid=valid, test=test)
+    counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, of_examples=True)
+    draft.unlink()
     counts |= {"shape": kind.shape} if kind.shape != "examples" else {}
     counts |= {"dialogues": True} if kind.is_dialogue else {}
     counts["dropped"] = dict(sorted(notes.dropped.items()))

@@ -22,8 +22,7 @@ from pipelines.inputs import Dataset
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
-from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, read_blocks, text_digests
-from pipelines.text.corpus_writer import fraction_of
+from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, fraction_of, read_blocks, text_digests
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,6 +23,17 @@ BLOCK_OF_COLUMN = {"text": 0, "pair": 1}
 """Which block of a task's example holds which of its two texts."""
 
 
+def fraction_of(key: str) -> float:
+    """A number in [0, 1) that depends only on the key, so a document gets the same split in every corpus."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+
+
+def split_of(key: str, valid: float, test: float) -> str:
+    """The split of a document, given its id."""
+    fraction = fraction_of(key)
+    return "valid" if fraction < valid else "test" if fraction < valid + test else "train"
+
+
 def block_schema() -> Any:
     """Columns of ``blocks.parquet``; the metadata of each field says its unit."""
     import pyarrow as pa

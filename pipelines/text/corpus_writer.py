@@ -1,8 +1,8 @@
 """Joins drafts into the two tables of a corpus, ``blocks.parquet`` and ``documents.parquet``.
 
-A first pass over the drafts decides what depends on the whole corpus: which documents are duplicates, and how many are
-left.  A second pass numbers documents, blocks and sentences, assigns splits, and writes.  Memory is bounded by a batch.  The
-result depends on the sequence of documents alone, not on how they are divided into drafts.
+A first pass over the drafts decides what depends on the whole corpus: which documents are duplicates, how many are left, and
+which split each one gets.  A second pass numbers blocks and sentences.  Memory is bounded by a batch, and a byte for each
+document.  The result depends on the sequence of documents alone, not on how they are divided into drafts.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ import hashlib
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from guidance.errors import InputError
 from pipelines.progress import Progress, log
 from pipelines.storage.artifacts import Builder
 from pipelines.storage.tables import BLOCKS, DOCUMENTS
-from pipelines.text.blocks import Document, Notes
-from pipelines.text.corpus_files import SPLITS, block_schema, document_schema
-from pipelines.text.drafts import BATCH_BLOCKS, BATCH_CHARACTERS, Draft, draft_writer
-from pipelines.text.sentences import Splitter
-
-if TYPE_CHECKING:
-    import numpy as np
+from pipelines.text.blocks import Notes
+from pipelines.text.corpus_files import SPLITS, block_schema, document_schema, fraction_of, split_of
+from pipelines.text.drafts import BATCH_BLOCKS, BATCH_CHARACTERS, Draft
 
 FEW_DOCUMENTS = 20
 """With fewer documents, splits consist of stretches of sentences."""
@@ -39,45 +38,9 @@ STRETCH_LIMIT = 200
 
 MOST_STRETCHES = 100_000
 
-_DRAFT = "draft.parquet"
-_COUNTED = ("blocks", "sentences", "words", "characters")
-
-
-def fraction_of(key: str) -> float:
-    """A number in [0, 1) that depends only on the key, so a document gets the same split in every corpus."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-
-
-def split_of(key: str, valid: float, test: float) -> str:
-    """The split of a document, given its id."""
-    fraction = fraction_of(key)
-    return "valid" if fraction < valid else "test" if fraction < valid + test else "train"
-
-
-class CorpusWriter:
-    """Takes documents one by one; `finish` writes the tables."""
-
-    def __init__(self, out: Builder, split_sentences: Splitter, notes: Notes) -> None:
-        self._out, self._notes = out, notes
-        self._stack = contextlib.ExitStack()
-        self._draft = self._stack.enter_context(draft_writer(out.path / _DRAFT, split_sentences, Notes()))
-
-    def close(self) -> None:
-        """Close the draft, also after an error."""
-        self._stack.close()
-
-    def add(self, document: Document) -> None:
-        """Draft a document, unless it is empty."""
-        self._draft.add(document)
-
-    def finish(self, *, valid: float, test: float) -> dict[str, Any]:
-        """Write the tables; see `write_corpus`."""
-        self._draft.finish()
-        self.close()
-        path = self._out.path / _DRAFT
-        counts = write_corpus([path], self._out, self._notes, valid=valid, test=test, of_examples=True)
-        path.unlink()
-        return counts
+_COUNTED = ("documents", "blocks", "sentences", "words", "characters")
+_DROPPED = -1
+"""Instead of the number of a split."""
 
 
 def write_corpus(
@@ -102,27 +65,39 @@ def write_corpus(
         InputError: no document is left, or two have the same id.
     """
     opened = [Draft.open(path) for path in drafts]
-    survey = _survey(opened, notes)
-    if not survey.documents:
-        dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(notes.dropped.items()))
-        raise InputError(
-            "no records" + (f" in {sources}" if sources else "") + (f": {dropped}" if dropped else ""),
-            hint="check that the files have text",
-        )
-    with (progress or Progress()).task("Write", total=survey.documents, unit="documents") as bar:
-        numbering = _Numbering(survey, valid, test)
-        with out.parquet(BLOCKS, block_schema()) as blocks, out.parquet(DOCUMENTS, document_schema()) as documents:
-            for table in _row_groups(numbering.tables(opened)):
+    with (
+        out.parquet(DOCUMENTS, document_schema()) as file,
+        contextlib.closing(_Documents(file, notes, valid, test)) as kept,
+    ):
+        kept.read(opened)
+        if not kept.number:
+            dropped = ", ".join(f"{count:,} {why}" for why, count in sorted(notes.dropped.items()))
+            raise InputError(
+                "no records" + (f" in {sources}" if sources else "") + (f": {dropped}" if dropped else ""),
+                hint="check that the files have text",
+            )
+        few, totals = kept.few(), kept.totals
+        with (
+            (progress or Progress()).task("Write", total=kept.number, unit="documents") as bar,
+            out.parquet(BLOCKS, block_schema()) as blocks,
+        ):
+            written = 0
+            for table in _row_groups(_numbered(opened, kept.splits, few, totals)):
                 blocks.write_table(table)
-                if len(numbering.finished) >= BATCH_BLOCKS:
-                    bar.advance(len(numbering.finished))
-                    documents.write_table(_document_table(numbering.finished))
-                    numbering.finished = []
-            documents.write_table(_document_table(numbering.finished))
-    counts = numbering.counts()
+                done = table["document"][-1].as_py() + 1
+                bar.advance(done - written)
+                written = done
+        kept.finish(few)
+    splits = {
+        split: {name: int(totals[name][code]) for name in _COUNTED}
+        for code, split in enumerate(SPLITS)
+        if totals["blocks"][code]
+    }
+    counts: dict[str, Any] = {name: sum(own[name] for own in splits.values()) for name in _COUNTED}
+    counts |= {"documents": kept.number, "splits": splits}
     if of_examples:
         unit, reason = "examples", "those with the same text stay together, and there are few"
-    elif survey.few is None:
+    elif few is None:
         unit, reason = "sentences", "a document is never divided; --documents paragraph or line makes smaller ones"
     else:
         unit, reason = "sentences", f"there are only {counts['sentences']:,} sentences"
@@ -162,115 +137,93 @@ class _Seen:
         self._tables.close()
 
 
-@dataclass
-class _Survey:
-    """What the first pass decides.
+class _Documents:
+    """Decides which documents are kept and in which split, and writes ``documents.parquet``.
 
     Attributes:
-        keep: for each draft and each of its documents whether it is kept.
-        documents: number of documents that are kept.
-        few: ids and numbers of sentences of the kept documents, if they are fewer than `FEW_DOCUMENTS` and have no splits.
-        digests: of documents that are kept and whose first row lacks the digest, by draft and number in it.
+        number: how many are kept.
+        splits: for each draft and each of its documents the split, as an index in `SPLITS`, or `_DROPPED`.
+        totals: how many documents each split has; room for the other counts.
     """
 
-    keep: list[np.ndarray] = field(default_factory=list)
-    documents: int = 0
-    few: list[tuple[str, int]] | None = field(default_factory=list)
-    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    def __init__(self, file: Any, notes: Notes, valid: float, test: float) -> None:
+        self.number = 0
+        self.splits: list[np.ndarray] = []
+        self.totals = {name: np.zeros(len(SPLITS), np.int64) for name in _COUNTED}
+        self._file, self._notes, self._fractions, self._seen = file, notes, (valid, test), _Seen()
+        self._rows: list[dict[str, Any]] = []
+        self._has_splits = False
 
+    def close(self) -> None:
+        """Forget ids and digests."""
+        self._seen.close()
 
-@dataclass
-class _Open:
-    """A document that may have parts in several drafts; ``parts`` are draft and number in it."""
-
-    id: str | None
-    place: str
-    parts: list[tuple[int, int]]
-    sentences: int
-    sha256: Any = field(default_factory=hashlib.sha256)
-
-
-def _survey(drafts: Sequence[Draft], notes: Notes) -> _Survey:
-    import numpy as np
-
-    found = _Survey()
-    is_open: _Open | None = None
-    with contextlib.closing(_Seen()) as seen:
-
-        def decide(document: _Open, digest: bytes, has_split: bool) -> None:
-            if document.id is not None:
-                seen.claim(document.id, document.place)
-            is_new = seen.is_new(digest)
-            if not is_new and has_split:
-                notes.warn("an example repeats the text of an earlier one; it was kept", document.place)
-            elif not is_new:
-                notes.drop("duplicate", document.place)
-                for draft, number in document.parts:
-                    found.keep[draft][number] = False
-                return
-            found.documents += 1
-            if found.few is not None:
-                found.few.append((document.id or digest.hex()[:16], document.sentences))
-                if has_split or len(found.few) >= FEW_DOCUMENTS:
-                    found.few = None
-
+    def read(self, drafts: Sequence[Draft]) -> None:
+        """Decide on the documents of all drafts; a document may have parts in several."""
+        row, parts = dict[str, Any](), list[tuple[int, int]]()
         for index, draft in enumerate(drafts):
-            notes.add(draft.notes)
-            found.keep.append(np.ones(draft.documents, bool))
-            for number, about, sentences in _documents(draft):
-                document = _Open(about["id"], about["place"], [(index, number)], sentences)
-                if is_open is not None:
-                    if draft.continues and number == 0:
-                        is_open.parts.append((index, number))
-                        is_open.sentences += sentences
-                        document = is_open
-                    else:
-                        decide(is_open, is_open.sha256.digest(), False)
-                    is_open = None
-                digest = about["digest"]
-                if digest is None:
-                    digest = draft.digests.get(number)
-                    if digest is None:  # it is divided among drafts
-                        for text in draft.texts(number):
-                            document.sha256.update(text.encode() + b"\n")
-                        digest = document.sha256.digest()
-                    found.digests[document.parts[0]] = digest
-                if draft.is_open and number == draft.documents - 1:
-                    is_open = document
+            self._notes.add(draft.notes)
+            self.splits.append(np.full(draft.documents, _DROPPED, np.int8))
+            for number, part in enumerate(draft.rows()):
+                if number == 0 and draft.continues and parts:
+                    row |= {name: row[name] + part[name] for name in ("blocks", "num_sentences", "characters")}
                 else:
-                    decide(document, digest, about["split"] is not None)
-            # a part of a document may be empty
-            if is_open and (not draft.is_open or (draft.documents > 1 and is_open.parts[-1][0] < index)):
-                decide(is_open, is_open.sha256.digest(), False)
-                is_open = None
-    return found
+                    row, parts = part, []
+                parts.append((index, number))
+                if not draft.is_open or number < draft.documents - 1:
+                    self._decide(row, parts, drafts)
+                    parts = []
 
+    def _decide(self, row: dict[str, Any], parts: Sequence[tuple[int, int]], drafts: Sequence[Draft]) -> None:
+        if not row["blocks"]:
+            return
+        if (digest := row["digest"]) is None:
+            sha256 = hashlib.sha256()
+            for text in itertools.chain.from_iterable(drafts[index].texts(number) for index, number in parts):
+                sha256.update(text.encode() + b"\n")
+            digest = sha256.digest()
+        if row["id"] is not None:
+            self._seen.claim(row["id"], row["place"])
+        if not self._seen.is_new(digest):
+            if row["split"] is None:
+                self._notes.drop("duplicate", row["place"])
+                return
+            self._notes.warn("an example repeats the text of an earlier one; it was kept", row["place"])
+        self._has_splits = self._has_splits or row["split"] is not None
+        id_ = row["id"] or digest.hex()[:16]
+        code = SPLITS.index(row["split"] or split_of(id_, *self._fractions))
+        for index, number in parts:
+            self.splits[index][number] = code
+        row.update(document=self.number, id=id_, split=SPLITS[code], sentences=row["num_sentences"])
+        self.totals["documents"][code] += 1
+        self._rows.append(row)
+        self.number += 1
+        if len(self._rows) == BATCH_BLOCKS:
+            self._write()
 
-def _documents(draft: Draft) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """The documents of a draft that have blocks in it: number, columns about them, and number of sentences in it."""
-    import numpy as np
+    def _write(self) -> None:
+        schema = document_schema()
+        columns = {name: [row[name] for row in self._rows] for name in schema.names}
+        self._file.write_table(pa.table(columns, schema=schema))
+        self._rows = []
 
-    columns = ["id", "source", "place", "digest", "split"]
-    last: tuple[int, dict[str, Any], int] | None = None
-    for table in draft.tables(["document", "num_sentences", *columns]):
-        starts = np.flatnonzero(table["source"].is_valid().to_numpy())
-        sentences = np.concatenate([[0], np.cumsum(table["num_sentences"].to_numpy())])
-        numbers = table["document"].to_numpy()[starts].tolist()
-        before = int(sentences[starts[0]]) if len(starts) else int(sentences[-1])
-        if last is not None:
-            last = (last[0], last[1], last[2] + before)
-            if len(starts):
-                yield last
-        sizes = np.diff(sentences[[*starts, -1]]).tolist()
-        values = zip(*(table[name].take(starts).to_pylist() for name in columns), strict=True)
-        rows = [
-            (number, dict(zip(columns, about, strict=True)), size)
-            for number, about, size in zip(numbers, values, sizes, strict=True)
-        ]
-        yield from rows[:-1]
-        last = rows[-1] if rows else last
-    if last is not None:
-        yield last
+    def few(self) -> _Stretches | None:
+        """The stretches of which the splits consist if documents are few."""
+        if self.number >= FEW_DOCUMENTS or self._has_splits:
+            return None
+        return _Stretches([(row["id"], row["sentences"]) for row in self._rows], *self._fractions)
+
+    def finish(self, few: _Stretches | None) -> None:
+        """Write the last documents."""
+        if few is not None:
+            self.totals["documents"][:] = 0
+            for number, row in enumerate(self._rows):
+                codes = few.of_document(number)
+                row |= {"blocks": few.blocks[number], "characters": few.characters[number]}
+                row["split"] = SPLITS[codes[0]] if len(codes) == 1 else "mixed"
+                self.totals["documents"][codes] += 1
+        if self._rows:
+            self._write()
 
 
 # splits
@@ -288,8 +241,6 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
     Returns:
         Sentences in a stretch, and for each document an array: the index in `SPLITS` of each of its stretches.
     """
-    import numpy as np
-
     total = sum(count for _, count in documents)
     size = max(1, min(total // STRETCHES, STRETCH_LIMIT), total // MOST_STRETCHES)
     splits = [np.zeros(max(1, -(-count // size)), np.int8) for _, count in documents]
@@ -308,191 +259,120 @@ def stretches(documents: Sequence[tuple[str, int]], valid: float, test: float) -
     return size, splits
 
 
+class _Stretches:
+    """The stretches of few documents; see `stretches`.
+
+    Attributes:
+        blocks, characters: how many each document has, once its blocks are cut.
+    """
+
+    def __init__(self, documents: Sequence[tuple[str, int]], valid: float, test: float) -> None:
+        self._size, splits = stretches(documents, valid, test)
+        self._splits = np.concatenate(splits)
+        self._offsets = np.cumsum([0, *map(len, splits)])
+        self._changes = np.cumsum([0, *(self._splits[1:] != self._splits[:-1])])
+        self.blocks, self.characters = np.zeros((2, len(documents)), np.int64)
+
+    def of_document(self, document: int) -> list[int]:
+        """The splits of a document."""
+        return np.unique(self._splits[self._offsets[document] : self._offsets[document + 1]]).tolist()
+
+    def splits(self, document: np.ndarray, sentence: np.ndarray) -> np.ndarray:
+        """The split of each sentence, given the number of its document and its number there."""
+        return self._splits[self._at(document, sentence)]
+
+    def _at(self, document: np.ndarray, sentence: np.ndarray) -> np.ndarray:
+        return np.minimum(self._offsets[document] + sentence // self._size, self._offsets[document + 1] - 1)
+
+    def cut(self, table: pa.Table, document: np.ndarray, first: np.ndarray) -> tuple[pa.Table, np.ndarray]:
+        """Divide the blocks whose sentences fall into different splits; returns the blocks and their documents."""
+        last = first + np.maximum(_number_of_sentences(table), 1) - 1
+        changes = [self._changes[self._at(document, sentence)] for sentence in (first, last)]
+        tables, repeats, done = [], np.ones(len(document), np.int64), 0
+        for row in np.flatnonzero(changes[0] != changes[1]).tolist():
+            whole = table.slice(row, 1).to_pylist()[0]
+            sentence = int(first[row]) + np.arange(len(whole["sentences"]))
+            code = self.splits(np.full(len(sentence), document[row]), sentence)
+            bounds = [0, *(np.flatnonzero(code[1:] != code[:-1]) + 1).tolist(), len(code)]
+            pieces = [_piece(whole, start, stop) for start, stop in itertools.pairwise(bounds)]
+            tables += [table.slice(done, row - done), pa.Table.from_pylist(pieces, schema=table.schema)]
+            repeats[row], done = len(pieces), row + 1
+        return pa.concat_tables([*tables, table.slice(done)]), np.repeat(document, repeats)
+
+
 def _check_sizes(counts: dict[str, Any], wanted: dict[str, float], notes: Notes, unit: str, reason: str) -> None:
     """Say how large each split is, and warn, with the reason, where that is far from what was asked for."""
     key = "documents" if unit == "examples" else unit
     total = max(1, counts[key])
-    found = {split: count[key] for split, count in counts["splits"].items()}
-    log.info("%s", ", ".join(f"{split} {count:,} {unit} ({count / total:.1%})" for split, count in found.items()))
+    sizes = {split: count[key] for split, count in counts["splits"].items()}
+    log.info("%s", ", ".join(f"{split} {count:,} {unit} ({count / total:.1%})" for split, count in sizes.items()))
     for split, fraction in wanted.items():
-        count = found.get(split, 0)
+        count = sizes.get(split, 0)
         if fraction and not 0.5 * fraction <= count / total <= 1.5 * fraction:
             asked = f"{100 * fraction:.3g} % was asked for"
             notes.warn(f"{split} has {count:,} {unit} of {total:,}, {count / total:.1%}; {asked}", reason)
 
 
-# numbering and writing
+# numbering
 
 
-class _Numbering:
-    """Numbers documents, blocks and sentences, and assigns splits.
+def _numbered(
+    drafts: Sequence[Draft], splits: Sequence[np.ndarray], few: _Stretches | None, totals: dict[str, np.ndarray]
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """The rows of ``blocks.parquet``, with the number of characters of each; adds them to ``totals``."""
+    known, document_before = 0, -1
+    before = {"block": 0, "sentence": 0, "start": 0}  # of the document that goes on
+    for draft, codes in zip(drafts, splits, strict=True):
+        kept = codes != _DROPPED
+        known -= int(draft.continues and len(kept) and kept[0])
+        rows = known + np.cumsum(kept) - 1
+        known = int(rows[-1]) + 1 if len(rows) else known
+        for table in draft.blocks():
+            number = table["document"].to_numpy()
+            if not kept[number].all():
+                table, number = table.filter(pa.array(kept[number])), number[kept[number]]
+            if not len(number):
+                continue
+            document = rows[number]
+            if few is not None:
+                begins = np.diff(document, prepend=document_before) != 0
+                first = _since(_number_of_sentences(table), begins, before["sentence"])
+                table, document = few.cut(table, document, first)
+            begins = np.diff(document, prepend=document_before) != 0
+            sentences, words = _number_of_sentences(table), table["words"].to_numpy()
+            characters = pc.utf8_length(table["text"]).to_numpy()
+            ones = np.ones(len(document), np.int64)
+            block = _since(ones, begins, before["block"])
+            first = _since(sentences, begins, before["sentence"])
+            start = _since(characters.astype(np.int64) + 1, begins, before["start"])
+            before = {
+                "block": int(block[-1]) + 1,
+                "sentence": int(first[-1] + sentences[-1]),
+                "start": int(start[-1] + characters[-1]) + 1,
+            }
+            document_before = int(document[-1])
+            split = codes[number] if few is None else few.splits(document, first)
+            if few is not None:
+                np.add.at(few.blocks, document, 1)
+                np.add.at(few.characters, document, characters)
+            for name, values in zip(_COUNTED[1:], (ones, sentences, words, characters), strict=True):
+                for code in range(len(SPLITS)):
+                    totals[name][code] += int(values[split == code].sum(dtype=np.int64))
+            columns = [
+                pa.array(document, pa.int64()),
+                pa.array(block, pa.int32()),
+                pa.DictionaryArray.from_arrays(pa.array(split, pa.int8()), pa.array(SPLITS)),
+                pa.array(start, pa.int64()),
+                pa.array(first, pa.int32()),
+                table["text"],
+                table["sentences"],
+            ]
+            yield pa.table(columns, schema=block_schema()), characters
 
-    Attributes:
-        finished: rows of ``documents.parquet`` that are complete.
-    """
 
-    def __init__(self, survey: _Survey, valid: float, test: float) -> None:
-        import numpy as np
-
-        self.finished: list[_Row] = []
-        self._survey, self._fractions = survey, (valid, test)
-        self._size, few = stretches(survey.few, valid, test) if survey.few is not None else (0, None)
-        if few is not None:
-            self._few = np.concatenate(few)
-            self._offsets = np.cumsum([0, *map(len, few)])
-            self._changes = np.cumsum([0, *(self._few[1:] != self._few[:-1])])
-        self._row = _Row(-1)
-        self._document, self._block, self._start, self._sentence = -1, 0, 0, 0
-        self._per_split = {name: np.zeros(len(SPLITS), np.int64) for name in ("documents", *_COUNTED)}
-
-    def tables(self, drafts: Sequence[Draft]) -> Iterator[tuple[Any, np.ndarray]]:
-        """The rows of ``blocks.parquet``, with the number of characters of each."""
-        import numpy as np
-        import pyarrow as pa
-
-        goes_on = False
-        for index, draft in enumerate(drafts):
-            keep, continues = self._survey.keep[index], draft.continues and goes_on
-            last = -1
-            for table in draft.tables():
-                kept = keep[table["document"].to_numpy()]
-                if not kept.all():
-                    table = table.filter(pa.array(kept))
-                if not table.num_rows:
-                    continue
-                numbers = table["document"].to_numpy()
-                begins = table["source"].is_valid().to_numpy()
-                if continues:
-                    begins = begins & (numbers != 0)
-                last = int(numbers[-1])
-                yield self._numbered(table, np.asarray(begins), index)
-            goes_on = draft.is_open and (last == draft.documents - 1 or (last < 0 and goes_on and draft.documents == 1))
-        if self._row.document >= 0:
-            self.finished.append(self._row)
-
-    def _numbered(self, table: Any, begins: np.ndarray, draft: int) -> tuple[Any, np.ndarray]:
-        import numpy as np
-        import pyarrow as pa
-
-        document = self._document + np.cumsum(begins)
-        sentences = table["num_sentences"].to_numpy()
-        first = _since(sentences, begins, self._sentence)
-        if self._survey.few is not None:
-            table, begins = self._cut(table, begins, document, first)
-            document = self._document + np.cumsum(begins)
-            sentences = table["num_sentences"].to_numpy()
-            first = _since(sentences, begins, self._sentence)
-        characters, words = table["characters"].to_numpy(), table["words"].to_numpy()
-        block = _since(np.ones(len(begins), np.int64), begins, self._block)
-        start = _since(characters.astype(np.int64) + 1, begins, self._start)
-        self._block, self._start = int(block[-1]) + 1, int(start[-1] + characters[-1]) + 1
-        self._sentence, self._document = int(first[-1] + sentences[-1]), int(document[-1])
-        sums = dict(zip(_COUNTED, (np.ones_like(block), sentences, words, characters), strict=True))
-        split = self._add_documents(table, begins, document, first, sums, draft)
-        for name, values in sums.items():
-            for code in range(len(SPLITS)):
-                self._per_split[name][code] += int(values[split == code].sum(dtype=np.int64))
-        schema = block_schema()
-        columns = [
-            pa.array(document, pa.int64()),
-            pa.array(block, pa.int32()),
-            pa.DictionaryArray.from_arrays(pa.array(split, pa.int8()), pa.array(SPLITS)),
-            pa.array(start, pa.int64()),
-            pa.array(first, pa.int32()),
-            table["text"],
-            table["sentences"],
-        ]
-        return pa.table(columns, schema=schema), characters
-
-    def _add_documents(
-        self,
-        table: Any,
-        begins: np.ndarray,
-        document: np.ndarray,
-        first: np.ndarray,
-        sums: dict[str, np.ndarray],
-        draft: int,
-    ) -> np.ndarray:
-        """Add to the rows of ``documents.parquet``; returns the split of each block as an index in `SPLITS`."""
-        import numpy as np
-
-        starts = np.flatnonzero(begins)
-        bounds = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])
-        totals = [np.add.reduceat(sums[name], bounds).tolist() for name in ("blocks", "sentences", "characters")]
-        parts = zip(*totals, strict=True)
-        codes = []
-        if len(bounds) > len(starts):  # the first rows belong to the document before
-            self._row.add(*next(parts))
-            codes.append(self._row.code)
-        columns = ("id", "source", "digest", "split", "pair", "label")
-        about = zip(*(table[name].take(starts).to_pylist() for name in columns), strict=True)
-        numbers, rows = table["document"].to_numpy()[starts].tolist(), document[starts].tolist()
-        for number, row, (id_, source, digest, given, pair, label), part in zip(
-            numbers, rows, about, parts, strict=True
-        ):
-            if self._row.document >= 0:
-                self.finished.append(self._row)
-            id_ = id_ or (digest or self._survey.digests[draft, number]).hex()[:16]
-            own = self._codes_of(row, id_, given)
-            for code in own:
-                self._per_split["documents"][code] += 1
-            codes.append(own[0])
-            name = SPLITS[own[0]] if len(own) == 1 else "mixed"
-            self._row = _Row(row, id_, source, pair, label, name, own[0], *part)
-        if self._survey.few is not None:
-            return self._few[self._stretch(document, first)]
-        return np.repeat(np.array(codes, np.int8), np.diff([*bounds, len(begins)]))
-
-    def _codes_of(self, document: int, id_: str, given: str | None) -> list[int]:
-        """The splits of a document, as indices in `SPLITS`."""
-        import numpy as np
-
-        if self._survey.few is None:
-            return [SPLITS.index(given or split_of(id_, *self._fractions))]
-        return np.unique(self._few[self._offsets[document] : self._offsets[document + 1]]).tolist()
-
-    def _stretch(self, document: np.ndarray, sentence: np.ndarray) -> np.ndarray:
-        """The number of the stretch in which each sentence is.
-
-        Args:
-            document: the number of each sentence's document.
-            sentence: its number in that document.
-        """
-        import numpy as np
-
-        return np.minimum(self._offsets[document] + sentence // self._size, self._offsets[document + 1] - 1)
-
-    def _cut(self, table: Any, begins: np.ndarray, document: np.ndarray, first: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Divide the blocks whose sentences fall into different splits; ``begins`` stays with the first piece."""
-        import numpy as np
-        import pyarrow as pa
-
-        last = first + np.maximum(table["num_sentences"].to_numpy(), 1) - 1
-        changes = [self._changes[self._stretch(document, sentence)] for sentence in (first, last)]
-        tables, marks, done = [], [], 0
-        for row in np.flatnonzero(changes[0] != changes[1]).tolist():
-            whole = table.slice(row, 1).to_pylist()[0]
-            number = int(document[row])
-            sentence = int(first[row]) + np.arange(whole["num_sentences"])
-            code = self._few[self._stretch(np.full(len(sentence), number), sentence)]
-            bounds = [0, *(np.flatnonzero(code[1:] != code[:-1]) + 1).tolist(), len(code)]
-            pieces = [_piece(whole, start, stop) for start, stop in itertools.pairwise(bounds)]
-            tables += [table.slice(done, row - done), pa.Table.from_pylist(pieces, schema=table.schema)]
-            marks += [begins[done:row], begins[row : row + 1], np.zeros(len(pieces) - 1, bool)]
-            done = row + 1
-        if not tables:
-            return table, begins
-        return pa.concat_tables([*tables, table.slice(done)]), np.concatenate([*marks, begins[done:]])
-
-    def counts(self) -> dict[str, Any]:
-        """The counts of the corpus, in all and for each split."""
-        found = {
-            split: {name: int(values[code]) for name, values in self._per_split.items()}
-            for code, split in enumerate(SPLITS)
-            if self._per_split["blocks"][code]
-        }
-        total = {name: sum(count[name] for count in found.values()) for name in self._per_split}
-        return total | {"documents": self._survey.documents, "splits": found}
+def _number_of_sentences(table: pa.Table) -> np.ndarray:
+    numbers: np.ndarray = pc.list_value_length(table["sentences"]).to_numpy()
+    return numbers
 
 
 def _piece(block: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
@@ -501,23 +381,17 @@ def _piece(block: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     origin, end = spans[0]["start"], spans[-1]["end"]
     text = block["text"][origin:end]
     moved = [{"start": span["start"] - origin, "end": span["end"] - origin} for span in spans]
-    counts = {"num_sentences": len(moved), "words": len(text.split()), "characters": len(text)}
-    return block | {"text": text, "sentences": moved} | counts
+    return block | {"text": text, "sentences": moved, "words": len(text.split())}
 
 
 def _since(values: np.ndarray, begins: np.ndarray, before: int) -> np.ndarray:
     """For each row the sum of the values of earlier rows of its document, of which earlier tables had ``before``."""
-    import numpy as np
-
     total = np.cumsum(values, dtype=np.int64) - values
     return total - np.maximum.accumulate(np.where(begins, total, -before))
 
 
 def _row_groups(tables: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
     """Tables of `BATCH_CHARACTERS` or `BATCH_BLOCKS`, so that row groups do not depend on how rows arrive."""
-    import numpy as np
-    import pyarrow as pa
-
     held: list[Any] = []
     size = rows = 0
     for table, characters in tables:
@@ -533,32 +407,3 @@ def _row_groups(tables: Iterable[tuple[Any, np.ndarray]]) -> Iterator[Any]:
                 held, size, rows = [], 0, 0
     if held:
         yield pa.concat_tables(held).combine_chunks()
-
-
-@dataclass
-class _Row:
-    """A row of ``documents.parquet`` whose counts are being summed; ``code`` is its only split as an index in `SPLITS`."""
-
-    document: int
-    id: str = ""
-    source: str = ""
-    pair: str | None = None
-    label: str | None = None
-    split: str = ""
-    code: int = 0
-    blocks: int = 0
-    sentences: int = 0
-    characters: int = 0
-
-    def add(self, blocks: int, sentences: int, characters: int) -> None:
-        """Add the counts of a part."""
-        self.blocks += blocks
-        self.sentences += sentences
-        self.characters += characters
-
-
-def _document_table(rows: list[_Row]) -> Any:
-    import pyarrow as pa
-
-    schema = document_schema()
-    return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)

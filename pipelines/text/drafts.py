@@ -1,14 +1,15 @@
 """Drafts: Parquet files of blocks that are split into sentences, but not yet numbered, compared or assigned to splits.
 
-Each part of the text gives one draft.  `pipelines.text.corpus_writer` makes a corpus of consecutive drafts.  The columns
-about documents are set in the first row of each document.  The last row group has one row: in its ``text``, as JSON, what is
-known about the draft as a whole.
+Each part of the text gives one draft.  `pipelines.text.corpus_writer` makes a corpus of consecutive drafts.  A row is a block,
+or a document without text, which follows its blocks.  The last row group has one row: in its ``text``, as JSON, what is known
+about the draft as a whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -16,6 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.engine.shards import parquet_file
 from pipelines.storage.files import open_parquet
@@ -28,44 +32,40 @@ BATCH_BLOCKS = 20_000
 """A row group ends after so many characters or blocks, in drafts and in corpora."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f]")
-_OF_DOCUMENTS = ("id", "source", "place", "digest", "split", "pair", "label")
+_TEXTS = ("id", "source", "place", "split", "pair", "label")
+_COUNTS = ("blocks", "num_sentences", "characters")
+OF_DOCUMENTS = (*_TEXTS, "digest", *_COUNTS)
+"""Columns of documents; ``digest`` is missing in documents that are divided among drafts."""
 
-
-def draft_schema() -> Any:
-    """Columns of a draft; see the module."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            pa.field("document", pa.int32(), False),  # running number in the draft
-            pa.field("text", pa.string(), False),
-            pa.field("sentences", block_schema().field("sentences").type, False),
-            pa.field("num_sentences", pa.int32(), False),
-            pa.field("words", pa.int32(), False),
-            pa.field("characters", pa.int32(), False),
-            *(pa.field(name, pa.binary() if name == "digest" else pa.string()) for name in _OF_DOCUMENTS),
-        ]
-    )
+_SCHEMA = pa.schema(
+    [
+        pa.field("document", pa.int32()),  # running number in the draft
+        pa.field("text", pa.string()),
+        block_schema().field("sentences").with_nullable(True),
+        pa.field("words", pa.int32()),
+        *(pa.field(name, pa.string()) for name in _TEXTS),
+        pa.field("digest", pa.binary()),
+        *(pa.field(name, pa.int64()) for name in _COUNTS),
+    ]
+)
 
 
 class DraftWriter:
-    """Takes documents one by one and writes a draft.  Memory is bounded by a row group."""
+    """Takes documents one by one and writes a draft.  Memory is bounded by a row group.
+
+    Attributes:
+        line_files: names of the files that turned out to have one sentence a line.
+    """
 
     def __init__(self, file: Any, split_sentences: Splitter, notes: Notes) -> None:
-        """Write to ``file``, a ``pyarrow.parquet.ParquetWriter`` for `draft_schema`."""
+        """Write to ``file``, a ``pyarrow.parquet.ParquetWriter``."""
+        self.line_files: list[str] = []
         self._file, self._split_sentences, self._notes = file, split_sentences, notes
-        self._documents = 0
-        self._digests: dict[int, str] = {}
+        self._number, self._characters = 0, 0
         self._continues = self._is_open = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self._texts: list[str] = []
-        self._spans: list[list[Span] | None] = []
-        self._numbers: list[int] = []
-        self._firsts: list[int] = []
-        self._about: dict[str, list[Any]] = {name: [] for name in _OF_DOCUMENTS}
-        self._characters = 0
+        self._texts, self._spans, self._numbers = list[str](), list[list[Span] | None](), list[int]()
+        self._documents: list[dict[str, Any]] = []
+        self._sentences: Counter[int] = Counter()
 
     def add(self, document: Document, *, continues: bool = False, is_open: bool = False) -> None:
         """Draft a document, unless it is empty.
@@ -78,42 +78,28 @@ class DraftWriter:
         """
         self._continues, self._is_open = self._continues or continues, is_open
         is_whole, sha256 = not (continues or is_open), hashlib.sha256()
-        first, batch, is_empty, is_visible = len(self._texts), self._about, True, False
+        blocks, characters, is_visible = 0, 0, False
         for block in document.blocks:
-            if is_empty:
-                first, batch, is_empty = len(self._texts), self._about, False
-                self._begin(document)
-            text = block.text
             if is_whole:
-                sha256.update(text.encode() + b"\n")
+                sha256.update(block.text.encode() + b"\n")
             is_visible = self._check_characters(block, document.source) or is_visible
-            self._texts.append(text)
+            self._texts.append(block.text)
             self._spans.append(block.sentences)
-            self._numbers.append(self._documents)
-            self._characters += len(text)
+            self._numbers.append(self._number)
+            blocks, characters = blocks + 1, characters + len(block.text)
+            self._characters += len(block.text)
             if self._characters >= BATCH_CHARACTERS or len(self._texts) >= BATCH_BLOCKS:
                 self._flush()
-        if is_empty and is_whole:
+        if is_whole and not blocks:
             self._notes.drop("empty", document.place)
             return
-        self._documents += 1
-        if is_whole:
-            if not is_visible:
-                self._notes.warn("a document has only invisible characters", document.place)
-            if batch is self._about:
-                assert self._firsts[-1] == first
-                batch["digest"][-1] = sha256.digest()
-            else:  # its first row is written already
-                self._digests[self._documents - 1] = sha256.hexdigest()
-
-    def _begin(self, document: Document) -> None:
-        self._firsts.append(len(self._texts))
-        example = document.example
-        of_example = (example.split, example.pair, example.label) if example else (None, None, None)
-        for name, value in zip(
-            _OF_DOCUMENTS, (document.id, document.source, document.place, None, *of_example), strict=True
-        ):
-            self._about[name].append(value)
+        if is_whole and not is_visible:
+            self._notes.warn("a document has only invisible characters", document.place)
+        about = {"id": document.id, "source": document.source, "place": document.place}
+        about |= vars(document.example) if document.example else {}
+        counts = {"document": self._number, "blocks": blocks, "characters": characters}
+        self._documents.append({**about, **counts, "digest": sha256.digest() if is_whole else None})
+        self._number += 1
 
     def _check_characters(self, block: Block, source: str) -> bool:
         """Warn of control characters and byte-order marks; True if the block has a visible character."""
@@ -128,70 +114,52 @@ class DraftWriter:
         return any(letter.isprintable() and not letter.isspace() for letter in text)
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self._texts:
-            return
-        unsplit = [text for text, spans in zip(self._texts, self._spans, strict=True) if spans is None]
-        found = iter(self._split_sentences(unsplit) if unsplit else [])
-        spans = [next(found) if given is None else given for given in self._spans]
-        flat = [span for given in spans for span in given]
-        counts = [len(given) for given in spans]
-        schema = draft_schema()
-        kind = schema.field("sentences").type
-        offsets = pa.array([0, *_running(counts)], pa.int32())
-        ends = pa.StructArray.from_arrays(
-            [pa.array([start for start, _ in flat], pa.int32()), pa.array([end for _, end in flat], pa.int32())],
-            fields=list(kind.value_type),
-        )
+        """Write the blocks and documents so far."""
+        texts = self._texts
+        unsplit = [text for text, spans in zip(texts, self._spans, strict=True) if spans is None]
+        split = iter(self._split_sentences(unsplit) if unsplit else [])
+        spans = [next(split) if own is None else own for own in self._spans]
+        for number, own in zip(self._numbers, spans, strict=True):
+            self._sentences[number] += len(own)
+        kind = _SCHEMA.field("sentences").type
+        flat = [pa.array([span[side] for own in spans for span in own], pa.int32()) for side in (0, 1)]
+        offsets = pa.array([0, *itertools.accumulate(map(len, spans))], pa.int32())
         columns = {
             "document": self._numbers,
-            "text": self._texts,
-            "sentences": pa.ListArray.from_arrays(offsets, ends, type=kind),
-            "num_sentences": counts,
-            "words": [len(text.split()) for text in self._texts],
-            "characters": list(map(len, self._texts)),
+            "text": texts,
+            "sentences": pa.ListArray.from_arrays(
+                offsets, pa.StructArray.from_arrays(flat, fields=list(kind.value_type)), type=kind
+            ),
+            "words": [len(text.split()) for text in texts],
         }
-        for name in _OF_DOCUMENTS:
-            columns[name] = [None] * len(self._texts)
-            for row, value in zip(self._firsts, self._about[name], strict=True):
-                columns[name][row] = value
-        self._file.write_table(pa.table(columns, schema=schema))
-        self._clear()
+        nulls = {field.name: pa.nulls(len(texts), field.type) for field in _SCHEMA}
+        blocks = pa.table(nulls | columns, schema=_SCHEMA)
+        documents = [own | {"num_sentences": self._sentences.pop(own["document"], 0)} for own in self._documents]
+        tables = [blocks, pa.Table.from_pylist(documents, schema=_SCHEMA)]
+        self._file.write_table(pa.concat_tables(tables).combine_chunks())
+        self._texts, self._spans, self._numbers, self._documents, self._characters = [], [], [], [], 0
 
-    def finish(self, **more: Any) -> None:
-        """Write what is left, and what is known about the draft, with ``more`` for `Draft.more`."""
-        import pyarrow as pa
-
-        self._flush()
+    def finish(self) -> None:
+        """Write what is left, and what is known about the draft."""
+        if self._texts or self._documents:
+            self._flush()
         about = {
-            "documents": self._documents,
+            "documents": self._number,
             "continues": self._continues,
             "is_open": self._is_open,
-            "digests": self._digests,
-            "dropped": self._notes.dropped,
-            "warned": self._notes.warned,
-            "first": self._notes.first,
-            "more": more,
+            "notes": vars(self._notes),
+            "line_files": self.line_files,
         }
-        schema = draft_schema()
-        row = dict.fromkeys(schema.names) | {"document": -1, "text": json.dumps(about), "sentences": []}
-        row |= dict.fromkeys(("num_sentences", "words", "characters"), 0)
-        self._file.write_table(pa.Table.from_pylist([row], schema=schema))
-
-
-def _running(counts: Sequence[int]) -> Iterator[int]:
-    total = 0
-    for count in counts:
-        total += count
-        yield total
+        self._file.write_table(pa.Table.from_pylist([{"text": json.dumps(about)}], schema=_SCHEMA))
 
 
 @contextlib.contextmanager
 def draft_writer(path: Path, split_sentences: Splitter, notes: Notes) -> Iterator[DraftWriter]:
-    """A writer of a draft; call its ``finish`` at the end."""
-    with parquet_file(path, draft_schema(), compression="lz4", use_dictionary=["source"]) as file:
-        yield DraftWriter(file, split_sentences, notes)
+    """A writer of a draft, which is complete when the context ends."""
+    with parquet_file(path, _SCHEMA, compression="lz4", use_dictionary=["source"]) as file:
+        writer = DraftWriter(file, split_sentences, notes)
+        yield writer
+        writer.finish()
 
 
 @dataclass(frozen=True)
@@ -202,38 +170,43 @@ class Draft:
         documents: number of its documents, including those that it has only a part of.
         continues: whether its first document begins in an earlier draft.
         is_open: whether its last document ends in a later draft.
-        digests: of whole documents whose first row lacks the digest, since it was written before their end was read.
-        notes: drops and warnings.
-        more: what was given to `DraftWriter.finish`.
+        notes: drops and warnings; line_files: see `DraftWriter`.
     """
 
     path: Path
     documents: int
     continues: bool
     is_open: bool
-    digests: dict[int, bytes]
     notes: Notes
-    more: dict[str, Any]
+    line_files: list[str]
 
     @classmethod
     def open(cls, path: Path) -> Draft:
         with open(path, "rb") as raw:
             file = open_parquet(raw)
             about = json.loads(file.read_row_group(file.num_row_groups - 1, columns=["text"])["text"][0].as_py())
-        notes = Notes(Counter(about["dropped"]), Counter(about["warned"]), about["first"])
-        digests = {int(number): bytes.fromhex(digest) for number, digest in about["digests"].items()}
-        return cls(path, about["documents"], about["continues"], about["is_open"], digests, notes, about["more"])
+        notes = about.pop("notes")
+        return cls(path, **about, notes=Notes(Counter(notes["dropped"]), Counter(notes["warned"]), notes["first"]))
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Its blocks as a series of ``pyarrow.Table``."""
-        with open(self.path, "rb") as raw:
-            file = open_parquet(raw)
-            for group in range(file.num_row_groups - 1):
-                yield file.read_row_group(group, columns=columns)
+    def blocks(self) -> Iterator[pa.Table]:
+        """Its blocks as a series of tables, each with the number of its document in the draft."""
+        return self._rows("text", ["document", "text", "sentences", "words"])
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Its documents, or parts of documents: what stands in the columns `OF_DOCUMENTS`."""
+        for table in self._rows("place", OF_DOCUMENTS):
+            columns = (column.to_pylist() for column in table.columns)
+            yield from (dict(zip(OF_DOCUMENTS, values, strict=True)) for values in zip(*columns, strict=True))
 
     def texts(self, document: int) -> Iterator[str]:
         """The texts of the blocks of one document."""
-        import pyarrow.compute as pc
-
-        for table in self.tables(["document", "text"]):
+        for table in self._rows("text", ["document", "text"]):
             yield from table.filter(pc.equal(table["document"], document))["text"].to_pylist()
+
+    def _rows(self, given: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows that have a value in the column ``given``."""
+        with open(self.path, "rb") as raw:
+            file = open_parquet(raw)
+            for group in range(file.num_row_groups - 1):
+                table = file.read_row_group(group, columns=list(columns))
+                yield table.filter(table[given].is_valid())

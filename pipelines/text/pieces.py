@@ -60,9 +60,9 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """A name that depends on the files and bytes alone."""
+        """A name that depends on the files and bytes alone, and on the columns of drafts, which are the second ones."""
         start, stop = self.pieces[0].start, self.pieces[-1].stop
-        return f"{self.first:08d}-{start:014d}-{self.last:08d}-{'end' if stop is None else f'{stop:014d}'}"
+        return f"{self.first:08d}-{start:014d}-{self.last:08d}-{'end' if stop is None else f'{stop:014d}'}-2"
 
     @property
     def size(self) -> int:

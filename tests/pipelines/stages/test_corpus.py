@@ -22,7 +22,8 @@ from guidance.errors import InputError, MachineError
 from pipelines.stages import corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text.corpus_writer import fraction_of
+from pipelines.text import corpus_writer
+from pipelines.text.corpus_files import fraction_of
 from tests.shared import shared
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,7 +137,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_artifact(
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_text("A.\n\n" * 1000)
-    original = corpus.write_corpus
+    original = corpus_writer.write_corpus
 
     def late(*arguments: Any, **settings: Any) -> Any:
         with path.open("a") as file:
@@ -145,7 +146,7 @@ def test_a_file_that_changes_while_it_is_read_gives_no_artifact(
             thread.join()
         return original(*arguments, **settings)
 
-    monkeypatch.setattr(corpus, "write_corpus", late)
+    monkeypatch.setattr(corpus_writer, "write_corpus", late)
     with pytest.raises(InputError, match="changed during the run"):
         build(store, path)
     assert not list(store.root.glob("corpus/*"))

@@ -22,7 +22,7 @@ from guidance.errors import InputError
 from pipelines.stages import corpus
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
-from pipelines.text import drafts
+from pipelines.text import corpus_writer, drafts
 from pipelines.text.blocks import Notes, bounded_lines, paragraphs, text_blocks
 from pipelines.text.pieces import Piece, cut_file
 
@@ -248,3 +248,18 @@ def test_a_draft_is_read_once_for_the_digests_of_whole_documents(
     assert expected is not None and found is not None
     assert found.artifact.counts == expected.artifact.counts
     assert found.artifact.counts["documents"] == 40
+
+
+def test_row_groups_of_documents_do_not_depend_on_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"This is line {number}.\n" for number in range(500)))
+    for module in (drafts, corpus_writer):
+        monkeypatch.setattr(module, "BATCH_BLOCKS", 70)
+    made = []
+    for size in (1000, 1700, 1_000_000):
+        store = Store(tmp_path / str(size))
+        made.append(corpus.run([str(path)], corpus.Config(documents="line", shard_size=size), store=store).artifact)
+    assert len({artifact.content for artifact in made}) == 1
+    metadata = pq.read_metadata(made[0].path / "documents.parquet")
+    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert groups == [70] * 7 + [10]

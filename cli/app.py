@@ -69,10 +69,10 @@ class Page(TyperCommand):
         order = [name for names in self.topics.values() for name in names]
         for param in sorted(self.get_params(ctx), key=lambda p: order.index(p.name) if p.name in order else len(order)):
             shown = copy.copy(param)
-            old = [option for option in param.opts if option.startswith("--")][
-                1:
-            ]  # names of a flag before it was renamed
-            shown.opts = [option for option in param.opts if option not in old]
+            flags = [option for option in param.opts if option.startswith("--")]
+            shown.opts = [
+                option for option in param.opts if option not in flags[1:]
+            ]  # without names that it had before
             if record := shown.get_help_record(ctx):
                 records[self._title(param)].append(record)
         for title, rows in records.items():

@@ -38,7 +38,7 @@ class PageConfig(SequencesConfig):
     """What the page reads."""
 
     patterns: list[str] = Field(
-        [], description="a pattern (repeatable) to begin with; by default all that the data have the features for"
+        [], description="A pattern (repeatable) to begin with; by default all that the data have the features for."
     )
 
 
@@ -55,7 +55,7 @@ def discover_accept_command(
     session: Session,
     config: discover_accept.Config,
     discovery: Annotated[
-        str, Argument(help="What `guide discover score` wrote.", autocompletion=artifacts("discovery"))
+        str, Argument(help="Artifact of `guide discover score`.", autocompletion=artifacts("discovery"))
     ],
     to: Annotated[Path | None, Option("--to", metavar="FILE", help="File for a copy of the plan.")] = None,
 ) -> Result:
@@ -129,7 +129,9 @@ def export_command(
     data: Data,
     to: Annotated[Path, Option("--to", metavar="FILE", help="The HTML file.")],
     beside: Beside = None,
-    examples: Annotated[int, Option(min=1, max=100, help="How many examples to save, with the maps of all heads.")] = 3,
+    examples: Annotated[
+        int, Option(min=1, max=100, help="Number of examples to save, with the maps of all heads.")
+    ] = 3,
 ) -> None:
     """Save the page to one HTML file, which opens without a server and without a network."""
     from pipelines.explorer.export import one_file

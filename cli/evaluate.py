@@ -53,13 +53,15 @@ def evaluate_command(
     ],
     fail_under: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Exit with 5 if this metric is lower or undefined (repeatable)."),
+        typer.Option(
+            metavar="NAME=VALUE", help="Limit of a metric: exit with 5 if it is lower or undefined (repeatable)."
+        ),
     ] = None,
     fail_over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="The same if it is higher: for losses, perplexities and what else is better when lower (repeatable).",
+            help="Limit of a metric that is better when lower, such as a loss: exit with 5 if it is higher (repeatable).",
         ),
     ] = None,
 ) -> Result:

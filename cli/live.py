@@ -28,16 +28,16 @@ class TranslateConfig(Decoding):
         32, ge=1, description="Lines of a file that are translated together; those of stdin are not."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where to compute; auto takes a GPU if there is one."
+        "auto", description="Device to compute on; auto takes a GPU if there is one."
     )
 
 
 class FillConfig(Config):
     """How to fill in masks."""
 
-    top: int = Field(5, ge=1, le=10_000, description="How many tokens to show for each mask.")
+    top: int = Field(5, ge=1, le=10_000, description="Number of tokens to show for each mask.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where to compute; auto takes a GPU if there is one."
+        "auto", description="Device to compute on; auto takes a GPU if there is one."
     )
 
 

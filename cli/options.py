@@ -75,7 +75,7 @@ class Session:
 
 
 _STAGE = {
-    "name": (str | None, typer.Option("--name", help="Also give the artifact a new version of this name."), None),
+    "name": (str | None, typer.Option("--name", help="Name of which the artifact also becomes a new version."), None),
     "force": (bool, typer.Option("--force", help="Build the artifact again even if it exists."), False),
     "wait": (
         bool,

@@ -44,7 +44,7 @@ def predict_command(
     out: Annotated[
         Path | None,
         Option(
-            help="Write here, not to stdout: .jsonl, .parquet, .tsv (index and prediction, as for GLUE), or .conll (tags)."
+            help="File to write to, instead of stdout: .jsonl, .parquet, .tsv (index and prediction, as for GLUE), or .conll (tags)."
         ),
     ] = None,
 ) -> None:

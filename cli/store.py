@@ -386,7 +386,7 @@ def export(
 def import_artifact(
     session: Session,
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A folder made by `guide export`.")],
-    name: Annotated[str | None, Option(help="Also give the artifact a new version of this name.")] = None,
+    name: Annotated[str | None, Option(help="Name of which the artifact also becomes a new version.")] = None,
 ) -> None:
     """Check an exported artifact and copy it into the store."""
     from pipelines.storage import transfer

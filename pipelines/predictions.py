@@ -52,13 +52,13 @@ Config: Any = create_model(
     __doc__="How to read files, and how to compute.",
     format=(
         dataset.FormatName | None,
-        Field(None, description="format of the files, as in build-dataset; by default decided by their extension"),
+        Field(None, description="Format of the files, as in build-dataset; by default decided by their extension."),
     ),
     **_fields(dataset.Config, _OF_FILES),
     **_fields(evaluate.SharedConfig, _OF_MODELS),
     task=(
         _task,
-        knob("auto", "What the model was trained for; by default its configuration tells."),
+        knob("auto", "Task of the model; by default its configuration tells."),
     ),
 )
 

@@ -45,7 +45,7 @@ class Config(stage.Config):
     """Where a statistic is computed, and in what pieces.  None of these settings changes the result."""
 
     executor: Literal["local", "dask"] = knob(
-        "local", "Where to process shards: on this machine, or on a Dask cluster."
+        "local", "Executor of the work on shards: processes on this machine, or a Dask cluster."
     )
     jobs: int = knob(1, "Worker processes on this machine.", ge=1, le=4096)
     scheduler: str = knob(

@@ -27,8 +27,8 @@ class PatternsConfig(SequencesConfig):
 
     patterns: list[str] = Field(
         [],
-        description="a pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
-        "by default all patterns that the sequences and the masks have the features for",
+        description="A pattern (repeatable): a name, a combination, or a condition such as 'matching_token and not self'; "
+        "by default all patterns that the sequences and the masks have the features for.",
     )
 
 

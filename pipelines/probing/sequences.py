@@ -29,19 +29,21 @@ class SequencesConfig(stage.Config):
     """Which sequences are read."""
 
     split: Literal["train", "valid", "test"] = Field(
-        "valid", description="which split of the sequences; a text file is read as a whole"
+        "valid", description="Split of the sequences; a text file is read as a whole."
     )
-    limit: int = Field(1000, ge=0, description="maximum number of sequences; 0 for all")
-    masks: str = knob("", "what `guide build-masks` made of the sequences, for patterns that read words, idf or trees")
+    limit: int = Field(1000, ge=0, description="Maximum number of sequences; 0 for all.")
+    masks: str = knob(
+        "", "Artifact that `guide build-masks` made of the sequences, for patterns that read words, idf or trees."
+    )
     scores: str = knob(
-        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score"
+        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score."
     )
-    parser: str = knob("", "for a dataset: the parser, for plans that read syntax")
+    parser: str = knob("", "For a dataset: the parser, for plans that read syntax.")
     sequence_length: int = knob(
-        0, "for a dataset or a text: longest sequence, in tokens; by default as in training, or 128", ge=0
+        0, "For a dataset or a text: longest sequence, in tokens; by default as in training, or 128.", ge=0
     )
-    batch_size: int = knob(8, "sequences per batch", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+    batch_size: int = knob(8, "Sequences per batch.", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,16 @@ Seen = TypeVar("Seen")
 class ReadingConfig(stage.Config):
     """How a probe reads texts."""
 
-    max_length: int = Field(128, ge=8, description="tokens of a text; what comes after them is cut off")
+    max_length: int = Field(128, ge=8, description="Tokens of a text; what comes after them is cut off.")
     words: Literal["mean", "first", "max"] = Field(
         "mean",
-        description="how the attention from the tokens of one word is combined: mean, first token, or maximum",
+        description="Combination of the attention from the tokens of one word: mean, first token, or maximum.",
     )
-    limit: int = Field(0, ge=0, description="maximum number of texts; 0 for all")
+    limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
     random: int | None = Field(
-        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
+        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
     )
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 @dataclass(frozen=True)

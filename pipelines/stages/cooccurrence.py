@@ -42,7 +42,7 @@ class Config(executor.Config):
     )
     window: str = Field(
         "sentence",
-        description="What counts as together: `sentence`, or a number of tokens to either side in a sentence.",
+        description="Window in which tokens are together: `sentence`, or a number of tokens to either side in a sentence.",
     )
     cross_sentences: bool = Field(
         False,
@@ -50,7 +50,7 @@ class Config(executor.Config):
     )
     presence: bool = Field(False, description="Count a pair at most once per sentence; only with --window sentence.")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="For examples with two texts: which to count.  In translation data the source is text."
+        "both", description="Text to count, for examples with two texts.  In translation data the source is text."
     )
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 

@@ -53,38 +53,38 @@ class Config(executor.Config):
     """How text is read and split."""
 
     format: Literal["text", "jsonl", "csv", "tsv", "parquet", "arrow", "conllu"] | None = Field(
-        None, description="format of the files; by default decided by their extension"
+        None, description="Format of the files; by default decided by their extension."
     )
-    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
+    encoding: str = Field("utf-8", description="Encoding of text files; invalid bytes are an error.")
     documents: Literal["file", "paragraph", "line"] = Field(
-        "file", description="what counts as a document in plain text: the file, each paragraph or each line"
+        "file", description="Unit of plain text that is a document: the file, each paragraph or each line."
     )
     text_field: str = Field(
         "text",
         min_length=1,
-        description="field or column with the text, in files of records; a.b is field b inside field a",
+        description="Field or column with the text, in files of records; a.b is field b inside field a.",
     )
     id_field: str | None = Field(
-        None, description="field or column with the document's id; by default `id` if it exists"
+        None, description="Field or column with the document's id; by default `id` if it exists."
     )
-    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
+    quoting: bool | None = Field(None, description="Read quotes in tables; by default only in .csv.")
     sentences: str = Field(
         "auto",
-        description="sentence splitter: auto (line for plain text that seems to have one sentence a line, else rules), "
+        description="Sentence splitter: auto (line for plain text that seems to have one sentence a line, else rules), "
         "rules (punctuation of all scripts), line, spacy-rules (spaCy's sentencizer), spacy:NAME_OR_FOLDER, stanza:LANG "
-        "or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences",
+        "or stanza:FOLDER:LANG:PACKAGE; CoNLL-U files come with sentences.",
     )
     valid: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, blocks of "
-        "sentences are held out instead",
+        description="Fraction of the documents for validation, from 0 to 1; with fewer than 20 documents, blocks of "
+        "sentences are held out instead.",
     )
-    test: float = Field(0.0, ge=0, lt=1, description="fraction of the documents for testing, from 0 to 1")
+    test: float = Field(0.0, ge=0, lt=1, description="Fraction of the documents for testing, from 0 to 1.")
     shard_size: int = knob(4_000_000, "Approximate number of bytes per shard.", ge=1)
-    license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
-    source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
+    license: str | None = Field(None, description="Licence of the text, recorded in everything built from it.")
+    source: str | None = Field(None, description="Origin of the text, recorded in everything built from it.")
 
     @model_validator(mode="after")
     def _check(self) -> Config:

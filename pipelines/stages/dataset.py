@@ -59,24 +59,24 @@ class Config(Layout):
 
     format: FormatName | None = Field(
         None,
-        description="format of the files; by default decided by their extension.  label-text: a label, a space and the "
+        description="Format of the files; by default decided by their extension.  label-text: a label, a space and the "
         "text on each line; json: one list of objects; conll: a word and its tag on each line.  Data sets of texts and pairs "
         f"with their own columns: {', '.join(name for name in LAYOUTS if name not in _GENERAL)}.  Multiple choice: dream, hellaswag, "
         "arc.  With summaries: scisummnet, scitldr, presumm, qmsum.  With topic segments: choi (sentences on lines and a "
         "separator line between sections), wiki-727k, wikisection.  Without labels: lines (a text on each line, after a tab its "
-        "second text), words (a sentence on each line, for taggers), documents (to summarise)",
+        "second text), words (a sentence on each line, for taggers), documents (to summarise).",
     )
     valid_fraction: float | None = Field(
         None,
         ge=0,
         lt=1,
-        description="fraction of the training examples for validation; by default 0.05 without a validation file",
+        description="Fraction of the training examples for validation; by default 0.05 without a validation file.",
     )
     test_fraction: float = Field(
-        0.0, ge=0, lt=1, description="fraction of the training examples for testing, from 0 to 1"
+        0.0, ge=0, lt=1, description="Fraction of the training examples for testing, from 0 to 1."
     )
-    license: str | None = Field(None, description="licence of the text, recorded in everything built from it")
-    source: str | None = Field(None, description="where the text comes from, recorded in everything built from it")
+    license: str | None = Field(None, description="Licence of the text, recorded in everything built from it.")
+    source: str | None = Field(None, description="Origin of the text, recorded in everything built from it.")
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide the result; those added later count where they are not the default."""

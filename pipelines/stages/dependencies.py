@@ -56,10 +56,10 @@ class Config(executor.Config):
 
     parser: str = Field(
         description="spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE, or conllu:FILES with existing trees "
-        "(a file, a folder or a pattern)"
+        "(a file, a folder or a pattern)."
     )
     shard_size: int = knob(250_000, "Approximate number of characters per shard.", ge=1)
-    max_words: int = Field(512, ge=1, le=100_000, description="longest sentence to parse, in words")
+    max_words: int = Field(512, ge=1, le=100_000, description="Longest sentence to parse, in words.")
     device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device for the parser; auto uses a GPU if there is one.")
 
     @field_validator("parser")

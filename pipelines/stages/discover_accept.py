@@ -29,27 +29,27 @@ class Config(stage.Config):
     """What is accepted, and how it is injected."""
 
     patterns: list[str] = Field(
-        [], description="a pattern to inject (repeatable); by default those that `discover score` proposed"
+        [], description="A pattern to inject (repeatable); by default those that `discover score` proposed."
     )
     heads: list[str] = Field(
         [],
-        description="a head and the pattern that goes into it, such as 2-5=previous (repeatable); instead of --patterns",
+        description="A head and the pattern that goes into it, such as 2-5=previous (repeatable); instead of --patterns.",
     )
     into: Literal["each-layer", "found", "least-important"] = Field(
         "each-layer",
-        description="where patterns go: each-layer: one head of every layer for each pattern, as in paper E; found: the heads "
+        description="Heads that take the patterns: each-layer: one head of every layer for each pattern, as in paper E; found: the heads "
         "that stand out, each with the first of its patterns; least-important: the least important heads of every layer; "
-        "training then needs --scores",
+        "training then needs --scores.",
     )
     mechanism: Literal["auto", "mask", "fix", "bias", "attention_loss"] = Field(
         "auto",
-        description="how they act; auto fixes heads on patterns of places, such as next, and masks heads for others",
+        description="Mechanism by which they act; auto fixes heads on patterns of places, such as next, and masks heads for others.",
     )
     pal: bool = Field(
         False,
-        description="add one new head per pattern to every layer, and guide these; --into, and the places in --heads, then have no effect",
+        description="Add one new head per pattern to every layer, and guide these; --into, and the places in --heads, then have no effect.",
     )
-    most: int = Field(4, ge=1, le=16, description="maximum number of proposed patterns to accept")
+    most: int = Field(4, ge=1, le=16, description="Maximum number of proposed patterns to accept.")
     seen: str = internal("what the page knows of how it was found, as JSON")
 
 
@@ -181,7 +181,7 @@ STAGE = Stage(
     2,
     Config,
     build,
-    takes={"discovery": Stored("discovery", "What `guide discover score` wrote.")},
+    takes={"discovery": Stored("discovery", "Artifact of `guide discover score`.")},
     check=_check_heads,
 )
 

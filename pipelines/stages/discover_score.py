@@ -33,16 +33,16 @@ class Config(PatternsConfig):
     deviations: float = Field(
         3.0,
         gt=0,
-        description="a head stands out if its relevance is this many standard deviations above the mean of all heads",
+        description="Standard deviations above the mean of all heads at which the relevance of a head stands out.",
     )
-    most: int = Field(4, ge=1, le=16, description="patterns in the plan that is proposed, at most")
+    most: int = Field(4, ge=1, le=16, description="Patterns in the plan that is proposed, at most.")
     importance: bool = Field(
-        True, description="also measure the importance of heads, if the model has a head for a task or predicts words"
+        True, description="Also measure the importance of heads, if the model has a head for a task or predicts words."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masked words, for masked language models.")
     folder: str = Field(
         "",
-        description="the model as it was called, for the command that trains with what is accepted",
+        description="The model as it was called, for the command that trains with what is accepted.",
         json_schema_extra={"knob": True, "internal": True},
     )
 

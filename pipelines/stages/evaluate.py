@@ -35,7 +35,7 @@ class SharedConfig(stage.Config):
     """Settings of every evaluation."""
 
     split: Literal["train", "valid", "test"] = Field(
-        "test", description="Which split of the sequences; a text file is read as a whole."
+        "test", description="Split of the sequences; a text file is read as a whole."
     )
     weights: str = Field(
         "last",
@@ -50,10 +50,12 @@ class SharedConfig(stage.Config):
         ge=0,
     )
     parser: str = knob("", "For a dataset: the parser, for plans that read syntax, as in `guide build-deps --parser`.")
-    masks: str = knob("", "What `guide build-masks` made of the sequences, for plans that read words, idf or trees.")
+    masks: str = knob(
+        "", "Artifact that `guide build-masks` made of the sequences, for plans that read words, idf or trees."
+    )
     scores: str = knob("", "A JSON, CSV or Parquet file with scores of heads, for plans that choose heads by score.")
     batch_size: int = knob(32, "Examples per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to compute; auto takes a GPU if there is one.")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 class Config(EvaluationConfig, SharedConfig):

@@ -61,11 +61,11 @@ class Config(TrainingConfig, AdversarialConfig, TaskConfig):
     valid_sequences: int = Field(0, ge=0, description="Maximum number of validation examples; 0 for all.")
     select: str = Field(
         "loss",
-        description="What decides which validation is best, for best/ and --patience: loss, or a metric of the task such as "
+        description="Measure of the best validation, for best/ and --patience: loss, or a metric of the task such as "
         "accuracy.",
     )
     patience: int = Field(
-        0, ge=0, description="Stop after this many validations without improvement; 0 trains to the last step."
+        0, ge=0, description="Validations without improvement after which training stops; 0 trains to the last step."
     )
     keep_best: int = Field(
         1, ge=1, le=100, description="Number of best validations whose weights are kept: best/, best-2/, and so on."

@@ -22,7 +22,7 @@ __all__ = ["STAGE", "Config", "run"]
 class Config(stage.Config):
     """Which tokens are predicted."""
 
-    split: Literal["train", "valid", "test"] = Field("valid", description="Which split of the sequences.")
+    split: Literal["train", "valid", "test"] = Field("valid", description="Split of the sequences.")
     layout: Literal["sequences", "pairs"] = Field(
         "sequences", description="Sequences as they are, or the pairs of texts of next-sentence prediction."
     )

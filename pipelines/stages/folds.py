@@ -33,10 +33,10 @@ TRAIN, VALID, TEST = range(len(SPLITS))
 class Config(stage.Config):
     """Which fold of how many."""
 
-    folds: int = Field(10, ge=2, le=1000, description="number of folds")
-    fold: int = Field(0, ge=0, description="the fold that becomes the test split, from 0")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the hash that assigns examples to folds")
-    valid_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the other folds for validation")
+    folds: int = Field(10, ge=2, le=1000, description="Number of folds.")
+    fold: int = Field(0, ge=0, description="The fold that becomes the test split, from 0.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the hash that assigns examples to folds.")
+    valid_fraction: float = Field(0.1, ge=0, lt=1, description="Fraction of the other folds for validation.")
 
     @model_validator(mode="after")
     def _check(self) -> Config:

@@ -50,11 +50,11 @@ class Config(executor.Config):
         "document", description="Unit that counts a word once.  For a few long documents use sentence."
     )
     formula: Literal["smooth", "plain", "textbook", "max"] = Field(
-        "smooth", description="ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
+        "smooth", description="Formula: ln((1+N)/(1+df))+1, ln(N/df)+1, ln(N/df), or ln(max df/df)."
     )
-    min_df: int = Field(1, ge=1, description="Leave out words that occur in fewer units; N does not change.")
+    min_df: int = Field(1, ge=1, description="Fewest units of a word that is not left out; N does not change.")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="For examples with two texts: which to count.  In translation data the source is text."
+        "both", description="Text to count, for examples with two texts.  In translation data the source is text."
     )
     shard_size: int = knob(4_000_000, "Approximate number of characters per shard.", ge=1)
 
@@ -278,7 +278,7 @@ STAGE: Stage[Config, Result | None] = Stage(
     build,
     takes={
         "corpus": Corpus(),
-        "tokenizer": Tokenizer("Count this tokenizer's tokens instead of words.", optional=True),
+        "tokenizer": Tokenizer("A tokenizer whose tokens are counted instead of words.", optional=True),
     },
     prepare=_prepare,
     share=_count,

@@ -55,7 +55,7 @@ class Config(executor.Config):
     """The tables to join with the sequences."""
 
     idf: str = names(
-        Stored("idf", "How rare words are: an artifact of `guide build-idf` for the same corpus; rare words need it.")
+        Stored("idf", "Rarity of words: an artifact of `guide build-idf` for the same corpus; rare words need it.")
     )
     deps: str = names(
         Stored("deps", "Trees: an artifact of `guide build-deps` for the same corpus; syntactic roles need it.")

@@ -43,16 +43,16 @@ class Config(SequencesConfig):
 
     by: Literal["plan", "freelb", "smart"] = Field(
         "plan",
-        description="the attack: the adversary or random masks of the model's plan; or FreeLB or SMART on its task",
+        description="The attack: the adversary or random masks of the model's plan; or FreeLB or SMART on its task.",
     )
-    limit: int = Field(500, ge=0, description="maximum number of examples; 0 for all")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of what is random in the attack")
-    steps: int = Field(3, ge=1, le=100, description="steps of FreeLB")
-    rate: float | None = Field(None, gt=0, description="step size; by default 0.1 for FreeLB and 0.001 for SMART")
+    limit: int = Field(500, ge=0, description="Maximum number of examples; 0 for all.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of what is random in the attack.")
+    steps: int = Field(3, ge=1, le=100, description="Steps of FreeLB.")
+    rate: float | None = Field(None, gt=0, description="Step size; by default 0.1 for FreeLB and 0.001 for SMART.")
     start: float | None = Field(
-        None, ge=0, description="size of the first perturbation; by default 0.02 for FreeLB and 0.00001 for SMART"
+        None, ge=0, description="Size of the first perturbation; by default 0.02 for FreeLB and 0.00001 for SMART."
     )
-    layer: int = Field(0, ge=0, description="the layer that maps.png shows, from 0")
+    layer: int = Field(0, ge=0, description="The layer that maps.png shows, from 0.")
 
 
 def measure(run: Run[Config]) -> Findings:

@@ -37,25 +37,25 @@ class Config(ReadingConfig):
     """What is asked, and what is right."""
 
     format: Literal["conll-2012", "gum", "gap", "winobias"] | None = Field(
-        None, description="format of the files; by default told by their first line.  gum is also for OntoGUM"
+        None, description="Format of the files; by default told by their first line.  gum is also for OntoGUM."
     )
-    encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
+    encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
     candidates: Literal["words", "preceding_words", "preceding_mentions"] = Field(
         "words",
-        description="what a mention may look at: all other words, those before it, or the heads of mentions before it; a pronoun of GAP "
-        "or WinoBias chooses between its candidates",
+        description="Words that a mention may look at: all other words, those before it, or the heads of mentions before it; a pronoun of GAP "
+        "or WinoBias chooses between its candidates.",
     )
     target: Literal["head", "span"] = Field(
-        "head", description="what is right: the head word of an antecedent, or any word of it"
+        "head", description="Right answer: the head word of an antecedent, or any word of it."
     )
     unit: Literal["mention", "pair"] = Field(
         "mention",
-        description="what is counted: mentions, with any antecedent right, or pairs of a mention and an antecedent",
+        description="Unit that is counted: mentions, with any antecedent right, or pairs of a mention and an antecedent.",
     )
     scope: Literal["document", "windows", "sentences"] = Field(
         "document",
-        description="what the model reads at once: a document, cut after --max-length; windows, one after the other, of as many "
-        "sentences as fit; or each sentence alone",
+        description="Text that the model reads at once: a document, cut after --max-length; windows, one after the other, of as many "
+        "sentences as fit; or each sentence alone.",
     )
 
 

@@ -38,8 +38,10 @@ UNITS: Mapping[str, str] = {
 class Config(ReadingConfig):
     """Which sentences are read."""
 
-    min_words: int = knob(0, "show all relations with at least so many words, instead of the 15 most frequent", ge=0)
-    encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
+    min_words: int = knob(
+        0, "Fewest words of a relation that is shown, instead of the 15 most frequent relations.", ge=0
+    )
+    encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
 
 
 def relation_schema() -> Any:

@@ -39,21 +39,22 @@ UNITS: Mapping[str, Mapping[str, str]] = {
 class Config(SequencesConfig):
     """Whose loss counts, and how importance is measured."""
 
-    limit: int = Field(0, ge=0, description="maximum number of examples or sequences; 0 for all")
+    limit: int = Field(0, ge=0, description="Maximum number of examples or sequences; 0 for all.")
     by: Literal["taylor", "off"] = Field(
         "taylor",
-        description="taylor: squares of gradient times weight; off: how much the loss rises when the head is switched off, "
-        "which reads the data once for each head",
+        description="Importance: taylor, squares of gradient times weight; off, how much the loss rises when the head is switched off, "
+        "which reads the data once for each head.",
     )
     form: Literal["elementwise", "joint"] = Field(
-        "elementwise", description="squares of gradient times weight, or the square of their sum over a head"
+        "elementwise", description="Squares of gradient times weight, or the square of their sum over a head."
     )
     accumulate: Literal["gradients", "scores"] = Field(
-        "gradients", description="add up gradients over all batches before squaring, or the importance of each batch"
+        "gradients",
+        description="Sum over all batches: of gradients before squaring, or of the importance of each batch.",
     )
-    by_layer: bool = Field(False, description="scores from 0 to 1 within each layer, not over all heads")
-    batch_size: int = Field(8, ge=1, description="examples per batch, whose mean loss gives the gradient")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masked words, for masked language models")
+    by_layer: bool = Field(False, description="Scale scores from 0 to 1 within each layer, not over all heads.")
+    batch_size: int = Field(8, ge=1, description="Examples per batch, whose mean loss gives the gradient.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masked words, for masked language models.")
 
 
 def measure(run: Run[Config]) -> Findings:

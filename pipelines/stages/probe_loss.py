@@ -39,9 +39,9 @@ FLOORS = ("unigram", "previous", "neighbours", "ngrams")
 class Config(SequencesConfig):
     """Which words are masked."""
 
-    limit: int = Field(2000, ge=0, description="maximum number of sequences; 0 for all")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the masking, as in training")
-    mask_probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are masked and predicted")
+    limit: int = Field(2000, ge=0, description="Maximum number of sequences; 0 for all.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the masking, as in training.")
+    mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
 
 
 def slice_schema() -> Any:

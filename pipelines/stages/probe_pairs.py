@@ -50,22 +50,22 @@ class Config(stage.Config):
 
     masking: Literal["token", "word"] = Field(
         "token",
-        description="what is hidden while a token is scored: the token; or also the later tokens of its word, so that they do "
-        "not give it away",
+        description="Tokens hidden while a token is scored: the token; or also the later tokens of its word, so that they do "
+        "not give it away.",
     )
-    limit: int = Field(0, ge=0, description="maximum number of pairs of each paradigm; 0 for all")
+    limit: int = Field(0, ge=0, description="Maximum number of pairs of each paradigm; 0 for all.")
     floors: str = Field(
-        "", description="sequences whose n-grams are counted, to compare with: usually those of the training"
+        "", description="Sequences whose n-grams are counted, to compare with: usually those of the training."
     )
     random: int | None = Field(
-        None, ge=0, description="probe random weights drawn with this seed, instead of the model's weights and plan"
+        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
     )
-    plan: bool = Field(True, description="let the plan of the model act, if it acts at inference")
-    off: list[str] = Field([], description="switch a head off: LAYER-HEAD, such as 2-5 (repeatable)")
-    each_head: bool = Field(False, description="also measure the accuracy without each head, one after the other")
-    encoding: str = Field("utf-8", description="encoding of the files; invalid bytes are an error")
-    batch_size: int = knob(128, "masked sentences per batch", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where to compute; auto takes a GPU if there is one")
+    plan: bool = Field(True, description="Let the plan of the model act, if it acts at inference.")
+    off: list[str] = Field([], description="Head to switch off: LAYER-HEAD, such as 2-5 (repeatable).")
+    each_head: bool = Field(False, description="Also measure the accuracy without each head, one after the other.")
+    encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
+    batch_size: int = knob(128, "Masked sentences per batch.", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 class Pair(NamedTuple):

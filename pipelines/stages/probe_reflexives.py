@@ -36,13 +36,13 @@ UNITS: Mapping[str, str] = {"accuracy": "share of reflexives that look most at t
 class Config(ReadingConfig):
     """Which sentences are asked about."""
 
-    sentences: int = Field(10_000, ge=1, le=20_000, description="how many sentences of the grammar to draw")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of the sentences and distractors")
+    sentences: int = Field(10_000, ge=1, le=20_000, description="Number of sentences to draw from the grammar.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the sentences and distractors.")
     distractor: Literal["before", "after", "none"] = Field(
         "before",
-        description="where other words stand: before each sentence, as in the published code, or after it, as the paper says",
+        description="Place of other words: before each sentence, as in the published code, or after it, as the paper says.",
     )
-    batch_size: int = knob(64, "sentences per batch", ge=1)
+    batch_size: int = knob(64, "Sentences per batch.", ge=1)
 
 
 def measure(run: Run[Config]) -> Findings:

@@ -38,9 +38,10 @@ class Config(PatternsConfig):
     """Which patterns are measured, and how."""
 
     special: bool = Field(
-        True, description="count special tokens; without them, attention among the other tokens is scaled to a sum of 1"
+        True,
+        description="Count special tokens; without them, attention among the other tokens is scaled to a sum of 1.",
     )
-    diagonal: bool = Field(True, description="count the attention of a token to itself")
+    diagonal: bool = Field(True, description="Count the attention of a token to itself.")
 
 
 def pattern_schema() -> Any:

@@ -62,7 +62,7 @@ class Config(finetune.Config):
         "the score grows along pre-training (`guide pretrain --snapshots`).",
     )
     weights: Literal["best", "last"] = Field(
-        "best", description="Which weights count: those of each run's best validation, or of its last step."
+        "best", description="Weights that count: those of each run's best validation, or of its last step."
     )
     shard: str = knob(
         "", "i/n: train every n-th run, starting at the i-th, and stop. The same command without --shard does the rest."

@@ -43,13 +43,13 @@ class Config(stage.Config):
     """How text becomes sequences."""
 
     max_length: int = Field(
-        128, ge=SHORTEST, le=LONGEST, description="longest sequence, in tokens, including special ones"
+        128, ge=SHORTEST, le=LONGEST, description="Longest sequence, in tokens, including special ones."
     )
     packing: Literal["full-sentences", "document", "pairs", "examples"] = Field(
         "full-sentences",
         description="full-sentences: a sequence may continue in the next document; document: it ends with its document; "
         "pairs, for translation: it is the first text of an example, and the second text is its target; examples: it is "
-        "an example of a dataset with its label, one or two texts",
+        "an example of a dataset with its label, one or two texts.",
     )
 
 

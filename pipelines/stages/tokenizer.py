@@ -36,19 +36,22 @@ class Config(stage.Config):
     """The kind and size of the tokenizer."""
 
     kind: Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word"] = Field(
-        "byte-bpe", description="byte-level BPE (RoBERTa), BPE, WordPiece (BERT), Unigram, or whole words"
+        "byte-bpe",
+        description="Kind of tokenizer: byte-level BPE (RoBERTa), BPE, WordPiece (BERT), Unigram, or whole words.",
     )
     vocab_size: int = Field(
-        8000, description="entries of the vocabulary, including special tokens; at most 10,000,000", le=10_000_000
+        8000, description="Entries of the vocabulary, including special tokens; at most 10,000,000.", le=10_000_000
     )
-    min_frequency: int = Field(2, ge=1, description="how often a pair or word must occur to get an entry (not Unigram)")
-    lowercase: bool = Field(False, description="lowercase the text before anything else")
+    min_frequency: int = Field(
+        2, ge=1, description="Fewest occurrences of a pair or word that gets an entry (not Unigram)."
+    )
+    lowercase: bool = Field(False, description="Lowercase the text before anything else.")
     numbers: bool = Field(
-        False, description="whole words only: read every number, such as 1990 or -3.5, as the same word NUM"
+        False, description="Read every number, such as 1990 or -3.5, as the same word NUM; for whole words only."
     )
-    model_max_length: int = Field(512, ge=8, description="longest input, in tokens, recorded in the tokenizer")
+    model_max_length: int = Field(512, ge=8, description="Longest input, in tokens, recorded in the tokenizer.")
     column: Literal["both", "text", "pair"] = Field(
-        "both", description="for examples with two texts: which text to train on"
+        "both", description="Text to train on, for examples with two texts."
     )
 
     def recipe(self) -> dict[str, Any]:

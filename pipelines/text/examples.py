@@ -40,52 +40,56 @@ class Layout(stage.Config):
     """
 
     format: str | None = None
-    encoding: str = Field("utf-8", description="encoding of text files; invalid bytes are an error")
+    encoding: str = Field("utf-8", description="Encoding of text files; invalid bytes are an error.")
     text_column: str = Field(
-        "text", min_length=1, description="column or field with the text: its name, or its number from 1"
+        "text", min_length=1, description="Column or field with the text: its name, or its number from 1."
     )
-    pair_column: str | None = Field(None, description="column or field with the second text: name, or number from 1")
+    pair_column: str | None = Field(None, description="Column or field with the second text: name, or number from 1.")
     label_column: str | None = Field(
-        None, description="column or field with the label; by default `label` if it exists"
+        None, description="Column or field with the label; by default `label` if it exists."
     )
     id_column: str | None = Field(
-        None, description="column or field with the example's id; by default the id is the number of the line or row"
+        None, description="Column or field with the example's id; by default the id is the number of the line or row."
     )
     choices_column: str | None = Field(
         None,
-        description="for multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
-        "one from 0, its letter, or its text",
+        description="For multiple choice: field of JSON lines with the list of choices; the label is the number of the right "
+        "one from 0, its letter, or its text.",
     )
     question_column: str | None = Field(
-        None, description="for multiple choice: field with the question, if --text-column holds the passage"
+        None, description="For multiple choice: field with the question, if --text-column holds the passage."
     )
     summary_column: str | None = Field(
         None,
-        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences",
+        description="JSON lines of documents with summaries: field with the summary, a text or a list of sentences.",
     )
     sections_column: str | None = Field(
-        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences"
+        None, description="JSON lines of segmented documents: field with a list of texts, or of lists of sentences."
     )
-    separator: str = Field("==========", min_length=1, description="choi: the line between two sections")
+    separator: str = Field("==========", min_length=1, description="Choi: the line between two sections.")
     summary_sentences: int | None = Field(
-        None, ge=1, description="how many sentences a summary takes from its document; by default 3, in scitldr 1"
+        None,
+        ge=1,
+        description="Number of sentences that a summary takes from its document; by default 3, in scitldr 1.",
     )
     min_summary_words: int = Field(
-        0, ge=0, description="drop documents whose summary has fewer words; 50 makes NYT-50 of the New York Times"
+        0,
+        ge=0,
+        description="Fewest words of a summary, without which its document is dropped; 50 makes NYT-50 of the New York Times.",
     )
     drop_shared: bool = Field(
-        False, description="segmented documents: drop test documents that share a sentence with a training document"
+        False, description="Segmented documents: drop test documents that share a sentence with a training document."
     )
-    header: bool = Field(True, description="whether the first row of a table names its columns")
-    quoting: bool | None = Field(None, description="whether tables use quotes; by default only .csv does")
+    header: bool = Field(True, description="Take the first row of a table as the names of its columns.")
+    quoting: bool | None = Field(None, description="Read quotes in tables; by default only in .csv.")
     ragged: Literal["refuse", "drop", "keep"] = Field(
         "refuse",
-        description="what to do with rows whose length differs; keep uses those that have every requested column",
+        description="Treatment of rows whose length differs; keep uses those that have every requested column.",
     )
     sentences: str | None = Field(
         None,
-        description="sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
-        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files",
+        description="Sentence splitter: rules (punctuation of all scripts), line, spacy-rules, spacy:NAME_OR_FOLDER, "
+        "stanza:LANG or stanza:FOLDER:LANG:PACKAGE; by default rules, or line for parallel files.",
     )
 
 

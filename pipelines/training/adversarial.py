@@ -22,7 +22,7 @@ class AdversarialConfig(Config):
     """FreeLB or SMART: perturbations of word embeddings that raise the loss; see `guidance.perturbations`."""
 
     adversarial: Literal["none", "freelb", "smart"] = Field(
-        "none", description="Train under perturbations of the word embeddings: by FreeLB or by SMART."
+        "none", description="Training under perturbations of the word embeddings: by FreeLB or by SMART."
     )
     adversarial_steps: int = Field(3, ge=1, description="FreeLB: passes in a step; 2 and 3 are FreeLB-2 and FreeLB-3.")
     adversarial_rate: float | None = Field(

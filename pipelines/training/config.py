@@ -18,7 +18,7 @@ class TrainingConfig(ModelConfig):
     batch_size: int = Field(32, ge=1, description="Sequences per step, over all processes and micro-batches.")
     learning_rate: float = Field(1e-4, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["linear", "cosine", "constant", "inverse-sqrt"] = Field(
-        "linear", description="How the learning rate falls after warm-up; inverse-sqrt as 1 / √step."
+        "linear", description="Course of the learning rate after warm-up; inverse-sqrt as 1 / √step."
     )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from zero.")
     weight_decay: float = Field(
@@ -54,12 +54,14 @@ class TrainingConfig(ModelConfig):
     )
     masks: list[str] = knob(
         [],
-        "What `guide build-masks` made of the sequences, for plans that read words, idf or trees; for several sequences, "
+        "Artifact that `guide build-masks` made of the sequences, for plans that read words, idf or trees; for several sequences, "
         "one each, in their order (repeatable).",
     )
-    cooccur: str = knob("", "What `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`.")
+    cooccur: str = knob(
+        "", "Artifact that `guide build-cooccur` counted with the same tokenizer, for plans with `conflict`."
+    )
     totals: Literal["pairs", "tokens"] = Field(
-        "pairs", description="What the counts of --cooccur are divided by: the pairs of a token, or its occurrences."
+        "pairs", description="Divisor of the counts of --cooccur: the pairs of a token, or its occurrences."
     )
     masking: str = Field(
         "",
@@ -74,7 +76,7 @@ class TrainingConfig(ModelConfig):
     )
     init: str = knob("", "Model folder or artifact to start from.")
     micro_batches: int = knob(1, "Parts into which each process splits its share of a batch, to save memory.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Where to train; auto takes a GPU if there is one.")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to train on; auto takes a GPU if there is one.")
     save_every: int = knob(500, "Steps between checkpoints, from which an interrupted run continues.", ge=1)
     gradient_checkpointing: bool = knob(
         False, "Recompute activations in the backward pass: less memory, a third more time."

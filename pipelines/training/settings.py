@@ -20,7 +20,7 @@ class Filling(Config):
 
     generator: Literal["auto", "none", "unigram", "transformer"] = Field(
         "auto",
-        description="What fills in the masked tokens, for electra and for McMisP in mlm; auto is a transformer if the "
+        description="Source of tokens for masks, for electra and for McMisP in mlm; auto is a transformer if the "
         "objective or the plan needs a generator.",
     )
     generator_size: float = Field(

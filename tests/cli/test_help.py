@@ -55,6 +55,15 @@ def test_every_command_and_option_is_described(name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_descriptions_of_options_are_sentences_and_no_questions(name):
+    for text in [parameter.help.split("  [")[0] for parameter in COMMANDS[name].params]:
+        first = text.split()[0]
+        assert first[0].isupper() or not first.isalpha(), text
+        assert first not in ("What", "Which", "Where", "How", "When", "Whether"), text
+        assert text.endswith((".", "?")), text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_shared_options_are_accepted_after_every_command(name):
     flags = {flag for parameter in COMMANDS[name].params for flag in parameter.opts}
     assert {"--store", "--config", "--json", "--quiet", "-q", "--verbose", "-v", "--debug", "--no-color"} <= flags

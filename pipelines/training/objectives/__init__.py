@@ -30,7 +30,7 @@ ObjectiveConfig: Any = create_model(
     objective=one_of(
         DEFAULT,
         OBJECTIVES,
-        "What the model learns: " + "; ".join(f"{o.name}, {o.learns}" for o in OBJECTIVES.values()) + ".",
+        "Objective of the model: " + "; ".join(f"{o.name}, {o.learns}" for o in OBJECTIVES.values()) + ".",
     ),
     architecture=families(OBJECTIVES.values()),
     **fields(group for row in OBJECTIVES.values() for group in row.settings),

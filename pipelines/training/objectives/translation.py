@@ -34,7 +34,7 @@ class Decoding(Config):
         1.0,
         ge=-10,
         le=10,
-        description="Log-likelihoods are divided by the length to this power; 0 favours short translations.",
+        description="Power of the length by which log-likelihoods are divided; 0 favours short translations.",
     )
     max_length: int = Field(0, ge=0, description="Longest translation, in tokens; 0 for as many as the model allows.")
 
@@ -43,7 +43,7 @@ class EvaluationSettings(Decoding):
     """Settings of the evaluation of translation alone."""
 
     bleu_tokenizer: Literal["13a", "intl", "char", "zh", "none"] = Field(
-        "13a", description="How BLEU splits text into words; its signature names it."
+        "13a", description="Tokenization of BLEU, which its signature names."
     )
 
 

@@ -30,9 +30,7 @@ TaskConfig: Any = create_model(
     task=one_of(
         "auto",
         ("auto", *TASKS),
-        "Task of the model: "
-        + "; ".join(f"{t.name}, {t.learns}" for t in TASKS.values())
-        + ".  auto follows from the "
+        "Task of the model: " + "; ".join(f"{t.name}, {t.learns}" for t in TASKS.values()) + ".  auto follows from the "
         "dataset.",
     ),
     architecture=families(TASKS.values()),

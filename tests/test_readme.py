@@ -227,9 +227,9 @@ def test_the_lines_that_open_a_model_without_guide_open_it(page: str, tmp_path: 
 
 def test_the_settings_file_of_the_page_is_read(tmp_path: Path) -> None:
     import typer.main
-    from cli.config import settings_for
 
     from cli.main import load_app
+    from cli.settings import settings_for
 
     (block,) = [b for b in re.findall(r"```toml\n(.*?)```", text_of("docs/command-line.md"), re.S) if "[pretrain]" in b]
     (tmp_path / "guide.toml").write_text(block, encoding="utf-8")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -203,6 +204,11 @@ def _prepare(opening: Opening[Config]) -> None:
             )
     if (model := model_files(_sentences(opening.config))) is not None:
         inputs["parser"] = model
+    if format_for(
+        opening.config, [name for role in SPLITS if role in inputs for name in inputs[role].names]
+    ).is_structured:
+        # long sentences of documents are divided; all others are as in version 3
+        opening.stage = replace(STAGE, version=4)
 
 
 def _sentences(config: Config) -> str:

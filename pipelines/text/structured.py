@@ -6,6 +6,7 @@ Every reader gives `Structured` documents; `pipelines.text.formats` lists the re
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from array import array
@@ -125,16 +126,12 @@ class Documents:
         if isinstance(part, str) and self.layout.sentences == "line":
             part = re.split(r"\r\n|\r|\n", part)
         if isinstance(part, str):
-            text = one_line(part)
-            while text:
-                cut = cut_position(text) if len(text) > BLOCK_LIMIT else len(text)
-                piece, text = text[:cut].strip(), text[cut:].strip()
+            for piece in _pieces(part):
                 yield Block(piece, line, next(iter(self.split_sentences([piece]))))
             return
         held: list[str] = []
         size = 0
-        for sentence in filter(None, map(one_line, part)):
-            sentence = sentence[:BLOCK_LIMIT]
+        for sentence in itertools.chain.from_iterable(map(_pieces, part)):
             if held and size + len(sentence) > BLOCK_LIMIT:
                 yield _block(held, line)
                 held, size = [], 0
@@ -173,6 +170,15 @@ class Documents:
         if shares and self.layout.drop_shared:
             self.notes.drop("test documents that share a sentence with training", place)
         return shares and self.layout.drop_shared
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text on one line, divided where it is longer than a block may be."""
+    text = one_line(text)
+    while text:
+        cut = cut_position(text) if len(text) > BLOCK_LIMIT else len(text)
+        yield text[:cut].strip()
+        text = text[cut:].strip()
 
 
 def _block(sentences: Sequence[str], line: int) -> Block:

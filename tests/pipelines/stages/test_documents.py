@@ -160,6 +160,18 @@ def test_lines_are_sentences_of_formats_that_leave_their_texts_whole(store: Stor
     assert [sentence for part in found[0] for sentence in part] == wanted
 
 
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_sentence_too_long_for_a_block_is_divided(store: Store, tmp_path: Path, is_list: bool) -> None:
+    long, short = "word " * 30_000 + "end", "One more."
+    section = [long, short] if is_list else f"{long}\n{short}"
+    path = write(tmp_path / "a.jsonl", lines({"sections": [section, "other"]}))
+    made = make(store, path, sections_column="sections", sentences=None if is_list else "line")
+    (document,) = parts(made)
+    assert " ".join(sentence for part in document for sentence in part) == f"{long} {short} other"
+    assert all(len(sentence) <= 100_000 for part in document for sentence in part)
+    assert any("a section over 100,000 characters was divided" in w for w in made.manifest["warnings"])
+
+
 def test_a_splitter_that_has_no_effect_is_told(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "c.ref", "A. B.\n==========\nC.\n")
     assert parts(make(store, path, format="choi", sentences="rules")) == [[["A. B."], ["C."]]]

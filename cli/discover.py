@@ -17,7 +17,7 @@ from cli.options import Session, command, stage_command
 from cli.output import check_output_path, tell
 from guidance.errors import InputError
 from pipelines.engine.stage import Result, check_working_folder
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.probe import SequencesConfig
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
 

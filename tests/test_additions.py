@@ -138,8 +138,7 @@ LOOKING = '''
 from __future__ import annotations
 
 from pipelines.engine.command import Table
-from pipelines.probing.probe import Findings, batches_of, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 
 
@@ -148,21 +147,21 @@ class Config(SequencesConfig):
 
 
 def measure(run):
-    from guidance.probes.summary import watch_summaries
+    from guidance.probes.relevance import masses
     from pipelines.probing.heads import best, write_heads
-    from pipelines.probing.sequences import WatchedSequences
+    from pipelines.probing.sequences import Means, WatchedSequences, batches_of
 
-    watched, totals = WatchedSequences(run.inputs, run.config), {}
+    watched, means = WatchedSequences(run.inputs, run.config), Means()
+
+    def looking(batch):
+        is_last_BT = batch.valid_BT.cumsum(-1) == batch.valid_BT.sum(-1)[:, None]
+        wanted = (is_last_BT[:, None, None] & batch.valid_BT[:, None, :, None]).float()
+        return watched.watch(batch, lambda attention: masses(attention, wanted, batch.valid_BT))
+
     for batch in batches_of(run, watched, run.config.batch_size):
-        lengths_B = batch.valid_BT.sum(-1)
-        wanted = (batch.valid_BT.cumsum(-1) == lengths_B[:, None])[:, None, None] & batch.valid_BT[:, None, :, None]
-
-        def receive(site, summary, lengths_B=lengths_B):
-            totals[site] = totals.get(site, 0) + (summary.masses_BHP[..., 0] / lengths_B[:, None]).double().sum(0)
-
-        watch_summaries(watched.handle, receive, wanted.float(), watched.guide_inputs(batch))
-    shares = {"last": {site: total / watched.number for site, total in totals.items()}}
-    table = write_heads(run, shares, {"last": "mean attention of a token on the last token"})
+        means.add(looking(batch))
+    units = {"last": "mean attention of a token on the last token"}
+    table = write_heads(run, {"last": means.column(0)}, units)
     return Findings({"sequences": watched.number, "heads": len(table)}, {"best": best(table, "last")})
 
 

@@ -6,19 +6,24 @@ import collections
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
 
 from guidance.errors import InputError, UnknownName
+from guidance.patterns.features import CODES, FEATURES
+from guidance.patterns.pattern import Pattern
+from guidance.probes.importance import normalised
+from guidance.probes.relevance import keys_of, outstanding
+from guidance.sites import Site
+from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from guidance.patterns.pattern import Pattern
-    from guidance.sites import Site
-    from pipelines.engine.declaration import Opening
-    from pipelines.probing.sequences import WatchedSequences
-    from pipelines.probing.survey import Survey
+from pipelines.probing.importance import importance_of
+from pipelines.probing.losses import HeldOut
+from pipelines.probing.patterns import lack, read_written
+from pipelines.probing.sequences import WatchedSequences
+from pipelines.probing.survey import Survey, survey
 
 CACHED_BYTES = 128 << 20
 """Maps of examples that were looked at are kept in so much memory for each model."""
@@ -59,8 +64,6 @@ class Side:
 
     def open(self, opening: Opening[Any]) -> None:
         """Open the model."""
-        from pipelines.probing.sequences import WatchedSequences
-
         self._opening = opening
         with self._worker.model:
             self._watched = WatchedSequences(opening.inputs, opening.config)
@@ -68,8 +71,6 @@ class Side:
 
     def survey(self, patterns: Mapping[str, Pattern], what: str) -> None:
         """Measure patterns on all sequences; the first time also what else is known of heads."""
-        from pipelines.probing.survey import survey
-
         watched, is_first, most = self.ready(), self._survey is None, self._settings.batch_size
         done, size, begun = 0, 1, time.monotonic()
 
@@ -95,8 +96,6 @@ class Side:
 
     def _measure_average(self) -> None:
         """The mean attention between the first tokens, over the first examples."""
-        import numpy as np
-
         watched = self.ready()
         counts = np.zeros((AVERAGED, AVERAGED))
         totals: dict[Site, Any] = {}
@@ -115,10 +114,6 @@ class Side:
 
     def measure_importance(self) -> None:
         """Measure the importance of heads, unless the model is an encoder without a head, or the data have no labels."""
-        from guidance.probes.importance import normalised
-        from pipelines.probing.importance import importance_of
-        from pipelines.probing.losses import HeldOut
-
         assert self._opening is not None
         try:
             held_out = HeldOut(self._opening.inputs, self._settings, self._settings.seed)
@@ -155,8 +150,6 @@ class Side:
             PlanError: it cannot be read; the message says where.
             InputError: the data lack a feature that it reads.
         """
-        from pipelines.probing.patterns import lack, read_written
-
         pattern = read_written(text)
         if reason := lack(pattern, self.ready().known):
             raise InputError(f"it cannot be measured: {reason}", hint="give --masks")
@@ -164,10 +157,6 @@ class Side:
 
     def heads(self) -> dict[str, Any]:
         """What is known of every head: numbers for the grid."""
-        import torch
-
-        from guidance.probes.relevance import outstanding
-
         survey = self._known()
         entropy, offsets = survey.mean_entropy(), survey.mean_offsets()
         names = list(survey.relevance.names)
@@ -200,8 +189,6 @@ class Side:
 
     def example(self, number: int) -> dict[str, Any]:
         """The tokens of an example, with what is known of them."""
-        from guidance.patterns.features import CODES, FEATURES
-
         watched = self._holding(number)
         columns: dict[str, list[Any]] = {}
         for name in watched.rows.columns:
@@ -227,8 +214,6 @@ class Side:
 
     def tiles(self, number: int | None) -> bytes:
         """A small picture of each head, in the order of `heads`: of an example, or of the average; TILE rows and columns."""
-        import numpy as np
-
         if number is not None:
             maps = self._maps_of(number)
         elif self._average:
@@ -239,8 +224,6 @@ class Side:
 
     def average(self, layer: int, head: int, kind: str) -> bytes:
         """The mean attention of a head between the first tokens, as far as some example reaches; in the form of `map`."""
-        import numpy as np
-
         site, size = self._site(layer, head, kind), self._average_size
         if site not in self._average:
             raise InputError("the average is not known yet")
@@ -248,8 +231,6 @@ class Side:
 
     def top(self, layer: int, head: int, kind: str, pattern: str) -> list[dict[str, Any]]:
         """The examples where a head looks most at a pattern, or without one those where its rows have the highest peaks."""
-        import numpy as np
-
         site, survey, watched = self._site(layer, head, kind), self._known(), self.ready()
         if pattern:
             names = survey.relevance.names
@@ -267,10 +248,6 @@ class Side:
         Raises:
             PlanError, InputError: see `readable`.
         """
-        import numpy as np
-
-        from guidance.probes.relevance import keys_of
-
         watched, pattern = self._holding(number), self.readable(text)
         batch = watched.batch(range(number, number + 1))
         keys = keys_of(pattern, watched.tokens(batch))[0].clamp(0, 1)
@@ -322,7 +299,6 @@ class Side:
 
 def _read(watched: WatchedSequences, number: int) -> dict[Site, Any]:
     """The maps of an example, of each site (H, T, T), uint8: 255 times the square root of the attention."""
-    import torch
 
     def quantised(attention_BHTT: torch.Tensor) -> np.ndarray:
         bytes_HTT: np.ndarray = (attention_BHTT[0].float().sqrt() * 255).round().to(torch.uint8).cpu().numpy()
@@ -338,8 +314,6 @@ def _snippet(watched: WatchedSequences, number: int) -> str:
 
 def _tile(maps_HTT: np.ndarray) -> np.ndarray:
     """Maps made smaller by the maximum of each cell, or kept where they are small already, (H, TILE, TILE), uint8."""
-    import numpy as np
-
     size = maps_HTT.shape[-1]
     edges = np.unique(np.linspace(0, size, TILE + 1).astype(int)[:-1]) if size >= TILE else np.arange(size)
     small = np.maximum.reduceat(np.maximum.reduceat(maps_HTT, edges, axis=1), edges, axis=2)

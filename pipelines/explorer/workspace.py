@@ -10,18 +10,18 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guidance.errors import InputError
+from guidance.patterns.pattern import Pattern
 from pipelines.engine.declaration import opened
+from pipelines.explorer.accepting import accept
 from pipelines.explorer.side import Side
 from pipelines.explorer.worker import Worker
+from pipelines.probing.patterns import measurable
 from pipelines.progress import Progress
 from pipelines.stages import discover_score
 from pipelines.storage.store import Store
-
-if TYPE_CHECKING:
-    from guidance.patterns.pattern import Pattern
 
 MOST_PATTERNS = 32
 """Patterns of one's own that may be tried at once; each needs a pass over the data."""
@@ -77,8 +77,6 @@ class Workspace:
 
     def _begin(self) -> None:
         """Open the models one after the other, and survey their heads."""
-        from pipelines.probing.patterns import measurable
-
         for side, model in zip(self.sides, self._models, strict=True):
             self.worker.tell("loading", f"opening {side.name}")
             inputs = {"model": model, "data": self.data}
@@ -156,8 +154,6 @@ class Workspace:
         Raises:
             InputError: nothing may be written here.
         """
-        from pipelines.explorer.accepting import accept
-
         if not self.can_accept:
             raise InputError("this page only shows; nothing can be accepted")
 

@@ -14,7 +14,7 @@ from guidance.errors import InputError
 from guidance.objectives.masked_lm import masked_lm_loss
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.probe import SequencesConfig
 from pipelines.training.batches import Examples
 from pipelines.training.evaluations import measured_by
 from pipelines.training.learner import folder_of

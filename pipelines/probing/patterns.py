@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.probe import SequencesConfig
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern

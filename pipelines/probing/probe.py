@@ -9,12 +9,51 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field
+
+from pipelines.engine import stage
 from pipelines.engine.command import Command, Table
 from pipelines.engine.declaration import Opening, Stage, Take
-from pipelines.engine.stage import C, Run
+from pipelines.engine.stage import C, Run, knob
 from pipelines.storage.artifacts import Artifact
+
+
+class SequencesConfig(stage.Config):
+    """Which sequences are read."""
+
+    split: Literal["train", "valid", "test"] = Field(
+        "valid", description="Split of the sequences; a text file is read as a whole."
+    )
+    limit: int = Field(1000, ge=0, description="Maximum number of sequences; 0 for all.")
+    masks: str = knob(
+        "", "Artifact that `guide build-masks` made of the sequences, for patterns that read words, idf or trees."
+    )
+    scores: str = knob(
+        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score."
+    )
+    parser: str = knob("", "For a dataset: the parser, for plans that read syntax.")
+    sequence_length: int = knob(
+        0, "For a dataset or a text: longest sequence, in tokens; by default as in training, or 128.", ge=0
+    )
+    batch_size: int = knob(8, "Sequences per batch.", ge=1)
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
+
+
+class ReadingConfig(stage.Config):
+    """How a probe reads texts."""
+
+    max_length: int = Field(128, ge=8, description="Tokens of a text; what comes after them is cut off.")
+    words: Literal["mean", "first", "max"] = Field(
+        "mean",
+        description="Combination of the attention from the tokens of one word: mean, first token, or maximum.",
+    )
+    limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
+    random: int | None = Field(
+        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
+    )
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 @dataclass(frozen=True)

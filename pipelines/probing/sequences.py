@@ -5,45 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
+import numpy as np
+import torch
+from torch import Tensor
 
+from guidance.checkpoint import find_plan
 from guidance.errors import InputError
-from pipelines.engine import stage
-from pipelines.engine.stage import Run, knob
+from guidance.patterns.features import Tokens, Vocabulary
+from guidance.plan import Plan
+from guidance.sites import Site
+from guidance.statistics.roles import COLUMNS
+from pipelines.engine.stage import Run
+from pipelines.probing.probe import SequencesConfig
+from pipelines.training.batches import Examples, ids_and_mask, pad
 from pipelines.training.learner import folder_of
+from pipelines.training.model_checks import check_lengths, check_model
+from pipelines.training.models import read_tokenizer
+from pipelines.training.opening import open_watched
 from pipelines.training.plan_inputs import check_needs, features, read_tables
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from guidance.patterns.features import Tokens
-    from guidance.sites import Site
-
 Seen = TypeVar("Seen")
-
-
-class SequencesConfig(stage.Config):
-    """Which sequences are read."""
-
-    split: Literal["train", "valid", "test"] = Field(
-        "valid", description="Split of the sequences; a text file is read as a whole."
-    )
-    limit: int = Field(1000, ge=0, description="Maximum number of sequences; 0 for all.")
-    masks: str = knob(
-        "", "Artifact that `guide build-masks` made of the sequences, for patterns that read words, idf or trees."
-    )
-    scores: str = knob(
-        "", "JSON, CSV or Parquet file with columns layer, head and score, for plans that choose heads by score."
-    )
-    parser: str = knob("", "For a dataset: the parser, for plans that read syntax.")
-    sequence_length: int = knob(
-        0, "For a dataset or a text: longest sequence, in tokens; by default as in training, or 128.", ge=0
-    )
-    batch_size: int = knob(8, "Sequences per batch.", ge=1)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 @dataclass(frozen=True)
@@ -81,14 +64,6 @@ class WatchedSequences:
             InputError: the sequences were made with another tokenizer, or are longer than the model reads.
             PlanError: the plan of the model needs a feature that is not there.
         """
-        from guidance.checkpoint import find_plan
-        from guidance.patterns.features import Vocabulary
-        from guidance.plan import Plan
-        from pipelines.training.batches import Examples
-        from pipelines.training.model_checks import check_lengths, check_model
-        from pipelines.training.models import read_tokenizer
-        from pipelines.training.opening import open_watched
-
         data, masks = inputs["sequences"], inputs.get("masks")
         folder = folder_of(inputs["model"])
         self.plan = find_plan(folder) or Plan()
@@ -124,9 +99,6 @@ class WatchedSequences:
 
     def batch(self, numbers: range) -> Batch:
         """Some sequences, padded to the longest."""
-        from guidance.statistics.roles import COLUMNS
-        from pipelines.training.batches import ids_and_mask, pad
-
         inputs = ids_and_mask([self.rows[n] for n in numbers], self.tokenizer.pad_token_id, self.device)
         length = inputs["input_ids"].shape[1]
         columns = {
@@ -141,15 +113,11 @@ class WatchedSequences:
 
     def tokens(self, batch: Batch) -> Tokens:
         """A batch as patterns see it."""
-        from guidance.patterns.features import Tokens
-
         ids_BT = batch.inputs["input_ids"]
         return Tokens(ids_BT, batch.valid_BT, {**self.vocabulary.columns(ids_BT), **batch.columns}, {})
 
     def special_BT(self, batch: Batch) -> Tensor:
         """Which tokens are special, bool; padding may be."""
-        import torch
-
         return torch.isin(batch.inputs["input_ids"], torch.tensor(self.tokenizer.all_special_ids, device=self.device))
 
     def guide_inputs(self, batch: Batch) -> dict[str, Tensor]:

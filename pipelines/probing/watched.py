@@ -6,38 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import Field
+import numpy as np
+from torch import Tensor
 
+import guidance
 from guidance.errors import InputError
-from pipelines.engine import stage
-from pipelines.engine.stage import Run, knob
+from guidance.plan import Plan
+from guidance.probes.words import Mode, word_attention
+from guidance.sites import Site
+from pipelines.engine.stage import Run
 from pipelines.training.learner import folder_of
 from pipelines.training.live_text import LiveModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from guidance.probes.words import Mode
-    from guidance.sites import Site
+from pipelines.training.opening import Unguided
 
 Seen = TypeVar("Seen")
-
-
-class ReadingConfig(stage.Config):
-    """How a probe reads texts."""
-
-    max_length: int = Field(128, ge=8, description="Tokens of a text; what comes after them is cut off.")
-    words: Literal["mean", "first", "max"] = Field(
-        "mean",
-        description="Combination of the attention from the tokens of one word: mean, first token, or maximum.",
-    )
-    limit: int = Field(0, ge=0, description="Maximum number of texts; 0 for all.")
-    random: int | None = Field(
-        None, ge=0, description="Seed of random weights, which are probed instead of the model's weights and plan."
-    )
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "Device to compute on; auto takes a GPU if there is one.")
 
 
 @dataclass(frozen=True)
@@ -67,10 +51,6 @@ class WatchedModel(LiveModel):
     """
 
     def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
-        import guidance
-        from guidance.plan import Plan
-        from pipelines.training.opening import Unguided
-
         super().__init__(folder, device, random_seed)
         if isinstance(self.handle, Unguided):
             self.handle = guidance.install(self.model, Plan())
@@ -101,8 +81,6 @@ class WatchedModel(LiveModel):
         Args:
             see: gives what is kept of the number of a text, how it was read, and the attention of a site.
         """
-        from guidance.probes.words import word_attention
-
         batch = self.read([" ".join(words) for words in texts])
         seen: list[tuple[Read, dict[Site, Seen]]] = [
             (_read(words, encoding), {}) for words, encoding in zip(texts, batch.encodings, strict=True)
@@ -132,8 +110,6 @@ class WatchedModel(LiveModel):
 
 
 def _read(words: Sequence[str], encoding: Any) -> Read:
-    import numpy as np
-
     ends = np.cumsum([len(word) + 1 for word in words])  # a token may begin with the space before its word
     numbers: list[int] = []
     words_read: list[int | None] = []

@@ -19,7 +19,6 @@ from pipelines.engine.declaration import Stage
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import write_heads
 from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable, spec_of
-from pipelines.probing.sequences import WatchedSequences
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
@@ -55,6 +54,7 @@ def build(run: Run[Config]) -> None:
     """
     from guidance.probes.discovery import candidates, chosen, plan_for
     from guidance.probes.importance import normalised
+    from pipelines.probing.sequences import WatchedSequences
     from pipelines.probing.survey import survey
 
     config = run.config

@@ -18,8 +18,7 @@ from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import shares, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import Batch, Means, SequencesConfig, WatchedSequences, token_labels
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.training.learner import name_of_model
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from guidance.sites import Site
     from pipelines.probing.losses import TaskBatch
+    from pipelines.probing.sequences import Batch
 
 FIGURES: Mapping[str, str] = {
     "entropy": "mean entropy of rows, from 0, one key, to 1, all keys alike",
@@ -62,6 +62,8 @@ def measure(run: Run[Config]) -> Findings:
         InputError: the plan of the model attacks nothing; or for FreeLB and SMART the model has no head for a task.
     """
     import torch
+
+    from pipelines.probing.sequences import Means, token_labels
 
     config = run.config
     attack: PlanAttack | EmbeddingAttack = PlanAttack(run) if config.by == "plan" else EmbeddingAttack(run)
@@ -136,6 +138,8 @@ class PlanAttack:
     """
 
     def __init__(self, run: Run[Config]) -> None:
+        from pipelines.probing.sequences import WatchedSequences
+
         self._config, self._watched = run.config, WatchedSequences(run.inputs, run.config)
         self.number, self.tokenizer = self._watched.number, self._watched.tokenizer
         if not self._watched.handle.attacks:

@@ -20,8 +20,7 @@ from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import best, head_name, share, shares, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.watched import Read, ReadingConfig, WatchedModel
+from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 from pipelines.text.readers import known_extension
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from guidance.probes.coreference import Mention, Tally
     from guidance.sites import Site
+    from pipelines.probing.watched import Read, WatchedModel
     from pipelines.text.coreference_files import Text
 
 
@@ -92,6 +92,7 @@ def measure(run: Run[Config]) -> Findings:
     import torch
 
     from guidance.probes.coreference import BASELINES, among_all_words, answers, baseline, queries
+    from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
     from pipelines.text.coreference_files import STEREOTYPES, read_coreference
 

@@ -19,8 +19,7 @@ from pipelines.engine.command import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import COLUMNS, best, head_name, key_of, share, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.watched import ReadingConfig, WatchedModel
+from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import schema_of
 
@@ -64,6 +63,7 @@ def measure(run: Run[Config]) -> Findings:
         InputError: a file is not CoNLL-U, or no sentence has a tree.
     """
     from guidance.probes.dependencies import Parser, offset_baseline
+    from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes
 
     config, notes = run.config, Notes()

@@ -19,8 +19,7 @@ from pipelines.engine.declaration import Opening
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import SHOWN_HEADS, head_name, heads_of, number, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import Batch, SequencesConfig, WatchedSequences, batches_of
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import schema_of
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from guidance.sites import Site
+    from pipelines.probing.sequences import Batch, WatchedSequences
 
 TABLE = "distances.parquet"
 
@@ -79,6 +79,7 @@ def measure(run: Run[Config]) -> Findings:
     import torch
 
     from guidance.probes.distance import head_distances
+    from pipelines.probing.sequences import WatchedSequences, batches_of
 
     watched = WatchedSequences(run.inputs, run.config)
     is_one = "other" not in run.inputs

@@ -19,8 +19,7 @@ from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import SHOWN_HEADS, best, head_name, heads_of, number, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import SequencesConfig
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import Reading
 from pipelines.storage.artifacts import Artifact
 

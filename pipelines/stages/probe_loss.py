@@ -18,8 +18,7 @@ from guidance.errors import InputError
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import number, share
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import SequencesConfig, WatchedSequences, batches_of
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import schema_of
@@ -27,6 +26,8 @@ from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from pipelines.probing.sequences import WatchedSequences
 
 TABLE = "slices.parquet"
 
@@ -65,6 +66,7 @@ def measure(run: Run[Config]) -> Findings:
     """
     import numpy as np
 
+    from pipelines.probing.sequences import WatchedSequences
     from pipelines.statistics.floors import Counted, predicted
     from pipelines.training.batches import Examples
     from pipelines.training.learners.guided import VALID_EPOCH
@@ -105,6 +107,7 @@ def _losses(run: Run[Config], watched: WatchedSequences, masked: Masked, pad_id:
     import torch
 
     from guidance.objectives.selection import logits_at
+    from pipelines.probing.sequences import batches_of
     from pipelines.training.learners.masked_batches import MaskedBatch
 
     losses, correct = [np.zeros(0)], [np.zeros(0, bool)]

@@ -20,8 +20,7 @@ from pipelines.engine.command import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import best, head_name, share, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.watched import Read, ReadingConfig, WatchedModel
+from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from guidance.probes.reflexives import Reflexive
     from guidance.sites import Site
+    from pipelines.probing.watched import Read
 
 UNITS: Mapping[str, str] = {"accuracy": "share of reflexives that look most at their determiner or noun"}
 
@@ -52,6 +52,7 @@ def measure(run: Run[Config]) -> Findings:
         InputError: a line of the file has not its columns; or the tokenizer splits a word of every sentence.
     """
     from guidance.probes.reflexives import with_distractors
+    from pipelines.probing.watched import WatchedModel
 
     config, model = run.config, WatchedModel.of(run)
     sentences = list(itertools.islice(_sentences(run), config.limit or None))

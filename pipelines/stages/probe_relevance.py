@@ -21,7 +21,6 @@ from pipelines.engine.stage import Run
 from pipelines.probing.heads import COLUMNS, SHOWN_HEADS, best, head_name, heads_picture, share, write_heads
 from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable
 from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import Batch, WatchedSequences, batches_of
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import schema_of
@@ -29,6 +28,7 @@ from pipelines.storage.columns import schema_of
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
     from guidance.probes.relevance import Relevance
+    from pipelines.probing.sequences import Batch, WatchedSequences
 
 TABLE = "patterns.parquet"
 MOST_PICTURES = 6
@@ -68,6 +68,7 @@ def measure(run: Run[Config]) -> Findings:
     import torch
 
     from guidance.probes.relevance import Relevance, outstanding
+    from pipelines.probing.sequences import WatchedSequences, batches_of
 
     config = run.config
     watched = WatchedSequences(run.inputs, config)

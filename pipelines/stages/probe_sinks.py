@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pipelines.engine.command import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import best, head_name, share, shares, write_heads
-from pipelines.probing.probe import Findings, probe
-from pipelines.probing.sequences import Batch, Means, SequencesConfig, WatchedSequences, batches_of
+from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pipelines.probing.sequences import Batch, WatchedSequences
 
 UNITS: Mapping[str, str] = {
     "special": "mean attention of a token on special tokens",
@@ -39,6 +40,8 @@ class Config(SequencesConfig):
 def measure(run: Run[Config]) -> Findings:
     """What every head does."""
     import torch
+
+    from pipelines.probing.sequences import Means, WatchedSequences, batches_of
 
     watched = WatchedSequences(run.inputs, run.config)
     means, by_chance = Means(), torch.zeros(2, dtype=torch.float64)

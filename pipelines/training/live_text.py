@@ -7,22 +7,36 @@ that needs more of a text, such as a parse, is refused before the model is opene
 
 from __future__ import annotations
 
+import bisect
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
+import torch
+from tokenizers import processors
+from torch import Tensor
+from transformers import BatchEncoding
+
+from guidance.checkpoint import CONFIG_FILE, TARGET_FOLDER, find_plan, read_config
 from guidance.errors import InputError, NumericalError, PlanError
+from guidance.objectives.selection import logits_at
+from guidance.objectives.translation import translate
+from guidance.patterns.features import FEATURES
+from guidance.plan import Plan
+from guidance.statistics.roles import COLUMNS
+from guidance.statistics.texts import Word, word_features
+from guidance.statistics.words import word_spans
 from pipelines.engine.stage import Files
 from pipelines.text.sentence_rules import split_sentences
 from pipelines.text.tokenizer_files import TOKENIZER_FILES, load_tokenizer, special_ids, tokenizer_files
+from pipelines.training.batches import ids_and_mask, pad
 from pipelines.training.model_checks import longest_input
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from guidance.statistics.texts import Word
+from pipelines.training.objective import has_head
+from pipelines.training.opening import Unguided, open_trained
+from pipelines.training.plan_inputs import features
 
 LONGEST_LINE = 1 << 20
 """In bytes."""
@@ -87,12 +101,6 @@ class LiveModel:
             InputError: the model cannot do it.
             PlanError: it needs more than a bare text.
         """
-        import torch
-
-        from guidance.checkpoint import CONFIG_FILE, find_plan, read_config
-        from guidance.plan import Plan
-        from pipelines.training.opening import Unguided, open_trained
-
         try:
             config = read_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
         except OSError as error:
@@ -128,12 +136,6 @@ class LiveModel:
         Raises:
             InputError: a token is outside of the vocabulary of the model.
         """
-        from transformers import BatchEncoding
-
-        from guidance.statistics.roles import COLUMNS
-        from guidance.statistics.texts import word_features
-        from pipelines.training.batches import ids_and_mask, pad
-
         encodings = self.tokenizer.encode_batch(list(texts))
         self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
         rows = [self._ids(encoding) for encoding in encodings]
@@ -153,7 +155,6 @@ class LiveModel:
 
     def _ids(self, encoding: Any) -> Any:
         """The ids of a text, in which no text has become a special token, as in training."""
-        import numpy as np
 
         ids = np.array(encoding.ids, np.int64)
         is_text = np.array([part is not None for part in encoding.sequence_ids], bool)
@@ -166,8 +167,6 @@ class Translator(LiveModel):
     """A model that translates; see `guidance.objectives.translation.translate`."""
 
     def __init__(self, folder: Path, *, beams: int, length_penalty: float, max_length: int, device: str) -> None:
-        from guidance.checkpoint import TARGET_FOLDER
-
         super().__init__(folder, device)
         most = self.longest or _LONGEST_TRANSLATION
         self._search: dict[str, Any] = {
@@ -187,8 +186,6 @@ class Translator(LiveModel):
 
     def translate(self, texts: Sequence[str]) -> list[str]:
         """The translation of each text, in one line; an empty text has an empty one."""
-        from guidance.objectives.translation import translate
-
         places = [place for place, text in enumerate(texts) if text.strip()]
         found = [""] * len(texts)
         if places:
@@ -226,8 +223,6 @@ class Filler(LiveModel):
     command = "guide fill"
 
     def check(self, folder: Path, config: Any) -> None:
-        from pipelines.training.objective import has_head
-
         if not (has_head(config, "ForMaskedLM") or has_head(config, "BertForPreTraining")):
             name = next(iter(config.architectures or ()), f"a {config.model_type} model")
             beside = folder / "generator"
@@ -250,10 +245,6 @@ class Filler(LiveModel):
             InputError: the tokenizer has no mask token, the text has no mask, or is longer than the model allows.
             NumericalError: a score is not finite.
         """
-        import torch
-
-        from guidance.objectives.selection import logits_at
-
         if self.special["mask"] is None:
             raise InputError(f"{self.folder}: its tokenizer has no mask token")
         if self.mask not in text:
@@ -300,9 +291,6 @@ def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
     Raises:
         PlanError: a bare text does not have one of them.
     """
-    from guidance.patterns.features import FEATURES
-    from pipelines.training.plan_inputs import features
-
     needed = features(plan, training=False)
     for need in needed:
         if need not in ("word", "segment"):
@@ -317,11 +305,6 @@ def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
 
 def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[Word]:
     """The words of a text, by default those of the rules, each with the number of its sentence."""
-    import bisect
-
-    from guidance.statistics.texts import Word
-    from guidance.statistics.words import word_spans
-
     starts = [start for start, _ in split_sentences(text)]
     spans = word_spans(text) if spans is None else spans
     return [Word(a, b, sentence=max(bisect.bisect_right(starts, a) - 1, 0)) for a, b in spans]
@@ -343,8 +326,6 @@ def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict
 
 def _lay_out(tokenizer: Any, special: Mapping[str, int | None], *, is_ours: bool) -> None:
     """Let a tokenizer put special tokens where the model expects them: a model of ours between ``cls`` and ``sep``."""
-    from tokenizers import processors
-
     begin, end = special["cls"], special["sep"]
     plain, whole = (tokenizer.encode("a", add_special_tokens=adds).ids for adds in (False, True))
     if tokenizer.post_processor is None or (is_ours and whole != [begin, *plain, end]):

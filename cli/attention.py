@@ -147,9 +147,8 @@ def _page(folder: Path, text: str, device: str) -> bytes:
         config = discover_score.Config(device=device, sequence_length=512)
         store = Store(Path(scratch) / "artifacts")
         workspace = Workspace({folder.name: str(folder)}, str(source), config, store, title="one text")
-        workspace.start()
         try:
-            workspace.wait()
+            workspace.finish()
             return one_file(workspace, 1)
         finally:
             workspace.close()

@@ -139,8 +139,7 @@ def export_command(
 
     check_output_path(to, "--to", ".html")
     with _workspace(session, config, model, data, beside, is_writable=False) as workspace:
-        workspace.start()
-        workspace.wait(session.progress)
+        workspace.finish(session.progress)
         page = one_file(workspace, examples)
     write_file(to, page)
     session.answer({"path": str(to), "bytes": len(page)}, [to])

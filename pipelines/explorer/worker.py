@@ -26,6 +26,7 @@ class Worker:
         state: the phase (``loading``, ``working``, ``ready`` or ``failed``), what is done, and how much of it.
         problem: why the last job failed; empty if none did.
         failure: what the job failed with without which nothing else can be done.
+        is_awaited: whether somebody calls `wait`, and so is told of that failure; otherwise it is logged.
         version: rises whenever there is something new to show.
         model: held by whoever runs a model; a job that holds it calls `let_others`.
     """
@@ -34,6 +35,7 @@ class Worker:
         self.state: dict[str, Any] = {"phase": "loading", "done": 0, "total": 0, "what": "opening the model"}
         self.problem = ""
         self.failure: Exception | None = None
+        self.is_awaited = False
         self.version = 0
         self.model = threading.Lock()
         self._changed = threading.Condition()
@@ -175,12 +177,16 @@ class Worker:
                 self.problem = error.message + (f" ({error.hint})" if error.hint else "")
             else:
                 self.problem = f"{what} failed; the terminal says more"
-                log.exception("%s", what)
-            if what == "opening":
+            is_opening = what == "opening"
+            if is_opening:
                 self.failure = error
                 self.tell("failed", self.problem)
-                if isinstance(error, GuideError):
-                    log.error("%s", self.problem)
+            if is_opening and self.is_awaited:
+                return
+            if not isinstance(error, GuideError):
+                log.exception("%s", what)
+            elif is_opening:
+                log.error("%s", self.problem)
 
 
 class _JobProgress(Progress):

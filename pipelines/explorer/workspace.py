@@ -62,6 +62,16 @@ class Workspace:
         """Begin to open the models."""
         self.worker.start(self._begin)
 
+    def finish(self, progress: Progress | None = None) -> None:
+        """Do all the work now.
+
+        Raises:
+            InputError: the models or the data could not be opened.
+        """
+        self.worker.is_awaited = True
+        self.start()
+        self.wait(progress)
+
     def close(self) -> None:
         """End the work; what runs stops at the next batch."""
         self.worker.close()

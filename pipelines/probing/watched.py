@@ -50,6 +50,8 @@ class WatchedModel(LiveModel):
         random_seed: of random weights, which show what its shape alone can do; None for its own.
     """
 
+    takes_masks = "probes of sequences, such as `guide probe relevance`, read"
+
     def __init__(self, folder: Path, *, length: int, device: str = "auto", random_seed: int | None = None) -> None:
         super().__init__(folder, device, random_seed)
         if isinstance(self.handle, Unguided):

@@ -107,7 +107,7 @@ class LiveModel:
             raise InputError(f"{folder}: not a model folder (no readable {CONFIG_FILE})") from error
         self.check(folder, config)
         plan = find_plan(folder)
-        self.needed = _check_needs(plan or Plan(), folder)
+        self.needed = _check_needs(plan or Plan(), folder, self.takes_masks)
         self.tokenizer, self.special = _open_tokenizer(folder, self.spells_masks)
         self.longest = longest_input(config)
         added = [id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
@@ -126,6 +126,9 @@ class LiveModel:
 
     spells_masks = False
     """Whether the mask token in a text stands for a mask."""
+
+    takes_masks = "`guide evaluate` reads"
+    """What reads the features that a bare text lacks from ``--masks``."""
 
     def check(self, folder: Path, config: Any) -> None:
         """Raises InputError when a model with this configuration cannot do it."""
@@ -285,7 +288,7 @@ def _one_line(text: str) -> str:
     return "".join(letter for letter in " ".join(text.split()) if unicodedata.category(letter) != "Cc")
 
 
-def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
+def _check_needs(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
     """The features of words that a plan needs at inference.
 
     Raises:
@@ -298,7 +301,7 @@ def _check_needs(plan: Any, folder: Path) -> tuple[str, ...]:
             source = FEATURES[need].source if need in FEATURES else "it is a feature of the pattern's own"
             raise PlanError(
                 f"{folder}: its plan needs the feature {need} (guide {label!r}), which a bare text does not have",
-                hint=f"{need}: {source}\n`guide evaluate` reads it from --masks; guidance.word_features gives it in Python",
+                hint=f"{need}: {source}\n{takes_masks} it from --masks; guidance.word_features gives it in Python",
             )
     return needed
 

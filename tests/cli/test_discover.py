@@ -109,6 +109,12 @@ def test_from_a_folder_and_a_text_file_to_a_plan(guide: Callable[..., Any], fold
     assert b"default-src 'none'" in (tmp_path / "heads.html").read_bytes()
 
 
+def test_a_page_that_cannot_be_saved_says_why_once(guide: Callable[..., Any], folder: str, tmp_path: Path) -> None:
+    text = written(tmp_path, "text.txt", TEXT)
+    done = guide("discover", "export", folder, text, "--to", "heads.html", "--masks", "nowhere")
+    assert done.code == 2 and done.err.count("no artifact 'nowhere'") == 1, done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -242,7 +242,9 @@ def test_features_that_a_text_does_not_have_are_refused_by_name(guide: Callable[
         (tmp_path / "model" / name).write_bytes(data)
     said = guide("fill", tmp_path / "model", "w1 <mask>")
     assert said.code == 2 and "its plan needs the feature idf (guide 'rare'" in said.err, said.err
-    assert "guide build-masks" in said.err
+    assert "guide build-masks" in said.err and "`guide evaluate` reads it from --masks" in said.err
+    looked = guide("attention", tmp_path / "model", "--text", "w1 w2")
+    assert looked.code == 2 and "`guide probe relevance`, read it from --masks" in looked.err, looked.err
 
 
 def bert(vocab_size: int = 64) -> Any:

@@ -105,6 +105,8 @@ def measure(
         found["agreement"][plan] = {
             family: {
                 precision: attempt(lambda: agreement(family, plan, device, precision))  # noqa: B023
+                if time.monotonic() < end
+                else {"error": "no time left"}
                 for precision in PRECISIONS
             }
             for family in families

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import signal
 import sys
@@ -94,6 +95,13 @@ def guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Callab
 
     yield call
     os.chdir(before)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """That of pytest, also after a command has run in this process, which takes the log for itself."""
+    monkeypatch.setattr(logging.getLogger("guide"), "propagate", True)
+    return caplog
 
 
 @pytest.fixture

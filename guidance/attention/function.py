@@ -121,12 +121,13 @@ def _output(call: AttentionCall) -> Tensor:
 def _recorded(call: AttentionCall) -> Tensor:
     """The output of all heads by way of the probabilities that are recorded, so that gradients reach these."""
     batch, plan = call.batch, call.site_plan
+    assert batch.recorded is not None
+    batch.recorded.pop(call.site, None)  # gradient checkpointing runs the forward pass twice
     paths = plan.paths(attacking=batch.attacking, measuring=batch.measuring, recording=True)
     if paths.explicit:
         batch.guided.backends["explicit"](call, paths.explicit)
     for assignment in plan.making("replace"):
         call.record(assignment.heads, assignment.mechanism.replaced_attention(call.inputs(assignment)), assignment)
-    assert batch.recorded is not None
     attention = batch.recorded[call.site]
     if call.value.requires_grad and not attention.requires_grad and not torch.compiler.is_compiling():
         attention.requires_grad_()  # all heads are replaced; whoever asks for gradients wants theirs too

@@ -35,7 +35,7 @@ from guidance.checkpoint.layout import (
     WEIGHTS_FILE,
     is_extra,
 )
-from guidance.errors import InputError, NumericalError
+from guidance.errors import InputError, NumericalError, PlanError
 from guidance.models import role_transformer  # noqa: F401  registers its classes
 from guidance.models.word_models import OWN_CLASSES
 from guidance.plan import SIZE_LIMIT, Plan
@@ -135,7 +135,7 @@ def find_plan(folder: Path) -> Plan | None:
     if text == PLAN_FILE:  # so writes `save`, for a plan that shapes the model
         _check_marked(folder)
         if written is None:
-            raise InputError(
+            raise PlanError(
                 f"{folder}: this model needs the plan that guided it, and {PLAN_FILE} is missing",
                 hint=f"another tool saved the model without it; copy {PLAN_FILE} from the original folder",
             )
@@ -143,7 +143,7 @@ def find_plan(folder: Path) -> Plan | None:
         return written
     carried = _parse(text, f"{folder / CONFIG_FILE}, {PLAN_KEY}")
     if written not in (None, carried):
-        raise InputError(
+        raise PlanError(
             f"{folder}: {PLAN_FILE} and the key {PLAN_KEY} of {CONFIG_FILE} hold different plans",
             hint="the folder was written twice; delete the file or the key that is older",
         )
@@ -153,10 +153,10 @@ def find_plan(folder: Path) -> Plan | None:
 
 
 def _check_marked(folder: Path) -> None:
-    """Raises InputError for weights without `MARKER`: transformers has opened and saved the model without its plan."""
+    """Raises PlanError for weights without `MARKER`: transformers has opened and saved the model without its plan."""
     names = {name for path in weights_of(folder) for name in _tensor_names(path)}
     if names and MARKER not in names:
-        raise InputError(
+        raise PlanError(
             f"{folder}: the weights were saved without the plan of this model, and perhaps trained without it",
             hint="copy the original weights; or open the model with transformers, del model.config.guide_plan,"
             " and install(model, plan) or save it as an ordinary model",
@@ -165,7 +165,7 @@ def _check_marked(folder: Path) -> None:
 
 def _parse(text: Any, source: str) -> Plan:
     if not isinstance(text, str) or len(text) > SIZE_LIMIT:
-        raise InputError(f"{source}: not the text of a plan")
+        raise PlanError(f"{source}: not the text of a plan")
     return Plan.parse(text, source=source)
 
 

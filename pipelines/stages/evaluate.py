@@ -91,16 +91,30 @@ def _prepare(opening: Opening[Config]) -> None:
     row = measured_by(folder_of(inputs["model"]), sequences)
     if row.needs_corpus:
         inputs["corpus"] = opening.load_input(sequences, "corpus")
+    if row.needs_corpus and (trained_on := missing.training_data(inputs["model"], opening.store)) is not None:
+        opening.stack.enter_context(trained_on)
+        if issubclass(row, Task):
+            inputs["trained_on"] = trained_on
+        else:
+            _tell_of_seen_texts(inputs["corpus"], trained_on, config.split)
     if issubclass(row, Task):
         # since version 2 seen examples and unknown labels are counted
         opening.stage = replace(opening.stage, version=2)
-        if (trained_on := missing.training_data(inputs["model"], opening.store)) is not None:
-            inputs["trained_on"] = opening.stack.enter_context(trained_on)
     if row.floors and config.floors:
         if _rows(sequences, "train"):
             inputs["floors"] = _floors(row, opening)
         else:
             log.warning("%s has no training text to count, so there are no n-gram floors", sequences.reference)
+
+
+def _tell_of_seen_texts(corpus: Artifact, trained_on: Artifact, split: str) -> None:
+    """Warn of examples of a split that a model was trained on, where its evaluation does not count them."""
+    from pipelines.text.corpus_files import text_digests
+
+    known = set(text_digests(trained_on, split="train").values())
+    tested = text_digests(corpus, split=split).values()
+    if seen := sum(digest in known for digest in tested):
+        log.warning("%s of %s examples have the text of an example that the model was trained on", seen, len(tested))
 
 
 def _check_settings(row: type[Objective], config: Any) -> None:

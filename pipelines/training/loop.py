@@ -370,6 +370,10 @@ class _Loop:
         value = scores.get(select) if select else next(iter(losses.values()), None)
         if value is not None:
             self._keep_best(float(value))
+        elif select and self.cluster.leads:
+            log.warning(
+                "step %d: %s is undefined on the validation examples, so no weights are kept as best", self.step, select
+            )
         return {**{f"valid/{name}": value for name, value in losses.items()}, **scores}
 
     def _keep_best(self, value: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guidance.errors import InputError, PlanError
+from guidance.errors import PlanError
 from pipelines.progress import log
 from pipelines.storage.manifest import ArtifactMissing
 from pipelines.storage.store import Store
@@ -66,13 +66,9 @@ def _own(config: Any, objective: type[Objective], store: Store) -> Plan:
 
     try:
         return kept_plan(config.init, objective, store)
-    except ArtifactMissing:
-        raise
-    except InputError as error:
+    except PlanError as error:
         if not config.plan or MODEL in config.plan:
-            error.hint = (
-                f"{error.hint}; --plan none starts without it" if error.hint else "--plan none starts without it"
-            )
+            error.hint = "; ".join(filter(None, (error.hint, "--plan none starts without it")))
             raise
         log.warning("%s", error.message)
         return Plan()

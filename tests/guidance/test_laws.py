@@ -257,6 +257,22 @@ def test_checkpointing_changes_neither_losses_nor_gradients(family: str, name: s
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
+@pytest.mark.parametrize("name", ["fix", "fix, fading", "mask", "all off"])
+def test_checkpointing_changes_no_recorded_attention(name: str) -> None:
+    results = []
+    for is_checkpointed in (False, True):
+        model = tiny_model("bert")
+        install_plan(model, name)
+        model.train()
+        if is_checkpointed:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        output = model(**inputs_of("bert"), output_attentions=True)
+        (output.logits.square().mean() + sum(each.square().mean() for each in output.attentions)).backward()
+        results.append((output.logits, output.attentions, gradients(model)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable", "ignore:None of the inputs")
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
 @pytest.mark.parametrize("name", ["attention_loss", "logit_loss", "adversary", "adversary, per head", "all ten"])

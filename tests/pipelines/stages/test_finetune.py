@@ -289,6 +289,16 @@ def test_equal_scores_never_count_as_right() -> None:
     assert task.metrics(found)["accuracy"] == pytest.approx(1 / 3)
 
 
+def test_a_selection_that_validation_does_not_define_is_told(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alike = [row for row in reviews(24) if row["label"] == "good"]
+    data = build(store, tmp_path, {"train": reviews(24), "valid": alike})
+    run = train(store, data, steps=4, evaluate_every=2, select="matthews", patience=1).artifact
+    assert run.counts["best_step"] is None
+    assert "eval/classification/matthews is undefined on the validation examples" in caplog.text
+
+
 def test_training_ends_early_when_validations_get_no_better(store: Store, data: Artifact) -> None:
     run = train(store, data, steps=200, evaluate_every=5, patience=2, select="accuracy").artifact
     assert run.counts["steps"] == run.counts["best_step"] + 10 < 200

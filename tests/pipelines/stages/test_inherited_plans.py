@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,13 @@ def test_a_plan_that_cannot_be_read_is_an_error_unless_it_is_left_out(
     assert "--plan none" in str(raised.value.hint)
     finetunings.train(store, data, init=str(tmp_path / "model"), plan="none", **STILL)
     assert "plan.toml is missing" in caplog.text
+
+
+def test_a_damaged_configuration_is_no_fault_of_the_plan(store: Store, data: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(finetunings.train(store, data, steps=1).artifact.path, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": True}))
+    with pytest.raises(InputError) as raised:
+        finetunings.train(store, data, steps=1, init=str(folder))
+    assert "--plan none" not in str(raised.value.hint)

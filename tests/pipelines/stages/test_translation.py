@@ -328,6 +328,14 @@ def test_scores_are_those_of_sacrebleu_with_its_signature(
     assert found["signatures"]["chrf"] == f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}"
 
 
+def test_examples_that_the_model_was_trained_on_are_told(
+    trained: Artifact, data: tuple[Store, Artifact, Artifact], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = evaluate.Config(split="train", beams=1, limit=5)
+    evaluate.run(trained.reference, data[2].reference, settings, store=data[0])
+    assert "examples have the text of an example that the model was trained on" in caplog.text
+
+
 def test_the_evaluated_likelihood_equals_that_of_validation(
     data: tuple[Store, Artifact, Artifact], trained: Artifact
 ) -> None:

@@ -113,15 +113,29 @@ class Notes:
         return [*dropped, *warned]
 
 
+def block_of(sentences: Sequence[str], line: int) -> Block:
+    """A block of given sentences, which are joined by spaces."""
+    ends = itertools.accumulate(sentences, lambda end, sentence: end + 1 + len(sentence), initial=-1)
+    return Block(" ".join(sentences), line, [(before + 1, end) for before, end in itertools.pairwise(ends)])
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """A text in pieces that fit into a block, without white space at their ends."""
+    while text:
+        position = cut_position(text) if len(text) > BLOCK_LIMIT else len(text)
+        piece, text = text[:position].strip(), text[position:].strip()
+        if piece:
+            yield piece
+
+
 def cut_position(text: str, limit: int = BLOCK_LIMIT) -> int:
     """Where to cut a text longer than ``limit``: after a sentence, else at white space, else before a base character.
 
     Depends only on the first ``limit + 1`` characters, so the result does not depend on how a file is read in chunks.
     """
-    near = text[max(0, limit - _LOOK_BACK) : limit + 1]
     offset = max(0, limit - _LOOK_BACK)
-    ends = [match.end() for match in _SENTENCE_END.finditer(near)]
-    if ends:
+    near = text[offset : limit + 1]
+    if ends := [match.end() for match in _SENTENCE_END.finditer(near)]:
         return offset + ends[-1]
     spaces = [match.start() for match in _WHITE.finditer(near)]
     if spaces and offset + spaces[-1] > 0:
@@ -175,12 +189,7 @@ def paragraphs(
     start, size = 0, 0
 
     def block() -> Block:
-        spans: list[Span] = []
-        position = 0
-        for line in pending:
-            spans.append((position, position + len(line)))
-            position += len(line) + 1
-        return Block(" ".join(pending), start, spans if keep_lines else None)
+        return block_of(pending, start) if keep_lines else Block(" ".join(pending), start)
 
     for number, text in lines:
         if not text:
@@ -252,14 +261,9 @@ def _paragraph(text: str, line: int, source: str, notes: Notes, keep_lines: bool
     if not keep_lines:
         return (Block(" ".join(lines), line),)
     if not page:
-        return (_block_of_lines(lines, line),)
+        return (block_of(lines, line),)
     bounds = [0, *range(page - (line - 1) % page, len(lines), page), len(lines)]
-    return [_block_of_lines(lines[start:stop], line + start) for start, stop in itertools.pairwise(bounds)]
-
-
-def _block_of_lines(lines: Sequence[str], line: int) -> Block:
-    ends = list(itertools.accumulate(lines, lambda end, part: end + 1 + len(part), initial=-1))
-    return Block(" ".join(lines), line, [(before + 1, end) for before, end in itertools.pairwise(ends)])
+    return [block_of(lines[start:stop], line + start) for start, stop in itertools.pairwise(bounds)]
 
 
 def _line_blocks(

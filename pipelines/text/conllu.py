@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from guidance.errors import InputError
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, cut_position
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, pieces_of
 
 COLUMNS = 10
 BLOCK_SENTENCES = 50
@@ -87,44 +87,39 @@ def _cells(line: str, place: str) -> list[str]:
 
 def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str, notes: Notes) -> Sentence:
     words: list[tuple[int, list[str]]] = []
-    surface: list[str] = []
     tokens: list[tuple[str, int]] = []
-    covered = 0
+    covered, rebuilt = 0, ""
     for number, cells in rows:
-        place = f"{name!r}, line {number}"
+        place, size = f"{name!r}, line {number}", 0
         if _WORD.fullmatch(cells[0]):
             if int(cells[0]) != len(words) + 1:
                 raise InputError(f"{place}: expected word number {len(words) + 1}, found {cells[0]}")
             words.append((number, cells))
-            if len(words) > covered:
-                surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
-                tokens.append((cells[1], 1))
+            size = int(len(words) > covered)
         elif match := _RANGE.fullmatch(cells[0]):
             first, last = int(match[1]), int(match[2])
             if first != len(words) + 1 or last <= first or first <= covered:
                 raise InputError(f"{place}: multi-word token {cells[0]} must come right before its words")
-            covered = last
-            surface.append(cells[1] + ("" if _glued(cells[9]) else " "))
-            tokens.append((cells[1], last - first + 1))
+            covered, size = last, last - first + 1
         elif match := _EMPTY.fullmatch(cells[0]):
             if int(match[1]) != len(words):
                 raise InputError(f"{place}: empty node {cells[0]} must come right after word {match[1]}")
         else:
             raise InputError(f"{place}: {cells[0][:20]!r} is not a word number")
+        if size:
+            tokens.append((cells[1], size))
+            rebuilt += cells[1] + ("" if "SpaceAfter=No" in cells[9].split("|") else " ")
     first_line = rows[0][0]
     if not words or covered > len(words):
         raise InputError(
             f"{name!r}, line {rows[-1][0]}: a multi-word token covers words that the sentence does not have"
         )
     heads = _heads(words, name)
-    rebuilt = "".join(surface).rstrip(" ")
-    given = next((match[1] for comment in comments if (match := _TEXT.match(comment))), None)
-    text = rebuilt
-    if given is not None:
-        if "".join(given.split()) == "".join(rebuilt.split()):
-            text = given
-        else:
-            notes.warn("`# text` does not match the words; the words were used", f"{name!r}, line {first_line}")
+    rebuilt = rebuilt.rstrip(" ")
+    text = next((match[1] for comment in comments if (match := _TEXT.match(comment))), rebuilt)
+    if "".join(text.split()) != "".join(rebuilt.split()):
+        notes.warn("`# text` does not match the words; the words were used", f"{name!r}, line {first_line}")
+        text = rebuilt
     new = {match[1]: match[2] or "" for comment in comments if (match := _NEW.match(comment))}
     return Sentence(
         unicodedata.normalize("NFC", text).strip(),
@@ -138,10 +133,6 @@ def _sentence(comments: list[str], rows: list[tuple[int, list[str]]], name: str,
         new.get("doc"),
         "par" in new,
     )
-
-
-def _glued(misc: str) -> bool:
-    return "SpaceAfter=No" in misc.split("|")
 
 
 def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
@@ -163,17 +154,15 @@ def _heads(words: list[tuple[int, list[str]]], name: str) -> list[int] | None:
     if len(roots) != 1:
         line = roots[1] if roots else words[0][0]
         raise InputError(f"{name!r}, line {line}: {'two roots' if roots else 'no root'} in one sentence")
-    reaches_root = [True] + [False] * len(words)
+    reach_root = {0}
     for position in range(1, len(words) + 1):
         path = []
-        at = position
-        while not reaches_root[at]:
-            path.append(at)
+        while position not in reach_root:
+            path.append(position)
             if len(path) > len(words):
-                raise InputError(f"{name!r}, line {words[at - 1][0]}: the heads form a cycle")
-            at = heads[at - 1]
-        for step in path:
-            reaches_root[step] = True
+                raise InputError(f"{name!r}, line {words[position - 1][0]}: the heads form a cycle")
+            position = heads[position - 1]
+        reach_root.update(path)
     return heads
 
 
@@ -188,48 +177,27 @@ def conllu_documents(lines: Iterable[tuple[int, str]], name: str, notes: Notes) 
     Blocks are split at ``# newpar`` and have at most `BLOCK_SENTENCES` sentences.
     """
     sentences = read_sentences(lines, name, notes)
-    pending = next(sentences, None)
-    count = 0
+    pending, count = next(sentences, None), 0
 
     def blocks() -> Iterator[Block]:
         nonlocal pending
-        waiting: list[Sentence] = []
-        size = 0
-        first = True
+        waiting, size, first = list[Sentence](), 0, True
         while pending is not None and (first or pending.starts_document is None):
             full = len(waiting) >= BLOCK_SENTENCES or size + len(pending.text) + 1 > BLOCK_LIMIT
             if waiting and (full or pending.starts_paragraph):
-                yield _block(waiting)
+                yield block_of([sentence.text for sentence in waiting], waiting[0].line)
                 waiting, size = [], 0
             if len(pending.text) > BLOCK_LIMIT:
                 notes.warn(f"a sentence over {BLOCK_LIMIT:,} characters was cut", f"{name!r}, line {pending.line}")
-                yield from _pieces(pending)
+                yield from (block_of([piece], pending.line) for piece in pieces_of(pending.text))
             elif pending.text:
                 waiting.append(pending)
                 size += len(pending.text) + 1
             first = False
             pending = next(sentences, None)
         if waiting:
-            yield _block(waiting)
+            yield block_of([sentence.text for sentence in waiting], waiting[0].line)
 
     while pending is not None:
         count += 1
         yield Document(document_id(pending, name, count), name, f"{name!r}, line {pending.line}", blocks())
-
-
-def _block(waiting: list[Sentence]) -> Block:
-    spans = []
-    position = 0
-    for sentence in waiting:
-        spans.append((position, position + len(sentence.text)))
-        position += len(sentence.text) + 1
-    return Block(" ".join(sentence.text for sentence in waiting), waiting[0].line, spans)
-
-
-def _pieces(sentence: Sentence) -> Iterator[Block]:
-    rest = sentence.text
-    while rest:
-        position = cut_position(rest) if len(rest) > BLOCK_LIMIT else len(rest)
-        piece, rest = rest[:position].strip(), rest[position:].strip()
-        if piece:
-            yield Block(piece, sentence.line, [(0, len(piece))])

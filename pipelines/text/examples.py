@@ -15,7 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.manifest import digest
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, bounded_lines, paragraphs
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, block_of, bounded_lines, paragraphs
 from pipelines.text.readers import TextFile, format_of, whole_number
 from pipelines.text.records import (
     check_unicode,
@@ -361,9 +361,7 @@ def _part(part: str | tuple[str, ...], record: Record, name: str, layout: Layout
     if isinstance(part, str):
         return _block(part, record, name, layout, notes)
     sentences = [text for sentence in part if (text := " ".join(unicodedata.normalize("NFC", sentence).split()))]
-    ends = list(itertools.accumulate(len(sentence) + 1 for sentence in sentences))
-    spans = [(end - 1 - len(sentence), end - 1) for sentence, end in zip(sentences, ends, strict=True)]
-    return Block(" ".join(sentences), record.number, spans) if sentences else None
+    return block_of(sentences, record.number) if sentences else None
 
 
 def _block(text: str, record: Record, name: str, layout: Layout, notes: Notes) -> Block | None:

@@ -88,18 +88,12 @@ def read_small(path: Path) -> bytes:
 
 def known_extension(name: str) -> bool:
     """True if the file name has an extension of `FORMATS`."""
-    return _extension(name) in FORMATS
+    return Path(name.lower().removesuffix(".gz")).suffix in FORMATS
 
 
 def format_of(name: str, override: str | None = None) -> str:
-    """The format of a file by its name: ``text``, ``jsonl``, ``csv``, ``tsv``, ``parquet``, ``arrow`` or ``conllu``; else
-    ``text``."""
-    return override or FORMATS.get(_extension(name), "text")
-
-
-def _extension(name: str) -> str:
-    name = name.lower().removesuffix(".gz")
-    return Path(name).suffix
+    """The format of a file by its name, one of `FORMATS`; ``text`` if the extension is unknown."""
+    return override or FORMATS.get(Path(name.lower().removesuffix(".gz")).suffix, "text")
 
 
 def looks_like(head: bytes) -> str | None:
@@ -107,20 +101,13 @@ def looks_like(head: bytes) -> str | None:
     return next((what for magic, what in _MAGIC.items() if head.startswith(magic)), None)
 
 
-class Expansion:
-    """Counts the bytes that come out of a compressed file and refuses a decompression bomb; see `EXPANSION_LIMIT`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.bytes = 0
-
-    def add(self, count: int, compressed: int) -> None:
-        self.bytes += count
-        if self.bytes > 1 << 30 and self.bytes > EXPANSION_LIMIT * max(compressed, 1):
-            raise InputError(
-                f"{self.name!r}: {compressed:,} bytes expand to over {self.bytes:,}: it looks like a decompression bomb",
-                hint="decompress it yourself if you trust it",
-            )
+def check_expansion(name: str, unpacked: int, compressed: int) -> None:
+    """Raises InputError when a compressed file turns out to be a decompression bomb; see `EXPANSION_LIMIT`."""
+    if unpacked > 1 << 30 and unpacked > EXPANSION_LIMIT * max(compressed, 1):
+        raise InputError(
+            f"{name!r}: {compressed:,} bytes expand to over {unpacked:,}: it looks like a decompression bomb",
+            hint="decompress it yourself if you trust it",
+        )
 
 
 class _Gunzipped(io.RawIOBase):
@@ -129,8 +116,7 @@ class _Gunzipped(io.RawIOBase):
     def __init__(self, raw: BinaryIO, name: str) -> None:
         super().__init__()
         self._raw, self._name = raw, name
-        self._file = gzip.GzipFile(fileobj=raw)
-        self._expansion = Expansion(name)
+        self._file, self._unpacked = gzip.GzipFile(fileobj=raw), 0
 
     def readable(self) -> bool:
         return True
@@ -140,9 +126,10 @@ class _Gunzipped(io.RawIOBase):
             data = self._file.read(size if size and size > 0 else _CHUNK)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
-                f"{self._name!r}: damaged gzip after {self._expansion.bytes:,} bytes of text ({error})"
+                f"{self._name!r}: damaged gzip after {self._unpacked:,} bytes of text ({error})"
             ) from error
-        self._expansion.add(len(data), self._raw.tell())
+        self._unpacked += len(data)
+        check_expansion(self._name, self._unpacked, self._raw.tell())
         return data
 
 
@@ -162,15 +149,13 @@ def open_text(path: Path, name: str, encoding: str, start: int = 0, stop: int | 
         raw.seek(0)
         stream: BinaryIO = raw
         if name.lower().endswith(".gz"):
-            if head and looks_like(head) != "gzip":
-                raise InputError(f"{name!r}: not gzip; it looks like {looks_like(head) or 'plain text'}")
-            if not head:
-                raise InputError(f"{name!r}: not gzip; it is empty")
+            if looks_like(head) != "gzip":
+                it = f"looks like {looks_like(head) or 'plain text'}" if head else "is empty"
+                raise InputError(f"{name!r}: not gzip; it {it}")
             head = _survey(raw, name)
             raw.seek(0)
             stream = cast(BinaryIO, _Gunzipped(raw, name))
-        what = looks_like(head)
-        if what:
+        if what := looks_like(head):
             hint = "name it .gz, or gunzip it first" if what == "gzip" else "give text, or set its format with --format"
             raise InputError(f"{name!r}: not text; it looks like {what}", hint=hint)
         mark = next((mark for bom, mark in _MARKS.items() if head.startswith(bom)), None)

@@ -7,7 +7,9 @@ Text is never converted: ``007``, ``NA``, ``null`` and dates in a text field sta
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import json
 import re
 import shlex
@@ -19,7 +21,7 @@ from typing import Any, NoReturn
 from guidance.errors import InputError
 from pipelines.storage.files import open_parquet
 from pipelines.text.blocks import Document, Notes, record_blocks
-from pipelines.text.readers import LINE_LIMIT, Expansion, looks_like
+from pipelines.text.readers import LINE_LIMIT, check_expansion, looks_like
 
 _NUMBER_LIKE = re.compile(r'"|-?\d+(\.\d+)?([eE][+-]?\d+)?$')
 _DEFAULT_ID = "id"
@@ -68,11 +70,9 @@ def json_documents(lines: Iterable[tuple[int, str]], name: str, fields: Fields, 
     for number, place, record in json_objects(lines, name):
         text = find_field(record, fields.text)
         if text is MISSING:
-            held = sorted(_texts_in(record), key=lambda found: -len(found[1]))
-            raise InputError(
-                f"{place}: no field {fields.text!r}; it has {short_list(record)}",
-                hint=text_hint([name for name, _ in held]),
-            )
+            texts = dict(_texts_in(record))
+            hint = text_hint(sorted(texts, key=lambda name: -len(texts[name])))
+            raise InputError(f"{place}: no field {fields.text!r}; it has {short_list(record)}", hint=hint)
         if text is None:
             notes.drop("null text", place)
             continue
@@ -100,9 +100,9 @@ def find_field(record: Any, path: str) -> Any:
         return record[path]
     for place, letter in enumerate(path):
         if letter == "." and path[:place] in record:
-            found = find_field(record[path[:place]], path[place + 1 :])
-            if found is not MISSING:
-                return found
+            value = find_field(record[path[:place]], path[place + 1 :])
+            if value is not MISSING:
+                return value
     return MISSING
 
 
@@ -118,8 +118,8 @@ def _texts_in(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 def text_hint(held: Sequence[str]) -> str:
     """How to name the field with the text, given the fields that hold strings, the likeliest first."""
     example = f": --text-field {shlex.quote(held[0][:40])}" if held and held[0].isprintable() else ""
-    found = f"; strings are in {short_list(held)}" if held else ""
-    return f"name the field with the text{example}{found}"
+    others = f"; strings are in {short_list(held)}" if held else ""
+    return f"name the field with the text{example}{others}"
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -267,14 +267,8 @@ def column_documents(
     Args:
         rows: `parquet_rows` or `arrow_rows`.
     """
-    columns: list[str] = []
-
-    def choose(schema: Any) -> list[str]:
-        columns.extend(_typed_columns(schema, fields, name))
-        return columns
-
-    for number, row in rows(path, name, choose):
-        text, id_ = row[columns[0]], row[columns[1]] if len(columns) > 1 else None
+    for number, row in rows(path, name, lambda schema: _typed_columns(schema, fields, name)):
+        text, id_ = (*row.values(), None)[:2]
         if text is None:
             notes.drop("null text", f"{name!r}, row {number}")
             continue
@@ -294,33 +288,25 @@ def parquet_rows(
     Raises:
         InputError: the file is not Parquet, is damaged, or is a decompression bomb.
     """
-    import pyarrow as pa
-
     with path.open("rb") as raw:
         head = raw.read(16)
         if looks_like(head) != "Parquet":
             raise InputError(f"{name!r}: not Parquet; it looks like {looks_like(head) or 'plain text'}")
-        size = path.stat().st_size
-        number = first - 1
-        try:
+        size, unpacked = path.stat().st_size, 0
+        with _damage(name, "Parquet", first - 1) as count:
             columns = choose(open_parquet(raw).schema_arrow)
             raw.seek(0)
             # read as a dictionary, so that a bomb that repeats one string is not expanded
             file = open_parquet(raw, page_checksum_verification=True, read_dictionary=columns[:1])
-            _check_expansion(file.metadata, name, size)
-            expansion = Expansion(name)
+            for group in range(file.metadata.num_row_groups):
+                check_expansion(name, max(0, file.metadata.row_group(group).total_byte_size), size)
             chosen = list(groups) if groups is not None else None
             for batch in file.iter_batches(batch_size=1024, columns=columns, row_groups=chosen):
                 for row in _rows(batch, columns):
-                    number += 1
-                    text = row[columns[0]]
-                    expansion.add(len(text) if isinstance(text, str) else 0, size)
-                    yield number, row
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            raise InputError(f"{name!r}, after row {number}: damaged Parquet ({detail!r})") from error
+                    count.rows += 1
+                    unpacked += len(text) if isinstance(text := row[columns[0]], str) else 0
+                    check_expansion(name, unpacked, size)
+                    yield count.rows, row
 
 
 def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -331,58 +317,57 @@ def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Ite
     """
     import pyarrow as pa
 
-    number = 0
     with path.open("rb") as raw:
         head = raw.read(16)
         raw.seek(0)
         if not head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
             raise InputError(f"{name!r}: not Arrow; it looks like {looks_like(head) or 'plain text'}")
-        try:
+        with _damage(name, "Arrow") as count:
+            batches: Iterable[Any]
             if head.startswith(b"ARROW1"):
                 file = pa.ipc.open_file(raw)
-                batches: Iterable[Any] = (file.get_batch(place) for place in range(file.num_record_batches))
-                schema = file.schema
+                batches = map(file.get_batch, range(file.num_record_batches))
             else:
-                batches = stream = pa.ipc.open_stream(raw)
-                schema = stream.schema
-            columns = choose(schema)
+                batches = file = pa.ipc.open_stream(raw)
+            columns = choose(file.schema)
             for batch in batches:
                 batch.validate(full=True)
                 for row in _rows(batch, columns):
-                    number += 1
-                    yield number, row
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name!r}, row {number + 1}: not UTF-8 ({error.reason})") from error
-        except (pa.ArrowException, OSError, MemoryError) as error:
-            detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            raise InputError(f"{name!r}, after row {number}: damaged Arrow ({detail!r})") from error
+                    count.rows += 1
+                    yield count.rows, row
+
+
+@dataclass
+class _Count:
+    rows: int
+
+
+@contextlib.contextmanager
+def _damage(name: str, kind: str, rows: int = 0) -> Iterator[_Count]:
+    """Counts the rows that are read, and raises InputError when one is damaged."""
+    import pyarrow as pa
+
+    count = _Count(rows)
+    try:
+        yield count
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name!r}, row {count.rows + 1}: not UTF-8 ({error.reason})") from error
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        detail = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise InputError(f"{name!r}, after row {count.rows}: damaged {kind} ({detail!r})") from error
 
 
 def _rows(batch: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a record batch: the values of the columns, which may be fields of structs, by name."""
+    """The rows of a record batch: the values of the columns, which may be fields of structs (``a.b``), by name."""
     values = []
     for name in columns:
-        top = name if name in batch.schema.names else next(n for n in _prefixes(name) if n in batch.schema.names)
-        values.append(_values(batch.column(top), name[len(top) + 1 :]))
+        starts = (name[:place] for place, letter in enumerate(f"{name}.") if letter == ".")
+        top = name if name in batch.schema.names else next(start for start in starts if start in batch.schema.names)
+        inside = name[len(top) + 1 :]
+        cells = (cell.as_py() for cell in batch.column(top))
+        values.append(map(functools.partial(find_field, path=inside), cells) if inside else cells)
     for row in zip(*values, strict=True):
         yield {name: None if value is MISSING else value for name, value in zip(columns, row, strict=True)}
-
-
-def _values(column: Any, inside: str) -> Iterator[Any]:
-    """The values of a column, or of a field inside its structs."""
-    for cell in column:
-        yield find_field(cell.as_py(), inside) if inside else cell.as_py()
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """``a`` and ``a.b`` for ``a.b.c``."""
-    return (path[:place] for place, letter in enumerate(path) if letter == ".")
-
-
-def _check_expansion(metadata: Any, name: str, size: int) -> None:
-    """Raise InputError if a Parquet file of ``size`` bytes claims to hold far more; see `EXPANSION_LIMIT`."""
-    for group in range(metadata.num_row_groups):
-        Expansion(name).add(max(0, metadata.row_group(group).total_byte_size), size)
 
 
 def _typed_columns(schema: Any, fields: Fields, name: str) -> list[str]:

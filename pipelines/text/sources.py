@@ -30,7 +30,7 @@ class Sources:
 
     Attributes:
         paths: files in reading order.
-        names: their names in the corpus: relative to the given folder, else the last part of the path.
+        names: their names in the corpus: relative to the given folder, else the last part of the path; all differ.
         digests: sha256 by path, for files where it is already known (standard input).
         builtin: whether ``builtin:python-docs`` was given.
         skipped: number of files left out: hidden, of unknown format, or the same file again.
@@ -38,6 +38,7 @@ class Sources:
 
     paths: list[Path] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    by_name: dict[str, Path] = field(default_factory=dict)
     digests: dict[Path, str] = field(default_factory=dict)
     builtin: bool = False
     skipped: int = 0
@@ -68,64 +69,67 @@ def expand(
     Raises:
         InputError: no file is found, a path is not a regular file, or two files would get the same name.
     """
-    found = Sources()
+    sources, seen = Sources(), set[tuple[int, int]]()
     with contextlib.ExitStack() as stack:
-        seen: set[tuple[int, int]] = set()
         for argument in arguments:
             if argument == STDIN:
-                _add_stdin(found, stdin, stack, spool)
+                _add_stdin(sources, stdin, stack, spool)
             elif argument == BUILTIN:
-                found.builtin = True
+                sources.builtin = True
             elif argument.startswith("builtin:"):
                 raise InputError(f"unknown source {argument!r}", hint=f"the only built-in text is {BUILTIN}")
             else:
                 for path in _matches(argument):
-                    _add(found, path, seen, any_kind, in_folders)
-        if not found.paths and not found.builtin:
-            extra = f"; {found.skipped} hidden files or files of unknown format were skipped" if found.skipped else ""
+                    if stat.S_ISDIR(_status(path).st_mode):
+                        for inner in _walk(path, set(), sources, in_folders):
+                            _add(sources, inner, inner.relative_to(path), seen)
+                    elif any_kind or known_extension(path.name):
+                        _add(sources, path, Path(path.name), seen)
+                    else:
+                        raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
+        if not sources.paths and not sources.builtin:
+            number = sources.skipped
+            extra = f"; {number} hidden files or files of unknown format were skipped" if number else ""
             raise InputError(
                 f"no text files in {', '.join(map(repr, arguments[:5])) or 'an empty list'}{extra}",
-                hint="name the files, or their format with --format" if found.skipped else None,
+                hint="name the files, or their format with --format" if number else None,
             )
-        _check_names(found)
-        yield found
+        yield sources
 
 
 def _matches(argument: str) -> list[Path]:
-    if not os.path.lexists(argument) and any(letter in argument for letter in "*?["):
-        matches = sorted(glob.glob(argument, recursive=True))
-        if not matches:
-            raise InputError(f"nothing matches {argument!r}")
-        return [Path(match) for match in matches]
-    return [Path(argument)]
+    if os.path.lexists(argument) or not any(letter in argument for letter in "*?["):
+        return [Path(argument)]
+    if matches := sorted(glob.glob(argument, recursive=True)):
+        return list(map(Path, matches))
+    raise InputError(f"nothing matches {argument!r}")
 
 
-def _add(
-    found: Sources, path: Path, seen: set[tuple[int, int]], any_kind: bool, in_folders: Callable[[str], bool]
-) -> None:
-    mode = _status(path).st_mode
-    if stat.S_ISDIR(mode):
-        for inner in _walk(path, set(), found, in_folders):
-            _add_file(found, inner, _decoded(inner.relative_to(path)), seen)
-        return
-    if not any_kind and not known_extension(path.name):
-        raise InputError(f"{str(path)!r}: unknown kind of file", hint="name its format with --format")
-    _add_file(found, path, _decoded(Path(path.name)), seen)
-
-
-def _add_file(found: Sources, path: Path, name: str, seen: set[tuple[int, int]]) -> None:
+def _add(sources: Sources, path: Path, inside: Path, seen: set[tuple[int, int]]) -> None:
+    """Add a file, unless it was added before.  Its name is its path ``inside`` the given folder, as UTF-8 in any locale."""
     status = _status(path)
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{str(path)!r}: not a regular file", hint="to read from a pipe, give `-`")
+    try:
+        name = os.fsencode(inside.as_posix()).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(inside)!r}: the name is not UTF-8", hint="rename it, or pipe it in with `-`") from error
     if (status.st_dev, status.st_ino) in seen:
-        found.skipped += 1
+        sources.skipped += 1
         return
     seen.add((status.st_dev, status.st_ino))
-    found.paths.append(path)
-    found.names.append(name)
+    if (other := sources.by_name.setdefault(name, path)) is not path:
+        raise InputError(
+            f"{str(path)!r} and {str(other)!r} would both be document {name!r}",
+            hint="give a folder that contains both; ids are then paths inside it",
+        )
+    sources.paths.append(path)
+    sources.names.append(name)
 
 
-def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources, takes: Callable[[str], bool]) -> Iterator[Path]:
+def _walk(
+    folder: Path, visited: set[tuple[int, int]], sources: Sources, takes: Callable[[str], bool]
+) -> Iterator[Path]:
     """The files to take below a folder, sorted.  Follows links, but enters each real folder once."""
     status = _status(folder)
     if (status.st_dev, status.st_ino) in visited:
@@ -137,22 +141,20 @@ def _walk(folder: Path, visited: set[tuple[int, int]], found: Sources, takes: Ca
         raise InputError(f"{str(folder)!r}: cannot be read ({os.strerror(error.errno or 0)})") from error
     saved = _saved_files(folder)
     for entry in entries:
-        path = Path(entry.path)
-        if entry.name.startswith(".") or (entry.name.endswith(".arrow") and saved and entry.name not in saved):
-            found.skipped += 1
+        is_cache = entry.name.endswith(".arrow") and saved and entry.name not in saved
+        if entry.name.startswith(".") or is_cache or not (entry.is_dir() or takes(entry.name)):
+            sources.skipped += 1
         elif entry.is_dir():
-            yield from _walk(path, visited, found, takes)
-        elif takes(entry.name):
-            yield path
+            yield from _walk(Path(entry.path), visited, sources, takes)
         else:
-            found.skipped += 1
+            yield Path(entry.path)
 
 
 def _saved_files(folder: Path) -> frozenset[str]:
     """The files that hold the data of a folder saved by Hugging Face's ``datasets``, which may also hold caches."""
     try:
-        found = json.loads(read_small(folder / "state.json"))["_data_files"]
-        return frozenset(str(file["filename"]) for file in found)
+        files = json.loads(read_small(folder / "state.json"))["_data_files"]
+        return frozenset(str(file["filename"]) for file in files)
     except (InputError, ValueError, LookupError, TypeError, RecursionError):
         return frozenset()
 
@@ -174,27 +176,8 @@ def _similar(path: Path) -> str:
     return "give files, folders, quoted patterns such as 'text/*.txt', or - for standard input"
 
 
-def _decoded(path: Path) -> str:
-    """The path's name decoded as UTF-8, independent of the locale."""
-    try:
-        return os.fsencode(path.as_posix()).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r}: the name is not UTF-8", hint="rename it, or pipe it in with `-`") from error
-
-
-def _check_names(found: Sources) -> None:
-    places: dict[str, Path] = {}
-    for path, name in zip(found.paths, found.names, strict=True):
-        if name in places:
-            raise InputError(
-                f"{str(path)!r} and {str(places[name])!r} would both be document {name!r}",
-                hint="give a folder that contains both; ids are then paths inside it",
-            )
-        places[name] = path
-
-
-def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack, spool: Path | None) -> None:
-    if STDIN in found.names:
+def _add_stdin(sources: Sources, stdin: BinaryIO | None, stack: contextlib.ExitStack, spool: Path | None) -> None:
+    if STDIN in sources.names:
         raise InputError("`-` is given twice, but standard input can be read only once")
     if stdin is None or stdin.closed:
         raise InputError("`-` was given, but standard input is closed")
@@ -206,6 +189,6 @@ def _add_stdin(found: Sources, stdin: BinaryIO | None, stack: contextlib.ExitSta
             copy.write(data)
         copy.flush()
     path = Path(copy.name)
-    found.paths.append(path)
-    found.names.append(STDIN)
-    found.digests[path] = sha256.hexdigest()
+    sources.paths.append(path)
+    sources.names.append(STDIN)
+    sources.digests[path] = sha256.hexdigest()

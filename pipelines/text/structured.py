@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.storage.manifest import digest
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, cut_position
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, block_of, pieces_of
 from pipelines.text.examples import Layout
 from pipelines.text.records import check_unicode
 from pipelines.text.sentences import Splitter
@@ -126,19 +126,19 @@ class Documents:
         if isinstance(part, str) and self.layout.sentences == "line":
             part = re.split(r"\r\n|\r|\n", part)
         if isinstance(part, str):
-            for piece in _pieces(part):
+            for piece in pieces_of(one_line(part)):
                 yield Block(piece, line, next(iter(self.split_sentences([piece]))))
             return
         held: list[str] = []
         size = 0
-        for sentence in itertools.chain.from_iterable(map(_pieces, part)):
+        for sentence in itertools.chain.from_iterable(pieces_of(one_line(text)) for text in part):
             if held and size + len(sentence) > BLOCK_LIMIT:
-                yield _block(held, line)
+                yield block_of(held, line)
                 held, size = [], 0
             held.append(sentence)
             size += len(sentence) + 1
         if held:
-            yield _block(held, line)
+            yield block_of(held, line)
 
     def _split(self, split: str, blocks: Sequence[Block]) -> str:
         """The split of a document; its text is the key, so that equal documents get the same one."""
@@ -170,23 +170,6 @@ class Documents:
         if shares and self.layout.drop_shared:
             self.notes.drop("test documents that share a sentence with training", place)
         return shares and self.layout.drop_shared
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """A text on one line, divided where it is longer than a block may be."""
-    text = one_line(text)
-    while text:
-        cut = cut_position(text) if len(text) > BLOCK_LIMIT else len(text)
-        yield text[:cut].strip()
-        text = text[cut:].strip()
-
-
-def _block(sentences: Sequence[str], line: int) -> Block:
-    spans, position = [], 0
-    for sentence in sentences:
-        spans.append((position, position + len(sentence)))
-        position += len(sentence) + 1
-    return Block(" ".join(sentences), line, spans)
 
 
 def _sentences(blocks: Iterable[Block]) -> Iterator[str]:

@@ -293,12 +293,10 @@ def test_compressed_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     from pipelines.text import readers
 
     monkeypatch.setattr(readers, "EXPANSION_LIMIT", 10)
-    guard = readers.Expansion("a.gz")
-    guard.add(1 << 30, 1 << 20)
+    readers.check_expansion("a.gz", 1 << 30, 1 << 20)
     with pytest.raises(InputError, match="bomb"):
-        guard.add(1, 1 << 20)
-    harmless = readers.Expansion("b.gz")
-    harmless.add(1 << 31, 1 << 30)
+        readers.check_expansion("a.gz", (1 << 30) + 1, 1 << 20)
+    readers.check_expansion("b.gz", 1 << 31, 1 << 30)
 
 
 # valid and invalid JSON by RFC 8259, one line each

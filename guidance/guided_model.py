@@ -81,7 +81,9 @@ class GuidedModel:
         for site_plan in self.site_plans.values():
             for assignment in site_plan.assignments:
                 self.num_guided[assignment.number] += len(assignment.heads)
-        self.attacks = [(a.number, site) for site, found in self.site_plans.items() for a in found.making("attack")]
+        self.attacks = [
+            (a.number, site) for site, site_plan in self.site_plans.items() for a in site_plan.making("attack")
+        ]
         self.backends: Mapping[str, Attend] = {}
         self.progress: tuple[int, int] | None = None
         self.fading = {
@@ -94,8 +96,8 @@ class GuidedModel:
         """Raises InputError if a table has another type, or belongs to another model."""
         for name, types in _TABLE_TYPES.items():
             if name in self.tables and not isinstance(self.tables[name], types):
-                found = type(self.tables[name]).__name__
-                raise InputError(f"the table {name} is a {found}", hint=f"{name}: {TABLES[name]}")
+                kind = type(self.tables[name]).__name__
+                raise InputError(f"the table {name} is a {kind}", hint=f"{name}: {TABLES[name]}")
         for number, guide in self.guides.items():
             if PROPORTIONS in self.tables and guide.enabled and PROPORTIONS in guide.tables:
                 shape, layers = tuple(torch.as_tensor(self.tables[PROPORTIONS]).shape), self.layers_of(number)
@@ -136,9 +138,6 @@ class GuidedModel:
         key = self.key_of(number)
         return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
 
-    def _has_parameters(self, number: int) -> bool:
-        return any(self.parameters_of(module, number) is not None for module in self.sites)
-
     def shaped_modules(self) -> list[nn.Module]:
         """The attention modules whose outputs the plan shapes."""
         plans = self.site_plans
@@ -164,16 +163,14 @@ class GuidedModel:
 
     def alphas(self, step: int, total_steps: int) -> dict[str, float]:
         """By label, the weight of each loss on heads after ``step`` of ``total_steps`` optimizer steps."""
-        measured = {a.number for plan in self.site_plans.values() for a in plan.measured()}
-        return {
-            label: guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
-            for number, (label, guide) in enumerate(zip(self.plan.labels, self.plan.guides, strict=True))
-            if number in measured
-        }
+        measured = sorted({a.number for plan in self.site_plans.values() for a in plan.measured()})
+        return {self.plan.labels[number]: self._alpha(number, step, total_steps) for number in measured}
 
     def attack_alpha(self, step: int, total_steps: int) -> float:
         """The weight of the divergence after ``step`` of ``total_steps`` optimizer steps."""
-        number = min(number for number, _ in self.attacks)
+        return self._alpha(min(number for number, _ in self.attacks), step, total_steps)
+
+    def _alpha(self, number: int, step: int, total_steps: int) -> float:
         guide = self.plan.guides[number]
         return guide.weight_for(self.layers_of(number)) * guide.factor(step, total_steps)
 
@@ -223,7 +220,11 @@ class GuidedModel:
 
         Those with parameters stay: data parallelism waits for a gradient of each, if only for zeros.
         """
-        over = frozenset(n for n, strength in strengths.items() if not strength and not self._has_parameters(n))
+        over = frozenset(
+            n
+            for n, strength in strengths.items()
+            if not strength and all(self.parameters_of(module, n) is None for module in self.sites)
+        )
         if over not in self._remaining:
             self._remaining[over] = {site: plan.without(over) for site, plan in self.site_plans.items()}
         return self._remaining[over]
@@ -245,14 +246,14 @@ class GuidedModel:
 
     # what patterns have matched
 
-    def count_matches(self, number: int, found: Tensor) -> None:
+    def count_matches(self, number: int, matches: Tensor) -> None:
         """Add to the number of keys that a guide's pattern has named; the device is not synchronised."""
-        found = found.detach().ceil().long()
-        self._matches[number] = self._matches[number] + found if number in self._matches else found
+        matches = matches.detach().ceil().long()
+        self._matches[number] = self._matches[number] + matches if number in self._matches else matches
 
     def matches(self) -> dict[str, int]:
         """The number of keys that each guide's pattern has named so far, by label."""
-        return {self.plan.labels[number]: int(found) for number, found in self._matches.items()}
+        return {self.plan.labels[number]: int(count) for number, count in self._matches.items()}
 
     def check_matches(self, earlier: Mapping[str, int] | None = None) -> None:
         """Raise GuidanceHadNoEffect if the pattern of a guide has matched nothing in the whole run.
@@ -260,7 +261,7 @@ class GuidedModel:
         Args:
             earlier: matches of other processes, or before an interruption, by label.
         """
-        check_matches({label: found + (earlier or {}).get(label, 0) for label, found in self.matches().items()})
+        check_matches({label: count + (earlier or {}).get(label, 0) for label, count in self.matches().items()})
 
     # what is missing
 
@@ -272,14 +273,9 @@ class GuidedModel:
         Args:
             training: whether guides that only add a loss count.
         """
-        found = self.reads(training=training)
-        return {name: label for name, label in found.items() if name not in self.known_from_ids}
-
-    @property
-    def known_from_ids(self) -> list[str]:
-        """The features that a tokenizer tells of the ids."""
         vocabularies = {"": self.vocabulary, "decoder_": self.decoder_vocabulary}
-        return [prefix + name for prefix, found in vocabularies.items() if found for name in Vocabulary.FEATURES]
+        known = {prefix + name for prefix, own in vocabularies.items() if own for name in Vocabulary.FEATURES}
+        return {name: label for name, label in self.reads(training=training).items() if name not in known}
 
     def reads(self, *, training: bool = True) -> dict[str, str]:
         """The features that the plan reads, by name, each with the label of a guide that reads it.
@@ -290,7 +286,7 @@ class GuidedModel:
         Args:
             training: whether guides that only add a loss count.
         """
-        found: dict[str, str] = {}
+        reads: dict[str, str] = {}
         for number in self.num_guided:
             guide = self.plan.guides[number]
             if not training and (guide.is_loss or number in self.over):
@@ -299,8 +295,8 @@ class GuidedModel:
             prefix = "decoder_" if reads_targets else ""
             pattern = guide.bound_pattern.needs if guide.bound_pattern else ()
             for name in (*pattern, *guide.bound_mechanism.needs):
-                found.setdefault(prefix + name, self.plan.labels[number])
-        return found
+                reads.setdefault(prefix + name, self.plan.labels[number])
+        return reads
 
     def missing(
         self, *, training: bool, columns: Collection[str] | None = None
@@ -328,8 +324,8 @@ def check_matches(matches: Mapping[str, float]) -> None:
     Args:
         matches: the number of keys that each guide's pattern has named, by label.
     """
-    for label, found in matches.items():
-        if not found:
+    for label, count in matches.items():
+        if not count:
             raise GuidanceHadNoEffect(
                 f"the pattern of guide {label!r} matched no token in the whole run",
                 hint="look at the text and the tokenizer, or leave the guide out of the plan",

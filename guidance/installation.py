@@ -103,9 +103,9 @@ class Handle(GuidedModel):
         Args:
             more: further arguments of `guide`, and of the model: ``token_type_ids``, the inputs of a decoder.
         """
-        found: dict[Site, Tensor] = {}
-        self.watch(found.__setitem__, input_ids, attention_mask, **more)
-        return found
+        maps: dict[Site, Tensor] = {}
+        self.watch(maps.__setitem__, input_ids, attention_mask, **more)
+        return maps
 
     def watch(
         self,
@@ -315,14 +315,11 @@ def _train(parameter: nn.Parameter) -> None:
 
 
 def _width(module: nn.Module) -> int:
-    """The width of the hidden states that an attention module reads.
-
-    Raises:
-        UnsupportedModel: it has no linear layers, as GPT-2, which has convolutions in their place.
-    """
+    """The width of the hidden states that an attention module reads."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             return int(layer.in_features)
+    # GPT-2 has convolutions
     raise UnsupportedModel(
         f"{type(module).__name__}: its projections are no torch.nn.Linear", hint=f"supported: {supported()}"
     )
@@ -330,8 +327,8 @@ def _width(module: nn.Module) -> int:
 
 def _guidance_of(module: nn.Module, kwargs: Mapping[str, Any]) -> BatchGuidance | None:
     """The guidance with which an attention module is called; DeBERTa's get it as an attribute."""
-    found = kwargs.get("guidance", getattr(module, "guidance", None))
-    return found if isinstance(found, BatchGuidance) else None
+    guidance = kwargs.get("guidance", getattr(module, "guidance", None))
+    return guidance if isinstance(guidance, BatchGuidance) else None
 
 
 def _run_added_heads(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

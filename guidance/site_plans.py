@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 from guidance.errors import PlanError
 from guidance.guide import Guide
 from guidance.mechanisms.attacks import AttackMechanism
-from guidance.mechanisms.base import CONTRIBUTIONS, Contribution, Mechanism
+from guidance.mechanisms.base import CONTRIBUTIONS, Mechanism
 from guidance.patterns import PATTERNS
 from guidance.plan import Plan
-from guidance.sites import Selector, Site, select, select_heads
+from guidance.sites import Site, select, select_heads
 
 ADDED_HEADS = "pal:"
 """What stands before a selector of heads that the plan adds."""
@@ -68,8 +67,8 @@ class SitePlan:
 
     def __post_init__(self) -> None:
         # worked out once, since every call of every layer asks, and compiled graphs must not write
-        found = {name: tuple(a for a in self.assignments if name in a.mechanism.contributes) for name in CONTRIBUTIONS}
-        object.__setattr__(self, "_by_contribution", found)
+        making = {name: tuple(a for a in self.assignments if name in a.mechanism.contributes) for name in CONTRIBUTIONS}
+        object.__setattr__(self, "_by_contribution", making)
         passes = itertools.product((False, True), repeat=3)
         object.__setattr__(self, "_paths", {each: self._paths_in(*each) for each in passes})
         object.__setattr__(self, "query_factors", self._query_factors())
@@ -127,8 +126,8 @@ class SitePlan:
 
     def paths_taken(self) -> set[str]:
         """The paths that its heads take in training and at inference."""
-        found = (self._paths[attacking, measuring, False] for attacking in (False, True) for measuring in (False, True))
-        return {name for paths in found for name in ("explicit", "masked", "plain") if getattr(paths, name)}
+        each = [paths for (_, _, recording), paths in self._paths.items() if not recording]
+        return {name for paths in each for name in ("explicit", "masked", "plain") if getattr(paths, name)}
 
     def masks_of(self, heads: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """For each of some heads, the numbers of the guides that mask it."""
@@ -148,7 +147,7 @@ def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: A
     Args:
         scores: of heads, for the rules ``least important`` and ``most important``.
     """
-    found: dict[Site, dict[int, tuple[int, ...]]] = {}
+    by_site: dict[Site, dict[int, tuple[int, ...]]] = {}
     for number, guide in enumerate(plan.guides):
         if guide.part != part:
             continue
@@ -162,11 +161,11 @@ def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: A
             continue
         for site, chosen in heads.items():
             if chosen:
-                found.setdefault(site, {})[number] = chosen
-    for guides in found.values():
+                by_site.setdefault(site, {})[number] = chosen
+    for guides in by_site.values():
         _spare_replaced_heads(plan, guides)
-    _check_attacks(plan, found)
-    return {site: _site_plan(plan, site, guides) for site, guides in found.items()}
+    _check_attacks(plan, by_site)
+    return {site: _site_plan(plan, site, guides) for site, guides in by_site.items()}
 
 
 def _spare_replaced_heads(plan: Plan, guides: dict[int, tuple[int, ...]]) -> None:
@@ -214,7 +213,7 @@ def _resolve(guide: Guide, sites: Sequence[Site], scores: Any) -> tuple[dict[Sit
     pals = {s.layer: s for s in sites if s.attention == "pal"}
     if not pals and not guide.optional:
         raise PlanError("it is about added heads, and the plan adds none", hint="a table [pal] adds them")
-    rules = [_number(str(selector).removeprefix(ADDED_HEADS)) for selector in added]
+    rules = [str(selector).removeprefix(ADDED_HEADS) for selector in added]
     return {pals[la]: select(rules, pals[la].num_heads, "added head") for la in layers if la in pals}, weight
 
 
@@ -223,10 +222,6 @@ def _compares_positions(guide: Guide) -> str:
     if guide.bound_pattern is not None and not guide.bound_pattern.same_keys:
         return f"the pattern {guide.bound_pattern.name!r}"
     return guide.bound_mechanism.one_sequence_because
-
-
-def _number(rule: str) -> Selector:
-    return int(rule) if re.fullmatch(r"\d{1,6}", rule) else rule
 
 
 def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) -> SitePlan:
@@ -257,30 +252,20 @@ def _check_head(plan: Plan, site: Site, head: int, numbers: list[int]) -> None:
                 next((n for n in made if n != number and contribution in made[n]), None) if contribution.once else None
             )
             if rival is not None:
-                raise PlanError(
-                    f"guides {number + 1} and {rival + 1} {_both(contribution, guide, plan.guides[rival])} {where}",
-                    hint="one for each head",
-                )
+                is_same = guide.mechanism == plan.guides[rival].mechanism
+                do = f"are both {guide.mechanism} of" if is_same else f"both {contribution.plural}"
+                raise PlanError(f"guides {number + 1} and {rival + 1} {do} {where}", hint="one for each head")
 
 
-def _both(contribution: Contribution, one: Guide, other: Guide) -> str:
-    """What messages say that two guides do with one head."""
-    if one.mechanism == other.mechanism:
-        return f"are both {one.mechanism} of"
-    return f"both {contribution.plural}"
-
-
-def _check_attacks(plan: Plan, found: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:
+def _check_attacks(plan: Plan, by_site: Mapping[Site, Mapping[int, tuple[int, ...]]]) -> None:
     """Raises PlanError if attacks differ in what their common second pass has once: its divergence."""
     attacks = {
         number: mechanism
-        for number in sorted({number for guides in found.values() for number in guides})
+        for number in sorted({number for guides in by_site.values() for number in guides})
         if isinstance(mechanism := plan.guides[number].bound_mechanism, AttackMechanism)
     }
-    kinds = {
-        (guide.weight, guide.schedule, guide.hold_steps, mechanism.sentence)
-        for guide, mechanism in ((plan.guides[number], mechanism) for number, mechanism in attacks.items())
-    }
+    guides = {number: plan.guides[number] for number in attacks}
+    kinds = {(g.weight, g.schedule, g.hold_steps, attacks[number].sentence) for number, g in guides.items()}
     if len(kinds) > 1:
         raise PlanError(
             f"guides {', '.join(str(number + 1) for number in attacks)} share one adversarial pass, whose divergence has"

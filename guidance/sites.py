@@ -65,11 +65,11 @@ def select(selectors: Iterable[Selector], count: int, what: str) -> tuple[int, .
             continue
         outside = next((n for n in numbers if not 0 <= n < count), None)
         if outside is not None:
-            found = f"{what} {outside} does not exist"
+            reason = f"{what} {outside} does not exist"
             if isinstance(selector, str) and outside < 0:
-                found = f"{selector!r} asks for more {what}s than there are"
+                reason = f"{selector!r} asks for more {what}s than there are"
             raise PlanError(
-                f"{found}: the model has {what}s 0 to {count - 1}",
+                f"{reason}: the model has {what}s 0 to {count - 1}",
                 hint=f"use a model with more {what}s, or a plan that names fewer",
             )
         chosen.update(numbers)
@@ -107,7 +107,6 @@ def select_heads(
     chosen: set[tuple[int, int]] = set()
     for selector in selectors:
         removes, rule = _split(selector)
-        pairs: set[tuple[int, int]]
         if by_score := _BY_SCORE.fullmatch(str(rule)):
             if scores is None:
                 raise PlanError(
@@ -118,11 +117,8 @@ def select_heads(
             pairs = {pair for group in groups for pair in _ranked(by_score, table, group)}
         else:
             # heads to remove need not exist
-            numbers = range(num_heads) if removes else select([rule], num_heads, "head")
-            pairs = {(layer, head) for layer in layers for head in numbers}
-            if removes:
-                named = set(_numbers(rule, num_heads))
-                pairs = {(layer, head) for layer, head in pairs if head in named}
+            heads = _numbers(rule, num_heads) if removes else select([rule], num_heads, "head")
+            pairs = {(layer, head) for layer in layers for head in heads}
         chosen = chosen - pairs if removes else chosen | pairs
     return {layer: tuple(sorted(head for other, head in chosen if other == layer)) for layer in layers}
 
@@ -149,16 +145,14 @@ def _score_table(
     for layer, head in wanted:
         score = scores.get((layer, head))
         if score is None or math.isnan(score):
-            found = "no score" if score is None else "NaN"
-            raise PlanError(f"the table of scores has {found} for layer {layer}, head {head}")
-    unknown = next(
-        ((la, h) for la, h in scores if not (0 <= h < num_heads and 0 <= la < (num_layers or math.inf))), None
-    )
-    if unknown is not None:
-        raise PlanError(
-            f"the table of scores has layer {unknown[0]}, head {unknown[1]}, which the model does not have",
-            hint="compute it with this model",
-        )
+            what = "no score" if score is None else "NaN"
+            raise PlanError(f"the table of scores has {what} for layer {layer}, head {head}")
+    for layer, head in scores:
+        if not (0 <= head < num_heads and 0 <= layer < (num_layers or math.inf)):
+            raise PlanError(
+                f"the table of scores has layer {layer}, head {head}, which the model does not have",
+                hint="compute it with this model",
+            )
     return {pair: float(scores[pair]) for pair in wanted}
 
 

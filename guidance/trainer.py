@@ -179,13 +179,13 @@ class GuidedTrainer(Trainer):
 
     def _counts(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
         """The denominators of a micro-batch: of the task, and of losses on mis-predictions."""
-        found = _task_counts(sample)
+        counts = _task_counts(sample)
         plan = self.handle.plan
         rows = [label for label, guide in zip(plan.labels, plan.guides, strict=True) if guide.makes("row_losses")]
         if rows:
             denominators = self._guidance(self._batch(dict(sample))).denominators()
-            found |= {label: denominators[label] for label in rows if label in denominators}
-        return found
+            counts |= {label: denominators[label] for label in rows if label in denominators}
+        return counts
 
     def _batch(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What `Handle.guide` takes of the inputs, out of which the features that only patterns read are taken."""
@@ -219,8 +219,8 @@ class GuidedTrainer(Trainer):
         if self.args.world_size > 1:
             everywhere: list[Any] = [None] * self.args.world_size
             torch.distributed.all_gather_object(everywhere, self.handle.matches())
-            for found in everywhere:
-                elsewhere.update(found)
+            for matches in everywhere:
+                elsewhere.update(matches)
         self.handle.check_matches(elsewhere)
         return output
 
@@ -236,11 +236,11 @@ class GuidedTrainer(Trainer):
             values = torch.stack([self._parts[name] for name in names]) / steps
             if self.args.world_size > 1:
                 values = self.accelerator.reduce(values, reduction="mean")
-            found = dict(zip(names, values.tolist(), strict=True))
-            for name, value in found.items():
+            parts = dict(zip(names, values.tolist(), strict=True))
+            for name, value in parts.items():
                 if not math.isfinite(value):
                     raise NumericalError(f"{name} is {value} before step {self.state.global_step}")
-            logs |= found
+            logs |= parts
             self._parts = {}
         super().log(logs, *args, **kwargs)
 
@@ -270,10 +270,10 @@ def _forbid_reentrance(args: TrainingArguments) -> None:
     """Checkpoint activations, if at all, in the form that keeps the gradients of guides."""
     for name in ("gradient_checkpointing", "activation_checkpointing"):  # the old name and the new one
         if getattr(args, name, None):
-            given = getattr(args, f"{name}_kwargs") or {}
-            if given.get("use_reentrant"):
+            settings = getattr(args, f"{name}_kwargs") or {}
+            if settings.get("use_reentrant"):
                 _log.warning("use_reentrant is off: it would cut guides off from their gradients")
-            setattr(args, f"{name}_kwargs", {**given, "use_reentrant": False})
+            setattr(args, f"{name}_kwargs", {**settings, "use_reentrant": False})
 
 
 def _check(plan: Plan, args: TrainingArguments, options: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ whose scores or probabilities are changed, and matrices that are small, are left
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -32,16 +34,9 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     if is_whole or is_small or not torch.is_grad_enabled():
         return reference.attend(call, heads)
     measured = reference.measurements(call, heads)
+    settings: Any = {"use_reentrant": False, "preserve_rng_state": call.dropout > 0}
     blocks = [slice(start, min(start + num_rows, queries)) for start in range(0, queries, num_rows)]
-    found = [
-        checkpoint(
-            reference.attend_rows,
-            *(call, heads, measured, rows),
-            use_reentrant=False,
-            preserve_rng_state=call.dropout > 0,
-        )
-        for rows in blocks
-    ]
-    outputs, distances = zip(*found, strict=True)
+    results = [checkpoint(reference.attend_rows, call, heads, measured, rows, **settings) for rows in blocks]
+    outputs, distances = zip(*results, strict=True)
     reference.note(call, measured, [torch.cat(each, dim=2) for each in zip(*distances, strict=True)])
     return torch.cat(outputs, dim=1)

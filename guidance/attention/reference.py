@@ -40,12 +40,12 @@ def measurements(call: AttentionCall, heads: tuple[int, ...]) -> list[Measuremen
     """What is to be measured on some heads in this pass."""
     if not call.batch.measuring or call.batch.attacking:
         return []
-    found = []
+    measured = []
     for assignment in call.making("target", heads):
         for masks, group in call.grouped_by_masks(assignment):
             target = assignment.mechanism.target(call.prepared(assignment, masks))
-            found.append(Measurement(assignment, positions(group, heads), target))
-    return found
+            measured.append(Measurement(assignment, positions(group, heads), target))
+    return measured
 
 
 def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequence[Tensor]) -> None:
@@ -55,7 +55,7 @@ def note(call: AttentionCall, measured: Sequence[Measurement], distances: Sequen
         parts = list(group)
         assignment = parts[0][0].assignment
         # a mask may leave rows without a target that other heads have
-        rows_BhQ = torch.cat([found_BhQ * each.target.rows_BQ[:, None] for each, found_BhQ in parts], dim=1)
+        rows_BhQ = torch.cat([distances_BhQ * each.target.rows_BQ[:, None] for each, distances_BhQ in parts], dim=1)
         target = assignment.mechanism.target(call.prepared(assignment, counted=False))
         # assigned, not appended: gradient checkpointing runs the forward pass twice
         call.batch.losses[assignment.number, call.site] = assignment.mechanism.reduce(rows_BhQ, target)
@@ -73,9 +73,7 @@ def attend_rows(
     if call.position_bias is not None:
         scores = scores + heads_of(call.position_bias, heads)[:, :, rows]
     attacks = []
-    for assignment in (
-        call.making("attack", heads) if batch.attacking else ()
-    ):  # sees the scores before anything is added
+    for assignment in call.making("attack", heads) if batch.attacking else ():  # sees scores to which nothing is added
         at = positions(assignment.heads, heads)
         attack = assignment.mechanism.attack(heads_of(scores, at), call.inputs(assignment))
         batch.attacks[assignment.number, call.site] = attack

@@ -92,8 +92,8 @@ def divergence(
         raise InputError(f"the clean outputs are {tuple(clean.shape)}, the attacked ones {tuple(attacked.shape)}")
     if clean.dim() != {"token": 3, "classification": 2}.get(form, clean.dim()):
         raise InputError(f"outputs of shape {tuple(clean.shape)} are not those of the form {form}")
-    places = clean.shape if form == "regression" else clean.shape[:-1]
-    if selected is not None and selected.shape != places:
+    units = clean.shape if form == "regression" else clean.shape[:-1]
+    if selected is not None and selected.shape != units:
         raise InputError(f"selected is {tuple(selected.shape)}, the outputs are {tuple(clean.shape)}")
     clean, attacked = (logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in (clean, attacked))
     if form == "regression":

@@ -86,16 +86,13 @@ class ProjectedAttention(nn.Module):
 
 
 NORMALISATIONS: dict[str, tuple[str, str]] = {
-    "BertLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
-    "RobertaLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
-    "XLMRobertaLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
-    "CamembertLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
-    "ElectraLayer": ("attention.output.LayerNorm", "output.LayerNorm"),
-    "DebertaV2Layer": ("attention.output.LayerNorm", "output.LayerNorm"),
+    **dict.fromkeys(
+        ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "CamembertLayer", "ElectraLayer", "DebertaV2Layer"),
+        ("attention.output.LayerNorm", "output.LayerNorm"),
+    ),
     "TransformerBlock": ("sa_layer_norm", "output_layer_norm"),
     "AlbertLayer": ("attention.LayerNorm", "full_layer_layer_norm"),
-    "MarianEncoderLayer": ("self_attn_layer_norm", "final_layer_norm"),
-    "BartEncoderLayer": ("self_attn_layer_norm", "final_layer_norm"),
+    **dict.fromkeys(("MarianEncoderLayer", "BartEncoderLayer"), ("self_attn_layer_norm", "final_layer_norm")),
 }
 """By layer class: the normalisation after the self-attention, and the last one.  Extra heads are added to their input."""
 
@@ -115,26 +112,26 @@ def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[n
     Args:
         sites: the sites of the model, by module.
     """
-    encoder = {m: found for m, found in sites.items() if (found[0].stack, found[0].attention) == ("encoder", "self")}
+    encoder = {m: own for m, own in sites.items() if (own[0].stack, own[0].attention) == ("encoder", "self")}
     if not encoder:
         raise PlanError("[pal]: heads are added beside an encoder's self-attention, which the model does not have")
-    count = 1 + max((site.layer for found in encoder.values() for site in found), default=-1)
+    count = 1 + max((site.layer for own in encoder.values() for site in own), default=-1)
     try:
         layers = set(select(pal.layers, count, "layer"))
     except PlanError as error:
         raise PlanError(f"[pal]: {error.message}", hint=error.hint) from error
     if not layers:
         raise PlanError("[pal]: layers selects no layer", hint="leave the key out to mean all of them")
-    for found in encoder.values():
-        if 0 < len(shared := layers & {site.layer for site in found}) < len(found):
+    for own in encoder.values():
+        if 0 < len(shared := layers & {site.layer for site in own}) < len(own):
             raise PlanError(
                 f"[pal]: layer {min(shared)} shares its module with layers that get no added heads",
-                hint=f"select layers {found[0].layer} to {found[-1].layer} together, or none of them",
+                hint=f"select layers {own[0].layer} to {own[-1].layer} together, or none of them",
             )
     return {
-        module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in found)
-        for module, found in encoder.items()
-        if found[0].layer in layers
+        module: tuple(Site("encoder", "pal", s.layer, pal.heads, f"{s.name}.{EXTRA}.pal") for s in own)
+        for module, own in encoder.items()
+        if own[0].layer in layers
     }
 
 

@@ -123,7 +123,7 @@ def _tiny_batch(model: PreTrainedModel, sites: Mapping[nn.Module, tuple[Site, ..
     if type(model).__name__.endswith("ForMultipleChoice"):  # (B, choices, T)
         ids, mask = ids[None], mask[None]
     batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    if any(site.stack == "decoder" for found in sites.values() for site in found) and config.is_encoder_decoder:
+    if any(site.stack == "decoder" for own in sites.values() for site in own) and config.is_encoder_decoder:
         batch |= {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
     return batch
 

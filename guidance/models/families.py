@@ -5,6 +5,7 @@ A new architecture is a new row in `FAMILIES`; packages add theirs with `registe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,13 @@ from guidance.registry import Registry, load_entry_points
 from guidance.sites import Site
 
 
-def _one_call(place: int, config: Any) -> Iterable[int]:
-    return (place,)
+def _one_call(index: int, config: Any) -> Iterable[int]:
+    return (index,)
 
 
-def _shared_calls(place: int, config: Any) -> Iterable[int]:
+def _shared_calls(index: int, config: Any) -> Iterable[int]:
     # as ALBERT runs: each hidden layer runs all inner layers of one group, and neighbours share a group
-    group, inner = divmod(place, config.inner_group_num)
+    group, inner = divmod(index, config.inner_group_num)
     for layer in range(config.num_hidden_layers):
         if int(layer / (config.num_hidden_layers / config.num_hidden_groups)) == group:
             yield layer * config.inner_group_num + inner
@@ -35,7 +36,7 @@ class Family:
     Attributes:
         label: what people call it.
         attention: the class of its attention modules.
-        layers: from a module's place among the modules of its kind to the layers in which it is called.
+        layers: from a module's index among the modules of its kind to the layers in which it is called.
     """
 
     label: str
@@ -109,8 +110,8 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
     """
     if not any(family_of(module) for module in model.modules()):
         load_entry_points()
-    found: dict[nn.Module, tuple[Site, ...]] = {}
-    places: dict[tuple[str, str], int] = {}
+    sites: dict[nn.Module, tuple[Site, ...]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     for name, module in model.named_modules():
         family = family_of(module)
         if family is None:
@@ -119,19 +120,18 @@ def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tu
         # an encoder with ``is_decoder`` is known by its causal attention only
         is_decoder = "decoder" in parts or bool(getattr(module, "is_causal", False))
         kind = ("decoder" if is_decoder else "encoder", "cross" if parts & _CROSS else "self")
-        places[kind] = place = places.get(kind, -1) + 1
         config = getattr(module, "config", None) or getattr(model, "config", None)
         num_heads = next(
             (int(getattr(owner, key)) for owner in (module, config) for key in _NUM_HEADS if hasattr(owner, key)), 0
         )
-        sites = tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(place, config))
-        if sites:
-            found[module] = sites
-    if not found and required:
+        if own := tuple(Site(*kind, layer, num_heads, name) for layer in family.layers(counts[kind], config)):
+            sites[module] = own
+        counts[kind] += 1
+    if not sites and required:
         raise UnsupportedModel(
             f"{type(model).__name__}: no attention module that can be guided", hint=f"supported: {supported()}"
         )
-    return found
+    return sites
 
 
 def family_of(module: nn.Module) -> Family | None:

@@ -43,11 +43,11 @@ class RoleTransformerConfig(PreTrainedConfig):
 
 def sinusoids(length: int, width: int) -> Tensor:
     """Fixed positions (length + 1, width): row p holds sin and cos of p / 10000^(2⌊i/2⌋/width); row 0, of padding, is zero."""
-    places = torch.arange(length + 1, dtype=torch.float64)[:, None]
-    angles = places / 10_000 ** (2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
-    found = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
-    found[0] = 0
-    return found.float()
+    positions = torch.arange(length + 1, dtype=torch.float64)[:, None]
+    angles = positions / 10_000 ** (2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
+    table = torch.where(torch.arange(width) % 2 == 0, angles.sin(), angles.cos())
+    table[0] = 0
+    return table.float()
 
 
 def _table_size(config: Any) -> tuple[int, int]:
@@ -74,9 +74,9 @@ class RoleAttention(nn.Module):
         ]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        found, _ = attend(self, *heads, mask, dropout=dropout, scaling=self.head_dim**-0.5, **kwargs)
-        states = self.output(found.flatten(-2))
-        return states
+        context, _ = attend(self, *heads, mask, dropout=dropout, scaling=self.head_dim**-0.5, **kwargs)
+        joined: Tensor = self.output(context.flatten(-2))
+        return joined
 
 
 class RoleLayer(nn.Module):
@@ -134,8 +134,8 @@ class RoleTransformerModel(_RoleModel):
     ) -> BaseModelOutput:
         """Positions count valid tokens from 1."""
         embedded, valid_BT = self._embedded(input_ids, inputs_embeds, attention_mask)
-        places_BT = valid_BT.long().cumsum(-1) * valid_BT
-        states = self.dropout(embedded + self.positions[places_BT].to(embedded.dtype))
+        positions_BT = valid_BT.long().cumsum(-1) * valid_BT
+        states = self.dropout(embedded + self.positions[positions_BT].to(embedded.dtype))
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=states, attention_mask=valid_BT.long())
         for layer in self.layers:
             states = layer(states, mask, **kwargs)

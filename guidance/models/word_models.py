@@ -65,8 +65,8 @@ class WordModel(PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         owner: Any = self.base_model
-        found: nn.Module = owner.embeddings
-        return found
+        embeddings: nn.Module = owner.embeddings
+        return embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         owner: Any = self.base_model

@@ -58,13 +58,10 @@ class Pattern:
         Raises:
             PlanError: the function returns something else, or comes from another package and fails.
         """
-        if not self.package:
-            found = self.build(tokens)
-        else:
-            found = self._named(self.build)(tokens)
-            if isinstance(found, Rule):
-                found = replace(found, function=self._named(found.function))
-        return found if isinstance(found, Predicate) else self._written_out(found, tokens)
+        predicate = self._named(self.build)(tokens) if self.package else self.build(tokens)
+        if self.package and isinstance(predicate, Rule):
+            predicate = replace(predicate, function=self._named(predicate.function))
+        return predicate if isinstance(predicate, Predicate) else self._written_out(predicate, tokens)
 
     def _named(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of another package, whose errors say of which pattern it is a part."""
@@ -82,22 +79,22 @@ class Pattern:
 
         return call
 
-    def _written_out(self, found: Any, tokens: Tokens) -> Predicate:
+    def _written_out(self, matrix: Any, tokens: Tokens) -> Predicate:
         shape = (*tokens.valid_BT.shape, tokens.valid_BT.shape[1])
-        if not isinstance(found, Tensor) or tuple(found.shape) != shape:
-            what = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        if not isinstance(matrix, Tensor) or tuple(matrix.shape) != shape:
+            what = f"a tensor {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
             raise PlanError(
                 f"the pattern {self.name!r} returns {what}, not a predicate",
                 hint=f"one of guidance.patterns: Shift, Columns, Rule, Pairs, Weights; or a tensor (B, Q, K), here {shape}",
             )
-        if found.dtype == torch.bool:
-            return Pairs(found, tokens.valid_BT)
+        if matrix.dtype == torch.bool:
+            return Pairs(matrix, tokens.valid_BT)
         if not self.weighted:
             raise PlanError(
-                f"the pattern {self.name!r} returns weights ({found.dtype}) and is registered without them",
+                f"the pattern {self.name!r} returns weights ({matrix.dtype}) and is registered without them",
                 hint="register_pattern(..., weighted=True), or return a tensor of bool",
             )
-        return Weights(found, tokens.valid_BT)
+        return Weights(matrix, tokens.valid_BT)
 
     @property
     def _function(self) -> Callable[..., Predicate | Tensor]:

@@ -419,13 +419,7 @@ class BatchGuidance:
         return PatternInputs(guide.bound_pattern, predicate, scope, queries, keys)
 
     def prepared(
-        self,
-        number: int,
-        site: Site,
-        scope: AttentionScope,
-        masks: tuple[int, ...] = (),
-        *,
-        counted: bool = True,
+        self, number: int, site: Site, scope: AttentionScope, masks: tuple[int, ...] = (), *, counted: bool = True
     ) -> Any:
         """What the mechanism of a guide prepares for all layers with this scope.
 

@@ -21,10 +21,7 @@ from guidance.plan import Plan
 from guidance.site_plans import SitePlan, plan_sites
 from guidance.sites import EXTRA, Site
 
-_TABLE_TYPES: Mapping[str, tuple[type, ...]] = {
-    "cooccurrence": (Cooccurrence,),
-    "importance": (Tensor, Mapping),
-}
+_TABLE_TYPES: Mapping[str, tuple[type, ...]] = {"cooccurrence": (Cooccurrence,), "importance": (Tensor, Mapping)}
 
 
 Attend = Callable[[Any, tuple[int, ...]], Tensor]

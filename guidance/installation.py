@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from guidance.attention.backends import choose_backends
 from guidance.attention.function import NAME, guided_attention
 from guidance.batch import BatchGuidance
-from guidance.calls import BeforeCall, installed_in, keep_source, leading
+from guidance.calls import BeforeCall, guide_batch, installed_in, keep_source, leading, tokens_of
 from guidance.errors import InputError, PlanError, UnsupportedModel
 from guidance.guided_model import PLAN_KEY, PROGRESS_KEY, GuidedModel
-from guidance.inputs import guide_batch, tokens_of
 from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters

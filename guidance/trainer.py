@@ -120,11 +120,7 @@ class GuidedTrainer(Trainer):
         return samples, self._totals["labels"] if self.compute_loss_func is None else number
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: Mapping[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The task's loss, while training with the plan's: this micro-batch's share of the step's."""
         inputs = dict(inputs)

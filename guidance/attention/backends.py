@@ -47,13 +47,7 @@ BACKENDS: Registry[Backend] = Registry("backend")
 _AUTO: dict[HeadPath, str] = {"plain": "sdpa", "masked": "sdpa", "explicit": "blocks"}
 
 
-def register_backend(
-    name: str,
-    attend: Attend,
-    paths: Iterable[HeadPath],
-    *,
-    package: str = "",
-) -> Backend:
+def register_backend(name: str, attend: Attend, paths: Iterable[HeadPath], *, package: str = "") -> Backend:
     """Add a backend, which `guidance.install` then takes as ``backend=``.
 
     Args:

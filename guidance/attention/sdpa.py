@@ -17,7 +17,9 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
     """The output of some heads, (B, Q, heads, D)."""
     masks = call.site_plan.masks_of(heads)
     if call.position_bias is not None:
-        mask = _biased(call, heads, masks)
+        own = call.batch.allowed(masks, call.site, call.scope) if any(masks) else call.mask_B1QK
+        bias = heads_of(call.position_bias, heads)
+        mask = torch.where(call.scope.allowed_BQK[:, None] if own is None else own, bias, torch.finfo(bias.dtype).min)
     elif any(masks):
         mask = call.batch.additive(call.batch.allowed(masks, call.site, call.scope), mask_dtype(call.query))
     elif call.mask_B1QK is not None:
@@ -31,17 +33,6 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
         # SDPA spreads rows of lowest numbers evenly; rows without any key are 0
         output = output.masked_fill(call.batch.empty(call.scope).transpose(1, 2), 0.0)
     return output
-
-
-def _biased(call: AttentionCall, heads: tuple[int, ...], masks: tuple[tuple[int, ...], ...]) -> Tensor:
-    """The position bias with the lowest number where a head may not look."""
-    assert call.position_bias is not None
-    bias = heads_of(call.position_bias, heads)
-    if any(masks):
-        allowed = call.batch.allowed(masks, call.site, call.scope)
-    else:
-        allowed = call.scope.allowed_BQK[:, None] if call.mask_B1QK is None else call.mask_B1QK
-    return torch.where(allowed, bias, torch.finfo(bias.dtype).min)
 
 
 def mask_dtype(query: Tensor) -> torch.dtype:

@@ -36,7 +36,7 @@ class Contribution:
     Attributes:
         path: what it asks of the path of its heads.
         phase: in which forward passes it is made.
-        does, plural: what messages say that one guide does, and that two guides do, with a head.
+        plural: what messages say that two guides do with a head.
         alone: no other guide may act on its heads.
         once: one guide per head may make it.
         one_sequence: it compares queries and keys of one sequence, so cross-attention is refused.
@@ -46,7 +46,6 @@ class Contribution:
 
     path: Path
     phase: Phase
-    does: str
     plural: str
     alone: bool = False
     once: bool = False
@@ -55,26 +54,26 @@ class Contribution:
     fades: bool = True
 
     @property
+    def does(self) -> str:
+        """What messages say that one guide does with a head."""
+        verb, _, object_ = self.plural.partition(" ")
+        return f"{verb}s {object_}".strip()
+
+    @property
     def is_loss(self) -> bool:
         """It is a term of the objective: it has a weight and a schedule, and does nothing at inference."""
         return self.phase != "always"
 
 
 CONTRIBUTIONS: Mapping[str, Contribution] = {
-    "keys": Contribution("masked", "always", "masks", "mask", fades=False),
-    "edit_scores": Contribution("explicit", "always", "changes the scores of", "change the scores of"),
-    "edit_probabilities": Contribution(
-        "explicit", "always", "changes the probabilities of", "change the probabilities of"
-    ),
-    "edit_output": Contribution(
-        "any", "always", "changes the output of", "change the output of", once=True, own_heads=True
-    ),
-    "replace": Contribution("replaced", "always", "replaces the attention of", "replace the attention of", alone=True),
-    "target": Contribution("explicit", "measuring", "pulls the probabilities of", "pull the probabilities of"),
-    "row_losses": Contribution(
-        "any", "measuring", "measures the scores of", "measure the scores of", one_sequence=True, own_heads=True
-    ),
-    "attack": Contribution("explicit", "attacking", "attacks", "attack", once=True, one_sequence=True, own_heads=True),
+    "keys": Contribution("masked", "always", "mask", fades=False),
+    "edit_scores": Contribution("explicit", "always", "change the scores of"),
+    "edit_probabilities": Contribution("explicit", "always", "change the probabilities of"),
+    "edit_output": Contribution("any", "always", "change the output of", once=True, own_heads=True),
+    "replace": Contribution("replaced", "always", "replace the attention of", alone=True),
+    "target": Contribution("explicit", "measuring", "pull the probabilities of"),
+    "row_losses": Contribution("any", "measuring", "measure the scores of", one_sequence=True, own_heads=True),
+    "attack": Contribution("explicit", "attacking", "attack", once=True, one_sequence=True, own_heads=True),
 }
 """The methods of `Mechanism` that contribute to attention, by name."""
 

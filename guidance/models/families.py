@@ -69,12 +69,7 @@ for _name, _family in {
 
 
 def register_family(
-    name: str,
-    attention: str,
-    *,
-    label: str = "",
-    layers: Callable[[int, Any], Iterable[int]] = _one_call,
-    package: str,
+    name: str, attention: str, *, label: str = "", layers: Callable[[int, Any], Iterable[int]] = _one_call, package: str
 ) -> Family:
     """Add an architecture.  Its attention modules must ask the interface of transformers for an attention function.
 

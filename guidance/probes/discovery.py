@@ -56,10 +56,7 @@ class Candidate:
 
 
 def candidates(
-    relevance: Relevance,
-    importance: Mapping[Site, Tensor] | None = None,
-    *,
-    deviations: float = DEVIATIONS,
+    relevance: Relevance, importance: Mapping[Site, Tensor] | None = None, *, deviations: float = DEVIATIONS
 ) -> list[Candidate]:
     """The patterns on which heads stand out, those first that are farthest above chance.
 
@@ -70,7 +67,12 @@ def candidates(
     Args:
         importance: of each site the importance of each head, (H,).
     """
-    important = _most_important(importance) if importance else None
+    important = {
+        (site.layer, int(head))
+        for site, values in (importance or {}).items()
+        if site.attention == "self"
+        for head in values.argsort(descending=True, stable=True)[:IMPORTANT]
+    }
     kept = []
     for name in relevance.names:
         (heads, first), (_, second) = (_flat(relevance.of(name, half)) for half in ("first", "second"))
@@ -84,9 +86,7 @@ def candidates(
         best, spread = float(second[order[0]]), float(second.std(correction=0))
         own = tuple(heads[index] for index in order)
         above, lift = (best - float(second.mean())) / spread, best / even if even else float("inf")
-        kept.append(
-            Candidate(name, own, best, above, lift, len(important & set(own)) if important is not None else None)
-        )
+        kept.append(Candidate(name, own, best, above, lift, len(important & set(own)) if importance else None))
     return _with_covered(sorted(kept, key=lambda candidate: -candidate.lift))
 
 
@@ -94,15 +94,6 @@ def _flat(values: Mapping[Site, Tensor]) -> tuple[list[Head], Tensor]:
     sites = [site for site in values if site.attention == "self" and site.stack == "encoder"]
     heads = [(site.layer, head) for site in sites for head in range(site.num_heads)]
     return heads, torch.cat([values[site].double() for site in sites]) if sites else torch.zeros(0)
-
-
-def _most_important(importance: Mapping[Site, Tensor]) -> set[Head]:
-    return {
-        (site.layer, int(head))
-        for site, values in importance.items()
-        if site.attention == "self"
-        for head in values.argsort(descending=True, stable=True)[:IMPORTANT]
-    }
 
 
 def _with_covered(sorted_by_lift: Sequence[Candidate]) -> list[Candidate]:

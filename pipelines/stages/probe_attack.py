@@ -159,7 +159,7 @@ class PlanAttack:
         """Show the attention under the attack; gives for each site the share of units that is switched off, (B,)."""
         import torch
 
-        from guidance.inputs import guide_batch
+        from guidance.calls import guide_batch
         from guidance.models.canary import evaluating
         from guidance.patterns.features import is_feature
 

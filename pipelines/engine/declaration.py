@@ -246,11 +246,7 @@ def opened(
     options: Options | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> Iterator[Opening[C]]:
-    """The inputs of a stage, opened and prepared.
-
-    Raises:
-        TypeError: a role is unknown, or an input is missing.
-    """
+    """The inputs of a stage, opened and prepared.  Raises TypeError if a role is unknown, or an input is missing."""
     if unknown := set(references) - set(stage.takes):
         raise TypeError(f"{stage.name} does not take {min(unknown)}, but {', '.join(stage.takes) or 'nothing'}")
     with contextlib.ExitStack() as stack:

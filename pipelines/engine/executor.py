@@ -126,11 +126,7 @@ def _as_completed(
 
 
 def _next(done: queue.SimpleQueue[Future[Any]], has_workers: Callable[[], bool]) -> Future[Any]:
-    """The next finished task.
-
-    Raises:
-        MachineError: there has been no worker for a while, so the waiting tasks would never run.
-    """
+    """The next finished task."""
     were_there = True
     while True:
         try:

@@ -97,11 +97,7 @@ class Shard:
 
 @contextlib.contextmanager
 def _blocks(path: str) -> Iterator[Any]:
-    """Open the blocks of a corpus; see `open_checked`.
-
-    Raises:
-        MachineError: the file does not exist on this machine.
-    """
+    """Open the blocks of a corpus; see `open_checked`."""
     if not os.path.exists(path):
         raise MachineError(
             f"a worker cannot find {path}",
@@ -144,11 +140,8 @@ def shards_of(corpus: Artifact, size: int) -> list[Shard]:
 
 @contextlib.contextmanager
 def open_checked(path: str | Path) -> Iterator[Any]:
-    """Open a table of an artifact; the checksum of every page is checked as it is read.
-
-    Raises:
-        ArtifactDamaged: the file is unreadable, or lacks a column.
-    """
+    """Open a table of an artifact; the checksum of every page is checked as it is read.  Raises ArtifactDamaged if the
+    file is unreadable, or lacks a column."""
     import pyarrow as pa
 
     try:

@@ -102,11 +102,7 @@ class Files:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a regular file.
-
-    Raises:
-        InputError: the file cannot be read, or is a pipe, a device or a folder.
-    """
+    """sha256 of a regular file.  Raises InputError if the file cannot be read, or is a pipe, a device or a folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

@@ -50,11 +50,8 @@ _PORTS = 20
 
 
 def free_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens: on a port, or if that is 0 on the default one or the next that is free.
-
-    Raises:
-        MachineError: the port is taken, or the address is not of this machine.
-    """
+    """A socket that listens: on a port, or if that is 0 on the default one or the next that is free.  Raises
+    MachineError if the port is taken, or the address is not of this machine."""
     wanted = [port] if port else [*range(DEFAULT_PORT, DEFAULT_PORT + _PORTS), 0]
     for number in wanted:
         found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -169,10 +166,7 @@ def _with_headers(send: Send) -> Send:
 @contextlib.contextmanager
 def serving(workspace: Workspace, host: str = "127.0.0.1", port: int = 0) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server that listens; gives the address to open, and a function that answers requests until it is told to stop.
-
-    Raises:
-        MachineError: the port is taken, or Starlette or uvicorn is not installed.
-    """
+    Raises MachineError if the port is taken, or Starlette or uvicorn is not installed."""
     for package in ("starlette", "uvicorn"):
         require(package, "'attention-guide[ui]'")
     import uvicorn

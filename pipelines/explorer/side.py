@@ -134,11 +134,7 @@ class Side:
         return row
 
     def ready(self) -> WatchedSequences:
-        """The opened model.
-
-        Raises:
-            InputError: it is still being opened.
-        """
+        """The opened model.  Raises InputError if it is still being opened."""
         if self._watched is None:
             raise InputError("the model is still being opened")
         return self._watched

@@ -112,11 +112,7 @@ class Worker:
             self._changed.notify_all()
 
     def advance(self, what: str, done: float, total: float) -> None:
-        """Say how far a job is, and let requests of people go first.
-
-        Raises:
-            Stopped: the page was closed.
-        """
+        """Say how far a job is, and let requests of people go first.  Raises Stopped if the page was closed."""
         with self._changed:
             if not self._is_closed:
                 self.tell("working", what, done, total)

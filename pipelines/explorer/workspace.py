@@ -78,11 +78,8 @@ class Workspace:
         self._opened.close()
 
     def wait(self, progress: Progress | None = None) -> None:
-        """Wait until all that was asked for is done; shown as ``progress``.
-
-        Raises:
-            InputError: the models or the data could not be opened.
-        """
+        """Wait until all that was asked for is done; shown as ``progress``.  Raises InputError if the models or the
+        data could not be opened."""
         self.worker.wait(progress)
 
     def _begin(self) -> None:
@@ -116,11 +113,7 @@ class Workspace:
         }
 
     def side(self, number: int) -> Side:
-        """One of the models.
-
-        Raises:
-            InputError: there is no such model.
-        """
+        """One of the models.  Raises InputError if there is no such model."""
         if not 0 <= number < len(self.sides):
             raise InputError("there is no such model")
         return self.sides[number]
@@ -159,11 +152,8 @@ class Workspace:
         return text
 
     def accept(self, marked: Mapping[str, Any]) -> None:
-        """Turn marked heads into a plan, in the background; the result is in `overview`.
-
-        Raises:
-            InputError: nothing may be written here.
-        """
+        """Turn marked heads into a plan, in the background; the result is in `overview`.  Raises InputError if nothing
+        may be written here."""
         if not self.can_accept:
             raise InputError("this page only shows; nothing can be accepted")
 

@@ -136,11 +136,8 @@ class Scorer(Filler):
 
     @contextmanager
     def without(self, heads: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Within the context some heads of the model's own, by layer and number, contribute nothing.
-
-        Raises:
-            InputError: the model has no such head.
-        """
+        """Within the context some heads of the model's own, by layer and number, contribute nothing.  Raises InputError
+        if the model has no such head."""
         known = {(site.layer, head): (module, head) for module, head, site in self.heads() if site.attention == "self"}
         chosen = []
         for head in heads:

@@ -59,11 +59,7 @@ class TextAttention:
     cut: bool
 
     def map(self, layer: int, head: int, kind: str = "self") -> np.ndarray:
-        """The attention of one head, (T, T).
-
-        Raises:
-            InputError: the model has no such head.
-        """
+        """The attention of one head, (T, T).  Raises InputError if the model has no such head."""
         for site, maps in self.maps.items():
             if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
                 found: np.ndarray = maps[head]

@@ -39,11 +39,8 @@ def check_patterns(config: PatternsConfig, references: Mapping[str, Any]) -> Non
 
 
 def spec_of(text: str) -> str | dict[str, Any]:
-    """What a user writes for a pattern, as a plan has it: a name, an inline table, or a condition.
-
-    Raises:
-        InputError: an inline table that is not TOML.
-    """
+    """What a user writes for a pattern, as a plan has it: a name, an inline table, or a condition.  Raises InputError
+    if it is an inline table that is not TOML."""
     from guidance.patterns.catalogue import PATTERNS
 
     text = text.strip()
@@ -59,11 +56,7 @@ def spec_of(text: str) -> str | dict[str, Any]:
 
 
 def read_written(text: str) -> Pattern:
-    """The pattern that a user wrote.
-
-    Raises:
-        PlanError: it does not exist, or cannot be read.
-    """
+    """The pattern that a user wrote.  Raises PlanError if it does not exist, or cannot be read."""
     from guidance.patterns.combinations import read_pattern
 
     return read_pattern(spec_of(text))

@@ -60,11 +60,7 @@ def _check_heads(config: Config, references: Mapping[str, Any]) -> None:
 
 
 def head_of(text: str) -> tuple[tuple[int, int], str]:
-    """A head, and the pattern that goes into it.
-
-    Raises:
-        InputError: it is not written as LAYER-HEAD=PATTERN.
-    """
+    """A head, and the pattern that goes into it.  Raises InputError if it is not written as LAYER-HEAD=PATTERN."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})=(.+)", text.strip(), re.DOTALL)
     if match is None:
         raise InputError(f"--heads {text!r} is not LAYER-HEAD=PATTERN", hint="for example: --heads 2-5=previous")

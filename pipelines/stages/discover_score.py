@@ -47,11 +47,7 @@ class Config(PatternsConfig):
 
 
 def build(run: Run[Config]) -> None:
-    """Score the heads of a model.
-
-    Raises:
-        InputError: a pattern needs a feature that is not there.
-    """
+    """Score the heads of a model.  Raises InputError if a pattern needs a feature that is not there."""
     from guidance.probes.discovery import candidates, chosen, plan_for
     from guidance.probes.importance import normalised
     from pipelines.probing.sequences import WatchedSequences

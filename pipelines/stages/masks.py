@@ -23,7 +23,6 @@ from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.statistics.codes import CODES_KEY
-from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
@@ -181,6 +180,8 @@ def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
 
 def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Write the partial file of a shard: the columns, with counts in the metadata of the schema."""
+    from pipelines.statistics.role_tables import RoleTables, pieces_of
+
     tables = RoleTables(**settings)
     rows = shard.read(["document", "sentence", "start", "end"]).combine_chunks()
     pieces = pieces_of(rows)

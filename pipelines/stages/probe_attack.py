@@ -131,11 +131,7 @@ class Watcher:
 
 
 class PlanAttack:
-    """The plan of a guided model attacks.
-
-    Raises:
-        InputError: it attacks nothing.
-    """
+    """The plan of a guided model attacks.  Raises InputError if it attacks nothing."""
 
     def __init__(self, run: Run[Config]) -> None:
         from pipelines.probing.sequences import WatchedSequences

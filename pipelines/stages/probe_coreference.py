@@ -84,11 +84,7 @@ Tallies = Mapping[str, "Tally"]
 
 
 def measure(run: Run[Config]) -> Findings:
-    """What every head finds.
-
-    Raises:
-        InputError: a file is in no known format, or no mention has an antecedent.
-    """
+    """What every head finds.  Raises InputError if a file is in no known format, or no mention has an antecedent."""
     import torch
 
     from guidance.probes.coreference import BASELINES, among_all_words, answers, baseline, queries

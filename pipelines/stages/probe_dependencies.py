@@ -57,11 +57,7 @@ def relation_schema() -> Any:
 
 
 def measure(run: Run[Config]) -> Findings:
-    """What relations every head follows.
-
-    Raises:
-        InputError: a file is not CoNLL-U, or no sentence has a tree.
-    """
+    """What relations every head follows.  Raises InputError if a file is not CoNLL-U, or no sentence has a tree."""
     from guidance.probes.dependencies import Parser, offset_baseline
     from pipelines.probing.watched import WatchedModel
     from pipelines.text.blocks import Notes

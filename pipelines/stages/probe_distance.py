@@ -58,11 +58,7 @@ def distance_schema() -> Any:
 
 
 def prepare(opening: Opening[Config]) -> None:
-    """Check that two models read the data as the same tokens.
-
-    Raises:
-        InputError: they do not.
-    """
+    """Check that two models read the data as the same tokens.  Raises InputError if they do not."""
     if "other" not in opening.inputs:
         return
     theirs, _ = read_data(opening.references["data"], "other", opening)

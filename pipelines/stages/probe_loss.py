@@ -59,11 +59,7 @@ def slice_schema() -> Any:
 
 
 def measure(run: Run[Config]) -> Findings:
-    """The loss of every slice.
-
-    Raises:
-        InputError: the model predicts no masked words, or none was masked.
-    """
+    """The loss of every slice.  Raises InputError if the model predicts no masked words, or none was masked."""
     import numpy as np
 
     from pipelines.probing.sequences import WatchedSequences

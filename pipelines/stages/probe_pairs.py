@@ -77,11 +77,7 @@ class Pair(NamedTuple):
 
 
 def head_of(text: str) -> tuple[int, int]:
-    """A head that is written as LAYER-HEAD.
-
-    Raises:
-        InputError: it is not.
-    """
+    """A head that is written as LAYER-HEAD.  Raises InputError if it is not."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})", text.strip())
     if match is None:
         raise InputError(f"--off {text!r} is not LAYER-HEAD", hint="for example: --off 2-5")
@@ -252,11 +248,7 @@ def _without_each_head(
 
 
 def _pairs(run: Run) -> Iterator[Pair]:
-    """The pairs of all files.
-
-    Raises:
-        InputError: a line is no pair, or there is none.
-    """
+    """The pairs of all files.  Raises InputError if a line is no pair, or there is none."""
     from pipelines.text.blocks import Notes
     from pipelines.text.readers import open_lines
 

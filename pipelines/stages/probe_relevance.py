@@ -60,11 +60,7 @@ def pattern_schema() -> Any:
 
 
 def measure(run: Run[Config]) -> Findings:
-    """What every head spends on each pattern.
-
-    Raises:
-        InputError: a pattern needs a feature that is not there.
-    """
+    """What every head spends on each pattern.  Raises InputError if a pattern needs a feature that is not there."""
     import torch
 
     from guidance.probes.relevance import Relevance, outstanding

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
+import torch
+
+from guidance.patterns.features import Cooccurrence
+from guidance.statistics.cooccurrence import cooccurrence_table
 from pipelines.statistics.pair_files import arrays_of
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
 from pipelines.storage.tables import COUNTS, VOCABULARY
-
-if TYPE_CHECKING:
-    from guidance.patterns.features import Cooccurrence
 
 __all__ = ["Counts", "check_tokenizer", "load_table", "read_vocabulary"]
 
@@ -45,11 +47,6 @@ def load_table(
     Raises:
         ArtifactMismatch: the table is not of kind ``cooccur``, or was counted with another tokenizer.
     """
-    import numpy as np
-    import torch
-
-    from guidance.statistics.cooccurrence import cooccurrence_table
-
     if artifact.kind != "cooccur":
         raise ArtifactMismatch(f"{artifact.reference} is a {artifact.kind} artifact; needed is a cooccur")
     if tokenizer is not None:

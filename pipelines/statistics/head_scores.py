@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from guidance.errors import InputError
 from pipelines.text.readers import read_small
@@ -19,7 +20,7 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
     Raises:
         InputError: the file cannot be read, or is not such a table.
     """
-    wanted = "columns layer, head and score"
+    wanted = "JSON, CSV or Parquet with columns layer, head and score"
     try:
         if path.suffix.lower() == ".parquet":
             import pyarrow.parquet as parquet
@@ -33,23 +34,28 @@ def read_scores(path: Path) -> dict[tuple[int, int], float]:
             table = [{"layer": la, "head": h, "score": s} for la, row in enumerate(table) for h, s in enumerate(row)]
         scores: dict[tuple[int, int], float] = {}
         for row in table:
-            layer, head = int(row["layer"]), int(row["head"])
+            layer, head = _whole(row["layer"]), _whole(row["head"])
             if (layer, head) in scores:
                 raise ValueError(f"layer {layer}, head {head} occurs twice")
             scores[layer, head] = float(row["score"])
     except (
         ArithmeticError,
+        LookupError,
         ValueError,
-        KeyError,
         TypeError,
         AttributeError,
         RecursionError,
         OSError,
         csv.Error,
     ) as error:
-        raise InputError(
-            f"{path}: not a table of scores ({error})", hint=f"JSON, CSV or Parquet with {wanted}"
-        ) from error
+        raise InputError(f"{path}: not a table of scores ({error})", hint=wanted) from error
     if not scores:
-        raise InputError(f"{path}: no scores found", hint=f"JSON, CSV or Parquet with {wanted}")
+        raise InputError(f"{path}: no scores found", hint=wanted)
     return scores
+
+
+def _whole(value: Any) -> int:
+    """A whole number; raises ValueError for what `int` would round, such as 1.7, or take for one, such as true."""
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(f"{value!r} is not a whole number")
+    return int(value)

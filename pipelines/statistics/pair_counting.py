@@ -13,9 +13,8 @@ from __future__ import annotations
 import functools
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -65,25 +64,24 @@ def count_pairs(
     """
     if size > MOST_ROWS:
         raise ValueError(f"no more than {MOST_ROWS} rows can be counted")
-    code = _compiled()
     weights = np.empty(0, np.int32)
     if window is None:
-        rows, offsets, weights = code.distinct(rows, offsets, size, presence)
+        rows, offsets, weights = _compiled(_distinct)(rows, offsets, size, presence)
     if len(rows) >= 2**32:
         raise ValueError("count fewer tokens at once")
     reach = len(rows) if window is None else min(window, len(rows))
-    bounds, self_pairs = code.frequencies(rows, weights, size)
+    bounds, self_pairs = _compiled(_frequencies)(rows, weights, size)
     counts = np.zeros(size + 1, np.int64)
     i, j = np.empty((2, CAPACITY + size), np.int32)
-    found = np.empty(CAPACITY + size, np.int64)
+    numbers = np.empty(CAPACITY + size, np.int64)
     row = 0
     while row < size:
         last = max(row + 1, int(np.searchsorted(bounds, bounds[row] + OCCURRENCES, side="right")) - 1)
-        occurrences = (bounds - bounds[row], *code.occurrences(rows, offsets, weights, bounds, row, last, reach))
+        occurrences = (bounds - bounds[row], *_compiled(_occurrences)(rows, offsets, weights, bounds, row, last, reach))
         while row < last:
-            row, length = code.fill(rows, weights, *occurrences, self_pairs, row, last, counts, i, j, found)
+            row, length = _compiled(_fill)(rows, weights, *occurrences, self_pairs, row, last, counts, i, j, numbers)
             if length:
-                yield i[:length].copy(), j[:length].copy(), found[:length].copy()
+                yield i[:length].copy(), j[:length].copy(), numbers[:length].copy()
 
 
 def cache_folder() -> Path | None:
@@ -103,16 +101,15 @@ def cache_folder() -> Path | None:
 
 
 @functools.cache
-def _compiled() -> SimpleNamespace:
-    """The functions below as machine code."""
+def _compiled(function: Callable[..., Any]) -> Any:
+    """One of the functions below as machine code."""
     import numba
 
     folder, config = cache_folder(), cast("Any", numba.config)
     before = config.CACHE_DIR
     try:
         config.CACHE_DIR = str(folder or "")
-        functions = {"distinct": _distinct, "frequencies": _frequencies, "occurrences": _occurrences, "fill": _fill}
-        return SimpleNamespace(**{name: numba.njit(f, cache=folder is not None) for name, f in functions.items()})
+        return numba.njit(function, cache=folder is not None)
     finally:
         config.CACHE_DIR = before
 
@@ -125,7 +122,7 @@ def _distinct(rows, offsets, size, presence):
     kept = np.empty(len(rows), np.uint16)
     weights = np.empty(len(rows), np.int32)
     bounds = np.zeros(len(offsets), np.int64)
-    place = np.full(size, -1, np.int64)
+    kept_at = np.full(size, -1, np.int64)
     length = 0
     for unit in range(len(offsets) - 1):
         first = length
@@ -133,11 +130,11 @@ def _distinct(rows, offsets, size, presence):
             row = rows[position]
             if row >= size:
                 continue
-            if place[row] >= first:
+            if kept_at[row] >= first:
                 if not presence:
-                    weights[place[row]] += 1
+                    weights[kept_at[row]] += 1
             else:
-                place[row] = length
+                kept_at[row] = length
                 kept[length] = row
                 weights[length] = 1
                 length += 1
@@ -168,34 +165,34 @@ def _occurrences(rows, offsets, weights, bounds, first_row, last_row, reach):
         for position in range(first, last):
             row = rows[position]
             if first_row <= row < last_row:
-                place = following[row - first_row]
+                n = following[row - first_row]
                 following[row - first_row] += 1
-                begins[place] = max(first, position - reach)
-                ends[place] = min(last, position + reach + 1)
+                begins[n] = max(first, position - reach)
+                ends[n] = min(last, position + reach + 1)
                 if len(weights):
-                    own[place] = weights[position]
+                    own[n] = weights[position]
     return begins, ends, own
 
 
-def _fill(rows, weights, bounds, begins, ends, own, self_pairs, row, last, counts, i, j, found):
+def _fill(rows, weights, bounds, begins, ends, own, self_pairs, row, last, counts, i, j, numbers):
     """Count row after row until the output may be full; returns the next row and the number of pairs found."""
     size = len(self_pairs)
     length = 0
     while row < last and length + size - row <= len(j):
         # unsigned, because numba checks signed indices for negative values
-        for place in range(bounds[row], bounds[row + 1]):
+        for n in range(bounds[row], bounds[row + 1]):
             if len(weights):
-                for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
-                    counts[rows[position]] += np.int64(own[place]) * weights[position]
+                for position in range(np.uint64(begins[n]), np.uint64(ends[n])):
+                    counts[rows[position]] += np.int64(own[n]) * weights[position]
             else:
-                for position in range(np.uint64(begins[place]), np.uint64(ends[place])):
+                for position in range(np.uint64(begins[n]), np.uint64(ends[n])):
                     counts[rows[position]] += 1
         counts[row] -= self_pairs[row]
         for other in range(row, size):
             if counts[other]:
                 i[length] = row
                 j[length] = other
-                found[length] = counts[other]
+                numbers[length] = counts[other]
                 length += 1
         counts[:] = 0
         row += 1

@@ -211,11 +211,7 @@ class Counting:
         self.ids: Any = None
 
     def run(self) -> list[Path]:
-        """The partial files of the second map.
-
-        Raises:
-            ShareDone: ``--shard`` asked for a share, which is done.
-        """
+        """The partial files of the second map.  Raises ShareDone if ``--shard`` asked for a share, which is done."""
         from pipelines.statistics.pair_counting import most_frequent
 
         encoded = self._encode()

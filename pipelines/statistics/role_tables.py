@@ -9,17 +9,18 @@ import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from guidance.errors import NumericalError
+from guidance.statistics.roles import COLUMNS, Pieces, Rarity, Roles, Words, parts_of_speech, relations, role_columns
+from guidance.statistics.words import word_spans
 from pipelines.engine.shards import open_checked, remembered
 from pipelines.statistics.text_ranges import FAR, TextRange, rows_in
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.tables import BLOCKS, IDF, TREES
 from pipelines.text.blocks import BLOCK_LIMIT
-
-if TYPE_CHECKING:
-    from guidance.statistics.roles import Pieces, Rarity, Roles, Words
 
 __all__ = ["RoleTables", "pieces_of"]
 
@@ -41,8 +42,6 @@ class RoleTables:
 
     def roles(self, pieces: Pieces) -> Roles:
         """The role columns of some sequences; see `guidance.statistics.roles.role_columns`."""
-        from guidance.statistics.roles import role_columns
-
         return role_columns(pieces, self.words(pieces))
 
     def of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Roles:
@@ -60,10 +59,6 @@ class RoleTables:
         return self.roles(self._pieces_of_examples(documents, encodings))
 
     def _pieces_of_examples(self, documents: Sequence[int], encodings: Sequence[Any]) -> Pieces:
-        import numpy as np
-
-        from guidance.statistics.roles import Pieces
-
         if any(later <= earlier for earlier, later in itertools.pairwise(documents)):
             raise ValueError("the documents of examples must be in increasing order")
         wanted = TextRange(np.array(documents, np.int64), (0, FAR), (0, FAR)) if len(documents) else TextRange.empty()
@@ -91,8 +86,6 @@ class RoleTables:
 
     def texts(self, pieces: Pieces) -> list[str]:
         """The text of each piece; "" for special tokens."""
-        import numpy as np
-
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
             return [""] * len(pieces.document)
@@ -112,8 +105,6 @@ class RoleTables:
 
     def words(self, pieces: Pieces) -> Words:
         """The words of the sentences that the pieces belong to, and perhaps more, in the order of the text."""
-        import numpy as np
-
         ordinary = np.flatnonzero(pieces.document >= 0)
         if not len(ordinary):
             return self._join([], None, TextRange.empty())
@@ -125,10 +116,6 @@ class RoleTables:
         return self._join(blocks, trees, wanted)
 
     def _join(self, blocks: list[Any], trees: list[Any] | None, wanted: TextRange) -> Words:
-        import numpy as np
-
-        from guidance.statistics.roles import COLUMNS, Words, parts_of_speech, relations
-
         parts = [] if trees is None else [_parsed(table) for table in trees]
         parsed = np.concatenate([part["sentences"] for part in parts]) if parts else np.zeros((0, 2), np.int64)
         split = _split(blocks, None if trees is None else parsed, wanted)
@@ -169,13 +156,8 @@ _TREE_COLUMNS = ("document", "sentence", "start", "end", "form", "lemma", "upos"
 
 
 def _parsed(table: Any) -> dict[str, Any]:
-    """The words of some parsed sentences as flat columns; ``sentences`` has the (document, sentence) of those with words.
-
-    Raises:
-        ArtifactDamaged: lists of different lengths, or a head outside its sentence.
-    """
-    import numpy as np
-
+    """The words of some parsed sentences as flat columns; ``sentences`` has the (document, sentence) of those with
+    words."""
     lists = {name: table.column(name).combine_chunks() for name in _TREE_COLUMNS[2:]}
     sizes = lists["start"].value_lengths().to_numpy()
     document, sentence = (table.column(name).to_numpy().astype(np.int64) for name in ("document", "sentence"))
@@ -213,10 +195,6 @@ def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
     Args:
         parsed: (document, sentence) of sentences to leave out, since they have trees; None to take all blocks.
     """
-    import numpy as np
-
-    from guidance.statistics.words import word_spans
-
     document: list[int] = []
     spans: list[tuple[int, int]] = []
     forms: list[str] = []
@@ -258,15 +236,7 @@ def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
 
 @remembered
 def _rarity(path: str) -> Rarity:
-    """The table of an ``idf`` artifact.
-
-    Raises:
-        NumericalError: a value is negative or not finite.
-    """
-    import numpy as np
-
-    from guidance.statistics.roles import Rarity
-
+    """The table of an ``idf`` artifact.  Raises NumericalError if a value is negative or not finite."""
     with open_checked(path) as file:
         table = file.read(["token", "idf"])
         values, tokens = table.column("idf").to_numpy(), table.column("token").to_pylist()
@@ -276,15 +246,8 @@ def _rarity(path: str) -> Rarity:
 
 
 def pieces_of(rows: Any) -> Pieces:
-    """The tokens of a table of sequences.
-
-    Raises:
-        ArtifactDamaged: the columns of a sequence have different lengths.
-    """
-    import numpy as np
-
-    from guidance.statistics.roles import Pieces
-
+    """The tokens of a table of sequences.  Raises ArtifactDamaged if the columns of a sequence have different
+    lengths."""
     lists = [rows.column(name).combine_chunks() for name in ("document", "sentence", "start", "end")]
     sizes = lists[0].value_lengths().to_numpy()
     if any(not np.array_equal(column.value_lengths().to_numpy(), sizes) for column in lists):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from guidance.statistics.roles import Pieces
 from pipelines.engine.shards import footer, open_checked, remembered
-
-if TYPE_CHECKING:
-    from guidance.statistics.roles import Pieces
 
 FAR = 1 << 62
 """A position beyond the end of every document."""
@@ -30,8 +32,6 @@ class TextRange:
     @classmethod
     def of(cls, pieces: Pieces, ordinary: Any) -> TextRange:
         """The stretch of some pieces; ``ordinary`` are the indices of those that are not special tokens, at least one."""
-        import numpy as np
-
         documents = np.unique(pieces.document[ordinary])
         first = ordinary[pieces.document[ordinary] == documents[0]]
         last = ordinary[pieces.document[ordinary] == documents[-1]]
@@ -44,8 +44,6 @@ class TextRange:
     @classmethod
     def empty(cls) -> TextRange:
         """A range without documents."""
-        import numpy as np
-
         return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
 
     def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
@@ -55,8 +53,6 @@ class TextRange:
             document, place, length: for each row its document, where it begins there, and how long it is.
             bounds: the limits that ``place`` is compared with: `places` or `sentences`.
         """
-        import numpy as np
-
         first, last = self.documents[0], self.documents[-1]
         after = (document > first) | (place + length >= bounds[0])
         before = (document < last) | (place <= bounds[1])
@@ -73,9 +69,6 @@ def rows_in(
         bounds: the limits in ``wanted`` that belong to this column.
         reach: how far a row can extend beyond where it begins.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not len(wanted.documents):
         return
     low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])

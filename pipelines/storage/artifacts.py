@@ -114,11 +114,8 @@ class Artifact:
         return {"kind": self.kind, "recipe": self.recipe, "content": self.content}
 
     def open(self, name: str) -> io.BufferedReader:
-        """Open a file of the artifact, without following links.
-
-        Raises:
-            ArtifactDamaged: the file is missing or not a plain file.
-        """
+        """Open a file of the artifact, without following links.  Raises ArtifactDamaged if the file is missing or not a
+        plain file."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY) if self._lock.fd < 0 else os.dup(self._lock.fd)
         try:
             *parents, last = name.split("/")

@@ -34,11 +34,8 @@ class Name:
 
 
 def check_name(name: str) -> str:
-    """The name itself, if it is valid.
-
-    Raises:
-        InputError: it is malformed, or could be mistaken for a path, an option or a device.
-    """
+    """The name itself, if it is valid.  Raises InputError if it is malformed, or could be mistaken for a path, an
+    option or a device."""
     if not NAME.fullmatch(name) or _DEVICE_NAMES.fullmatch(name):
         raise InputError(
             f"bad name {name!r}",

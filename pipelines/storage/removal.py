@@ -32,11 +32,7 @@ def remove(store: Store, folder: Path) -> None:
 
 
 def remove_unfinished(store: Store, folder: Path) -> None:
-    """Remove unfinished work.
-
-    Raises:
-        ArtifactInUse: a run is working on it.
-    """
+    """Remove unfinished work.  Raises ArtifactInUse if a run is working on it."""
     kind, recipe = folder.parent.name, folder.name
     with store.lock(kind, recipe) as lock:
         if not lock.acquire(wait=False):

@@ -218,11 +218,8 @@ class Store:
             yield
 
     def check_name_free(self, name: str, kind: str) -> Name | None:
-        """Check that an artifact of this kind may get the name; returns the newest version, if there is one.
-
-        Raises:
-            InputError: the name is invalid, or belongs to another kind.
-        """
+        """Check that an artifact of this kind may get the name; returns the newest version, if there is one.  Raises
+        InputError if the name is invalid, or belongs to another kind."""
         check_name(name)
         versions = self.versions(name)
         if versions and versions[-1].kind != kind:
@@ -233,11 +230,8 @@ class Store:
         return versions[-1] if versions else None
 
     def add_name(self, name: str, artifact: Artifact) -> Name:
-        """Make ``artifact`` the newest version of ``name``, unless it already is.
-
-        Raises:
-            InputError: the name is invalid, or belongs to another kind.
-        """
+        """Make ``artifact`` the newest version of ``name``, unless it already is.  Raises InputError if the name is
+        invalid, or belongs to another kind."""
         with self.naming():
             newest = self.check_name_free(name, artifact.kind)
             if newest and newest.refers_to(artifact):
@@ -247,11 +241,8 @@ class Store:
         return Name(name, version, artifact.kind, artifact.recipe, artifact.content)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename all versions of a name.
-
-        Raises:
-            InputError: a name is invalid, the old one does not exist, or the new one does.
-        """
+        """Rename all versions of a name.  Raises InputError if a name is invalid, the old one does not exist, or the
+        new one does."""
         source, target = self.root / "names" / check_name(old), self.root / "names" / check_name(new)
         if not source.is_dir():
             raise ArtifactMissing(f"no name {old!r} in {self.root}", hint="`guide ls` lists them")
@@ -385,11 +376,8 @@ class Store:
         return artifact
 
     def load_input(self, artifact: Artifact, role: str, *, verify: bool = True) -> Artifact:
-        """An input of an artifact, with the same content as when the artifact was built.
-
-        Raises:
-            ArtifactMissing: the input is gone, or has been rebuilt with other content.
-        """
+        """An input of an artifact, with the same content as when the artifact was built.  Raises ArtifactMissing if the
+        input is gone, or has been rebuilt with other content."""
         known = artifact.manifest.get("inputs", {}).get(role, {})
         reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
         try:

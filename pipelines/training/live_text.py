@@ -134,11 +134,8 @@ class LiveModel:
         """Raises InputError when a model with this configuration cannot do it."""
 
     def read(self, texts: Sequence[str]) -> Batch:
-        """Texts as a batch on the device of the model.
-
-        Raises:
-            InputError: a token is outside of the vocabulary of the model.
-        """
+        """Texts as a batch on the device of the model.  Raises InputError if a token is outside of the vocabulary of
+        the model."""
         encodings = self.tokenizer.encode_batch(list(texts))
         self.cut += sum(bool(encoding.overflowing) for encoding in encodings)
         rows = [self._ids(encoding) for encoding in encodings]
@@ -289,11 +286,7 @@ def _one_line(text: str) -> str:
 
 
 def _check_needs(plan: Any, folder: Path, takes_masks: str) -> tuple[str, ...]:
-    """The features of words that a plan needs at inference.
-
-    Raises:
-        PlanError: a bare text does not have one of them.
-    """
+    """The features of words that a plan needs at inference."""
     needed = features(plan, training=False)
     for need in needed:
         if need not in ("word", "segment"):

@@ -294,6 +294,8 @@ def test_a_decoder_only_model_is_refused(guide):
         ("7", "not a table of scores"),
         ('[[1, "x"]]', "not a table of scores"),
         ("[[NaN, 1], [1, 1]]", "NaN for layer 0, head 0"),
+        ('[{"layer": true, "head": 0, "score": 1}]', "True is not a whole number"),
+        ('[{"layer": 0, "head": 1.7, "score": 1}]', "1.7 is not a whole number"),
     ],
 )
 def test_scores_that_do_not_fit_the_model_are_refused(guide, text, message):

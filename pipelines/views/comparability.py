@@ -49,12 +49,12 @@ def _check_data(base: Curve, curve: Curve, store: Store) -> list[str]:
     if ours == theirs:
         return []
     files = {artifact.content: artifact.files for artifact in store.artifacts() if artifact.kind == "sequences"}
-    read = [
+    trained = [
         [{n: entry["sha256"] for n, entry in files[content].items() if n != "valid.parquet"} for content in contents]
         for contents in (ours, theirs)
         if all(content in files for content in contents)
     ]
-    if len(read) == 2 and read[0] == read[1]:
+    if len(trained) == 2 and trained[0] == trained[1]:
         return [f"{curve.label} and {base.label} have different validation data"]
     raise InputError(
         f"{base.label} and {curve.label} were trained on different sequences ({_short(ours)} and {_short(theirs)})",
@@ -76,10 +76,9 @@ def run_notes(curves: Sequence[Curve]) -> list[str]:
             of = f" of {planned:,}" if planned else ""
             notes.append(f"{curve.label} is unfinished, at step {len(curve.losses):,}{of}")
     for key in ("device", "precision", "processes"):
-        circumstances = [curve.origin.circumstances for curve in curves]
-        found = sorted({str(known[key]) for known in circumstances if key in known})
-        if len(found) > 1:
-            notes.append(f"speeds are not comparable: {key} differs ({', '.join(found)})")
+        values = {str(curve.origin.circumstances[key]) for curve in curves if key in curve.origin.circumstances}
+        if len(values) > 1:
+            notes.append(f"speeds are not comparable: {key} differs ({', '.join(sorted(values))})")
     return notes
 
 

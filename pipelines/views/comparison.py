@@ -131,10 +131,10 @@ def run(
         costs = step_seconds([curve.origin.reference for curve in curves], store, progress=progress)
     about_floors: list[str] = []
     known = floors_of(curves, store, about_floors, progress) if with_floors else {}
-    found = compare(
+    compared = compare(
         groups, window=window or WINDOW, score=score, notes=notes, at=at, power=power, costs=costs, floors=known
     )
-    return replace(found, notes=[*found.notes, *about_floors])
+    return replace(compared, notes=[*compared.notes, *about_floors])
 
 
 def floors_of(
@@ -167,13 +167,13 @@ def floors_of(
     try:
         with store.load(origin.reference, kind="model", verify=False) as model:
             data = store.load_input(model, "sequences", verify=False).reference
-        found = floors.run(data, config, store=store, progress=progress).artifact.counts
+        counted = floors.run(data, config, store=store, progress=progress).artifact.counts
     except (InputError, MachineError) as error:  # the sequences are gone, or only others may write to the store
         notes.append(f"n-gram floors are left out: {error.message}")
         return {}
-    if found["predicted"] < FEW:
-        notes.append(f"n-gram floors are read at only {found['predicted']:,} masked tokens, so they are rough")
-    return dict(found["nats"])
+    if counted["predicted"] < FEW:
+        notes.append(f"n-gram floors are read at only {counted['predicted']:,} masked tokens, so they are rough")
+    return dict(counted["nats"])
 
 
 def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
@@ -185,12 +185,11 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
     Raises:
         InputError: two different runs of a group have the same seed.
     """
-    found: dict[str, list[Curve]] = {}
+    groups: dict[str, list[Curve]] = {}
     for curve in curves:
         origin = curve.origin
         settings = {key: value for key, value in origin.settings.items() if key != "seed"}
-        key = digest([settings, dict(origin.inputs)])
-        members = found.setdefault(key, [])
+        members = groups.setdefault(digest([settings, dict(origin.inputs)]), [])
         twin = next((other for other in members if other.seed == curve.seed), None)
         if twin is None:
             members.append(curve)
@@ -201,7 +200,7 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
                 f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
                 hint="leave one of them out",
             )
-    return [Group(_common_label([member.label for member in members]), tuple(members)) for members in found.values()]
+    return [Group(_common_label([member.label for member in members]), tuple(members)) for members in groups.values()]
 
 
 def _common_label(labels: Sequence[str]) -> str:
@@ -216,16 +215,9 @@ def _common_label(labels: Sequence[str]) -> str:
 def _differences(base: Curve, group: Group) -> list[str]:
     """Names of the settings and inputs in which a group differs from the baseline."""
     ours, theirs = base.origin, group.curves[0].origin
-    found = {
-        key
-        for one, other in ((ours.settings, theirs.settings), (ours.inputs, theirs.inputs))
-        for key in {*one, *other}
-        if one.get(key) != other.get(key)
-    }
-    return sorted(found - {"continued_from"} - ({"seed"} if len(group.curves) > 1 else set()))
-
-
-# figures
+    both = ((ours.settings, theirs.settings), (ours.inputs, theirs.inputs))
+    keys = {key for one, other in both for key in {*one, *other} if one.get(key) != other.get(key)}
+    return sorted(keys - {"continued_from"} - ({"seed"} if len(group.curves) > 1 else set()))
 
 
 def compare(
@@ -268,16 +260,7 @@ def compare(
     score_step = _shared_step("scores", [curve.scores.get(score or "", ()) for curve in partner], notes)
     at = tuple(at) or passed_losses(base[0], window)
     figures = {
-        curve: figures_of(
-            curve,
-            other,
-            window=window,
-            valid_step=valid_step,
-            at=at,
-            costs=costs,
-            score=score,
-            score_step=score_step,
-        )
+        curve: figures_of(curve, other, window, at, costs, score, valid_step, score_step)
         for curve, other in partner.items()
     }
     rows = tuple(_row(group, partner, figures, _differences(base[0], group)) for group in groups)
@@ -294,19 +277,19 @@ def compare(
 def passed_losses(curve: Curve, window: int) -> tuple[float, ...]:
     """The losses that a run has passed after a quarter, a half and all of its steps, rounded up to hundredths."""
     smoothed = curve.smoothed(window)
-    places = (max(0, len(smoothed) // part - 1) for part in (4, 2, 1))
-    return tuple(sorted({math.ceil(100 * float(smoothed[place])) / 100 for place in places}, reverse=True))
+    steps = (max(0, len(smoothed) // part - 1) for part in (4, 2, 1))
+    return tuple(sorted({math.ceil(100 * float(smoothed[step])) / 100 for step in steps}, reverse=True))
 
 
 def _above_floors(curves: Sequence[Curve], floors: Mapping[str, float]) -> list[str]:
     """Notes on runs that have learned nothing from context."""
     unigram = floors.get("unigram", -math.inf)
-    found = [curve.label for curve in curves if curve.valid and curve.valid[-1][1] > unigram - LEFT]
-    if not found or not floors:
+    above = [curve.label for curve in curves if curve.valid and curve.valid[-1][1] > unigram - LEFT]
+    if not above or not floors:
         return []
     return [
         f"no better than word frequencies alone ({unigram:.2f} nats), so a comparison with it says nothing about a"
-        f" model that has been trained: {', '.join(found)}"
+        f" model that has been trained: {', '.join(above)}"
     ]
 
 
@@ -315,10 +298,10 @@ def _row(
 ) -> Row:
     pairs = [(figures[curve], figures[other]) for curve in group.curves if (other := partner[curve])]
     runs = tuple(figures[curve] for curve in group.curves)
-    paired = [found for found, _ in pairs]
+    paired = [ours for ours, _ in pairs]
     summary = {name: Summary.of(run[name] for run in (paired if name in RELATIVE else runs)) for name in runs[0]}
     difference = {name: Summary.of(_minus(ours[name], theirs[name]) for ours, theirs in pairs) for name in TESTED}
-    p = {name: paired_t_test(found) for name, found in difference.items()}
+    p = {name: paired_t_test(summary) for name, summary in difference.items()}
     return Row(group, runs, summary, difference, p, len(pairs), differs)
 
 

@@ -84,22 +84,21 @@ class Summary:
 def figures_of(
     curve: Curve,
     other: Curve | None,
-    *,
     window: int,
-    valid_step: int | None,
     at: Iterable[float],
     costs: Mapping[str, float],
     score: str | None,
+    valid_step: int | None,
     score_step: int | None,
 ) -> Figures:
     """All figures of a run.
 
     Args:
         other: the run of the baseline that it is compared with.
-        valid_step, score_step: where validation losses and scores are read; None for the last ones.
         at: losses; when has the run reached them?
         costs: seconds of a step measured alone, by the reference of the run.
         score: the column of the score.
+        valid_step, score_step: where validation losses and scores are read; None for the last ones.
     """
     smoothed, num_steps = curve.smoothed(window), len(curve.losses)
     quarters = {f"loss_{25 * q}": float(smoothed[max(0, num_steps * q // 4 - 1)]) for q in (1, 2, 3)}

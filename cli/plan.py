@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -119,15 +120,13 @@ def check_plan(session: Session, reference: Reference, model: Model = None, scor
         count += f", on {len(selected) - added} of the {total} heads of {model}{more}"
     facts = {"plan": reference, "ok": True, "guides": len(plan.guides), "model": model}
     facts |= {"heads": len(selected) if shape else None, "silent": silent}
-    session.answer({**facts, "needs": [dataclasses.asdict(need) for need in needs]}, [f"ok: {count}"])
+    session.answer({**facts, "needs": needs}, [f"ok: {count}"])
     if not shape:
         session.tell("to check it against a model, add --model, for example --model roberta:12x12")
     for label in silent:
         session.tell(f"guide {label} is disabled, or selects no head of this model")
-    for (number, label, source), group in itertools.groupby(
-        needs, key=lambda need: (need.number, need.label, need.source)
-    ):
-        session.tell(f"guide {number} ({label}) reads {', '.join(need.name for need in group)}: {source}")
+    for (number, label, source), group in itertools.groupby(needs, operator.itemgetter("number", "label", "source")):
+        session.tell(f"guide {number} ({label}) reads {', '.join(need['name'] for need in group)}: {source}")
 
 
 @command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -81,9 +82,8 @@ def preset_summaries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model without weights: its name, its sites, and the module on the meta device."""
+    """A model without weights: its sites, and the module on the meta device."""
 
-    name: str
     sites: tuple[Site, ...]
     model: Any
 
@@ -112,7 +112,7 @@ def read_shape(reference: str, store: Store) -> Shape:
             model = AutoModel.from_config(config)
     except Exception as error:  # each family checks its configuration differently
         raise InputError(f"{reference}: transformers cannot build this model ({str(error)[:160]})") from error
-    return Shape(reference, tuple(site for sites in find_sites(model).values() for site in sites), model)
+    return Shape(tuple(site for sites in find_sites(model).values() for site in sites), model)
 
 
 def _configuration(reference: str, store: Store) -> Any:
@@ -171,7 +171,7 @@ def reach_of(plan: Plan, shape: Shape, scores: Mapping[tuple[int, int], float] |
         for site, site_plan in plan_sites(plan, sites, part, scores).items():
             for assignment in site_plan.assignments:
                 reach[assignment.number][site] = assignment.heads
-    return {number: dict(sorted(found.items(), key=_in_order)) for number, found in reach.items()}
+    return {number: dict(sorted(selected.items(), key=_in_order)) for number, selected in reach.items()}
 
 
 def _in_order(item: tuple[Site, Any]) -> tuple[bool, bool, int]:
@@ -193,22 +193,20 @@ def _added_sites(plan: Plan, shape: Shape) -> Iterator[Site]:
 
 def runs(numbers: Sequence[int]) -> str:
     """Numbers as ranges: ``0-3, 5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts) or "none"
+    parts = []
+    for _, group in itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]))
+    return ", ".join(parts) or "none"
 
 
-def heads_text(found: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
+def heads_text(selected: Mapping[Site, tuple[int, ...]]) -> tuple[str, str]:
     """Layers and heads of a guide as text; if the heads differ between layers, they are listed per layer."""
     by_heads: dict[tuple[int, ...], list[int]] = {}
-    for site, heads in found.items():
+    for site, heads in selected.items():
         by_heads.setdefault(heads, []).append(site.layer)
-    layers = runs([site.layer for site in found])
-    added = "added " if any(site.attention == "pal" for site in found) else ""
+    layers = runs([site.layer for site in selected])
+    added = "added " if any(site.attention == "pal" for site in selected) else ""
     if len(by_heads) < 2:
         return layers, added + runs(next(iter(by_heads), ()))
     return layers, "; ".join(f"layer {runs(layers)}: {added}{runs(heads)}" for heads, layers in by_heads.items())
@@ -220,46 +218,38 @@ def grids(plan: Plan, shape: Shape, reach: Reach) -> Iterator[tuple[str, list[li
     ``1+2`` means guides 1 and 2.
     """
     sites = (*shape.sites, *_added_sites(plan, shape))
-    kinds = dict.fromkeys((site.stack, site.attention) for found in reach.values() for site in found)
+    kinds = dict.fromkeys((site.stack, site.attention) for selected in reach.values() for site in selected)
     for stack, attention in sorted(kinds, key=lambda kind: (kind[0] != "encoder", kind[1] != "self")):
         mine = sorted((s for s in sites if (s.stack, s.attention) == (stack, attention)), key=lambda s: s.layer)
         table = []
         for site in mine:
             acting = [
-                [n + 1 for n, found in reach.items() if head in found.get(site, ())] for head in range(site.num_heads)
+                [n + 1 for n, selected in reach.items() if head in selected.get(site, ())]
+                for head in range(site.num_heads)
             ]
             table.append([str(site.layer), *("+".join(map(str, numbers)) or "." for numbers in acting)])
         yield f"{stack}, {'added heads' if attention == 'pal' else f'{attention}-attention'}", table
 
 
-@dataclass(frozen=True)
-class Need:
-    """A feature or table that a guide reads, and where to get it."""
+def needs_of(plan: Plan) -> list[dict[str, Any]]:
+    """The features and tables that the guides of a plan read, except what can be computed from token ids.
 
-    number: int
-    label: str
-    name: str
-    source: str
-
-
-def needs_of(plan: Plan) -> list[Need]:
-    """The features and tables that the guides of a plan read, except what can be computed from token ids."""
+    Each entry has the ``number`` and ``label`` of the guide, the ``name`` of what it reads, and ``source``: where to get it.
+    """
     from guidance.patterns.features import FEATURES, TABLES, Vocabulary
 
-    found = []
+    needs = []
     for number, (label, guide) in enumerate(zip(plan.labels, plan.guides, strict=True), 1):
-        if guide.enabled and guide.bound_pattern:
-            names = [name for name in guide.bound_pattern.needs if name in FEATURES and name not in Vocabulary.FEATURES]
-            found += [Need(number, label, name, FEATURES[name].source) for name in names]
-        if guide.enabled and guide.makes("row_losses"):
-            found.append(Need(number, label, "mispredicted", FEATURES["mispredicted"].source))
+        sources: dict[str, str] = {}
         if guide.enabled:
-            found += [Need(number, label, name, TABLES[name]) for name in guide.tables if name in TABLES]
+            names = [*(guide.bound_pattern.needs if guide.bound_pattern else ())]
+            names += ["mispredicted"] if guide.makes("row_losses") else []
+            sources = {name: FEATURES[name].source for name in names if name in {*FEATURES} - {*Vocabulary.FEATURES}}
+            sources |= {name: TABLES[name] for name in guide.tables if name in TABLES}
         if any(" important " in str(selector) for selector in guide.heads):
-            found.append(
-                Need(number, label, "scores of heads", "--scores FILE here; `install` takes tables={'importance': ...}")
-            )
-    return found
+            sources["scores of heads"] = "--scores FILE here; `install` takes tables={'importance': ...}"
+        needs += [{"number": number, "label": label, "name": name, "source": each} for name, each in sources.items()]
+    return needs
 
 
 # two plans
@@ -273,21 +263,19 @@ def differences(first: Plan, second: Plan) -> list[dict[str, Any]]:
     """
     from guidance.plan import written_keys
 
-    ours = dict(zip(first.labels, map(written_keys, first.guides), strict=True))
-    theirs = dict(zip(second.labels, map(written_keys, second.guides), strict=True))
-    found = []
+    ours, theirs = (dict(zip(plan.labels, map(written_keys, plan.guides), strict=True)) for plan in (first, second))
+    common = [[label for label in labels if label in ours and label in theirs] for labels in (ours, theirs)]
+    for rows, added in ((ours, pal_keys(first)), (theirs, pal_keys(second))):
+        rows |= {"[pal]": added} if added else {}
+    changes = []
     for label in dict.fromkeys((*ours, *theirs)):
         change = "changed" if label in ours and label in theirs else "removed" if label in ours else "added"
         if keys := _changed_keys(ours.get(label, {}), theirs.get(label, {})):
-            found.append({"row": label, "change": change, "keys": keys})
-    pals = [pal_keys(plan) for plan in (first, second)]
-    if pals[0] != pals[1]:
-        change = "changed" if None not in pals else "removed" if pals[1] is None else "added"
-        found.append({"row": "[pal]", "change": change, "keys": _changed_keys(pals[0] or {}, pals[1] or {})})
-    common = [[label for label in labels if label in ours and label in theirs] for labels in (ours, theirs)]
+            changes.append({"row": label, "change": change, "keys": keys})
     if common[0] != common[1]:
-        found.append({"row": "order", "change": "changed", "keys": {"rows": [", ".join(labels) for labels in common]}})
-    return found
+        orders = {"rows": [", ".join(labels) for labels in common]}
+        changes.append({"row": "order", "change": "changed", "keys": orders})
+    return changes
 
 
 def _changed_keys(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, list[str | None]]:

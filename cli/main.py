@@ -137,6 +137,8 @@ def report(error: BaseException, *, as_json: bool = False, debug: bool = False) 
     if code == BUG or debug:
         _show_traceback(error)
     message, hint = describe(error, code)
+    if code != BUG:
+        message = _with_short_words(message)
     if as_json:
         import json
 
@@ -176,6 +178,13 @@ def describe(error: BaseException, code: int) -> tuple[str, str | None]:
         return f"a bug in guide: {kind}: {error}", "please report it, with the lines above and the command you ran"
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first, "use a smaller batch to need less memory" if code == 3 else None
+
+
+def _with_short_words(message: str) -> str:
+    """A message in which words that people cannot read, such as numbers of thousands of digits, are cut; no name of a file is."""
+    import re
+
+    return re.sub(r"([^\s/]{100})[^\s/]{200,}", r"\1…", message)
 
 
 def _describe_usage(error: Any) -> tuple[str, str]:

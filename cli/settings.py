@@ -102,8 +102,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{str(path)!r}: not TOML ({error})") from error
     except RecursionError as error:
         raise InputError(f"{str(path)!r}: nested too deeply") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise InputError(f"{str(path)!r}: {error}") from error
+    except ValueError as error:  # of Python, which reads no number of thousands of digits
+        raise InputError(f"{str(path)!r}: a number has too many digits") from error
 
 
 def _key(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +14,7 @@ from typing import Any
 from guidance.errors import PlanError, UnknownName
 from guidance.mechanisms import MECHANISMS
 from guidance.mechanisms.base import Mechanism
-from guidance.options import check_digits, read
+from guidance.options import MOST_DIGITS, check_digits, read, too_many_digits
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.pattern import Pattern
 from guidance.sites import Selector
@@ -378,9 +379,15 @@ def _options(table: Any, more: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in {**table, **more}.items()}
 
 
+_TOO_MANY_DIGITS = re.compile(rf"(?<![.\d])\d{{{MOST_DIGITS + 1}}}")
+"""A long number in a selector; a fraction may have as many digits as it likes."""
+
+
 def selectors_of(key: str, value: Any) -> tuple[Selector, ...]:
     check_digits(key, value)
     listed = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(s, int | str) and not isinstance(s, bool) for s in listed):
         raise PlanError(f"{key} = {value!r} is not a list of numbers and rules")
+    if any(map(_TOO_MANY_DIGITS.search, map(str, listed))):
+        raise too_many_digits(f"{key} has")
     return tuple(listed)

@@ -37,14 +37,19 @@ MOST_DIGITS = 15
 def check_digits(name: str, value: Any) -> None:
     """Raises PlanError if a value, or one in its lists and tables, is a whole number of more than `MOST_DIGITS` digits."""
     if isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
-        raise PlanError(
-            f"{name} is a number of more than {MOST_DIGITS} digits", hint="no number in a plan needs to be so large"
-        )
+        raise too_many_digits(f"{name} is")
     if isinstance(value, Mapping):
         check_digits(name, list(value.values()))
     elif isinstance(value, list | tuple):
         for item in value:
             check_digits(name, item)
+
+
+def too_many_digits(subject: str) -> PlanError:
+    """What to say of a number of more than `MOST_DIGITS` digits, after the words that say where it stands."""
+    return PlanError(
+        f"{subject} a number of more than {MOST_DIGITS} digits", hint="no number in a plan needs to be so large"
+    )
 
 
 Share = typing.Annotated[float, Within(0, 1)]

@@ -28,7 +28,7 @@ from guidance.errors import InputError, PlanError, UnknownName
 from guidance.guide import DEFAULTS, KEYS, Guide, selectors_of
 from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
-from guidance.options import read
+from guidance.options import read, too_many_digits
 from guidance.patterns import PATTERNS
 from guidance.patterns.combinations import pattern_names
 from guidance.registry import missing_package
@@ -137,8 +137,10 @@ class Plan:
         """
         try:
             data = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise PlanError(f"{source}: not a plan, which is TOML ({error})", hint=_EXAMPLE) from error
+        except ValueError as error:  # of Python, which reads no number of thousands of digits
+            raise too_many_digits(f"{source}: it has") from error
         if set(data) - _TABLES or not isinstance(data.get("guide", []), list):
             unknown = ", ".join(sorted(set(data) - _TABLES)) or "guide"
             raise PlanError(f"{source}: unknown table {unknown}", hint="rows are [[guide]]; added heads are [pal]")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from guidance.errors import InputError
+from guidance.options import too_many_digits
 from pipelines.probing.probe import SequencesConfig
 
 if TYPE_CHECKING:
@@ -47,10 +48,12 @@ def spec_of(text: str) -> str | dict[str, Any]:
     if text.startswith("{"):
         try:
             table: dict[str, Any] = tomllib.loads(f"pattern = {text}")["pattern"]
-        except (ValueError, RecursionError) as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(
                 f"not a TOML inline table ({error})", hint="""for example: '{ or = ["next", "previous"] }'"""
             ) from error
+        except ValueError as error:  # of Python, which reads no number of thousands of digits
+            raise too_many_digits("the pattern has") from error
         return table
     return text if text in PATTERNS or text.replace("_", "").isalnum() else {"where": text}
 

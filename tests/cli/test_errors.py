@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,36 @@ def test_messages_have_at_most_twenty_lines_and_no_control_characters(guide, mon
     assert answer.err.startswith("guide: bad \\x1b[2J\\r\\nname\\x00\\udcff\n")
     assert len(answer.err.splitlines()) == 20
     assert all(c == "\n" or c.isprintable() for c in answer.err)
+
+
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pretrain", "x", "--steps", NINES),
+        ("build-dataset", "a.csv", "--text-column", NINES, "--label-column", 2),
+        ("build-dataset", "a.csv", "--text-column", "text", "--label-column", NINES),
+        ("discover", "accept", "x", "--heads", NINES),
+        ("discover", "accept", "x", "--heads", f"0.{NINES}"),
+        ("patterns", "show", "window", "--option", f"size={NINES}"),
+        ("patterns", "show", f"{{ or = ['next', {NINES}] }}"),
+    ],
+    ids=lambda command: " ".join(str(word)[:20] for word in command),
+)
+def test_numbers_of_thousands_of_digits_are_not_echoed(guide, command):
+    Path("a.csv").write_text("text,label\nA word.,1\n")
+    answer = guide(*command)
+    assert answer.code == 2
+    assert len(answer.err) < 1000
+    assert "set_int_max_str_digits" not in answer.err
+
+
+def test_long_paths_are_shown_whole(guide, monkeypatch):
+    path = "/".join(["x" * 250] * 4)
+    failing(monkeypatch, errors.InputError(f"{path!r}: not there"))
+    assert f"guide: {path!r}: not there" in guide("ls").err
 
 
 def test_printable_text_of_any_script_is_not_escaped():

@@ -117,6 +117,7 @@ def test_a_wrong_value_is_a_usage_error_that_names_the_flag(trial, flags, messag
     answer = trial(*flags)
     assert answer.code == 2
     assert message in answer.err
+    assert len(answer.err) < 1000
     assert answer.out == ""
     assert "Traceback" not in answer.err
 
@@ -219,7 +220,7 @@ def test_config_may_come_before_or_after_the_command(trial, guide):
         (b"[try-it]\nwords = 'one'", "words"),
         (b"[try-it]\nlower = 'perhaps'", "lower"),
         (b"[try-it]\nmode = 1979-05-27", "mode"),
-        (b"[try-it]\nmax-length = " + b"9" * 5000, "guide.toml"),
+        (b"[try-it]\nmax-length = " + b"9" * 5000, "'guide.toml': a number has too many digits"),
         (b"[try-it]\nmax-length = 0x" + b"f" * 5000, "[try-it] max-length: the number is too large"),
         (b"[try-it]\nmax-length = true", "[try-it] max-length: true and false are for flags that are on or off"),
         (b"[try-it]\nrate = true", "[try-it] rate: true and false are for flags"),

@@ -119,6 +119,8 @@ def test_the_preset_ag_is_the_best_setting_of_the_paper() -> None:
         ("hold_steps = -1", "hold_steps starts at 0"),
         ("hold_steps = 1.5", "hold_steps = 1.5 is not a int"),
         ("reference_length = 0", "reference_length at 1"),
+        ('heads = "first 99999999999999999999"', "heads has a number of more than 15 digits"),
+        ('layers = ["all", "not 0-99999999999999999999"]', "layers has a number of more than 15 digits"),
         ("heads = []", "empty list of heads or layers"),
         ("layers = []", "empty list of heads or layers"),
         ("heads = [1.5]", r"heads = \[1.5\] is not a list of numbers and rules"),
@@ -150,7 +152,7 @@ def test_errors_name_the_row_and_the_key(written: str, message: str) -> None:
         ),
         ("[[guide", "not a plan"),
         ("x = " + "[" * 5000, "not a plan"),
-        (f"[[guide]]\nheads = 1{'0' * 5000}", "not a plan"),
+        (f"[[guide]]\nheads = 1{'0' * 5000}", "plan: it has a number of more than 15 digits"),
     ],
 )
 def test_text_that_is_not_a_plan_is_refused(written: str, message: str) -> None:
@@ -178,6 +180,11 @@ def test_labels_are_unique_for_any_names() -> None:
     assert Plan((row(""), row("mine"), row(""))).labels == ("next", "mine", "next#2")
     assert Plan((row("next#2"), row(""), row(""))).labels == ("next#2", "next", "next#3")
     assert len(set(Plan((row("next#2"), row(""), row(""), row("next#3"), row("next"))).labels)) == 5
+
+
+def test_a_fraction_may_have_any_number_of_digits() -> None:
+    thirds = ("fraction 0.33333333333333333333", "least important .33333333333333333333")
+    assert Guide("next", "mask", heads=list(thirds)).heads == thirds
 
 
 @pytest.mark.parametrize(

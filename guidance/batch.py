@@ -469,4 +469,4 @@ class BatchGuidance:
 
     def empty(self, scope: AttentionScope) -> Tensor:
         """The queries that may see nothing: (B, 1, Q, 1)."""
-        return self._once(("empty", self._index(scope)), scope.empty_B1Q1)
+        return self._once(("empty", self._index(scope)), lambda: ~scope.allowed_BQK.any(-1)[:, None, :, None])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -294,25 +294,6 @@ class GuidedModel:
             for name in (*pattern, *guide.bound_mechanism.needs):
                 reads.setdefault(prefix + name, self.plan.labels[number])
         return reads
-
-    def missing(
-        self, *, training: bool, columns: Collection[str] | None = None
-    ) -> Iterator[tuple[str, Literal["table", "feature"], str]]:
-        """Tables that were not given, and features that no batch will have: (label, kind, name).
-
-        Args:
-            training: whether guides that only add a loss count.
-            columns: the features that every batch will have; None if that is not known, so that only those are missing
-                which a tokenizer would give.
-        """
-        for number, guide in self.guides.items():
-            if guide.enabled and (training or not (guide.is_loss or number in self.over)):
-                label = self.plan.labels[number]
-                yield from ((label, "table", name) for name in guide.tables if name not in self.tables)
-        for name, label in self.needs(training=training).items():
-            follows_from_ids = name.removeprefix("decoder_") in Vocabulary.FEATURES
-            if name not in columns if columns is not None else follows_from_ids:
-                yield label, "feature", name
 
 
 def check_matches(matches: Mapping[str, float]) -> None:

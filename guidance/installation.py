@@ -6,7 +6,7 @@ canary that all of it is reached.  `Handle.guide` makes the guidance of one batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from guidance.models.adapters import adapt, switch
 from guidance.models.added_heads import ProjectedAttention, add_pending, add_to_output, place_of
 from guidance.models.canary import evaluating, send, used_parameters
 from guidance.models.families import supported
-from guidance.models.methods import drop_marker, replace_forward, replace_methods
+from guidance.models.methods import drop_marker, refuse_implementation, replace_forward, save_pretrained
 from guidance.patterns.features import FEATURES, INPUTS, TABLES, Vocabulary, is_feature
 from guidance.patterns.predicates import AttentionScope, Pairs, Predicate
 from guidance.plan import Plan
@@ -252,7 +252,10 @@ class Handle(GuidedModel):
         model: Any = self.model
         for module in self.shaped_modules():
             self._mark(module, "guide_required", True)
-        self._undo.append(replace_methods(model))
+        for part in model.modules():
+            if isinstance(part, PreTrainedModel):
+                self._mark(part, "save_pretrained", partial(save_pretrained, model, part))
+                self._mark(part, "set_attn_implementation", partial(refuse_implementation, part))
         if self.shaping and self.forward:
             self._undo.append(replace_forward(model))
         self._hook(model.register_load_state_dict_pre_hook(drop_marker))
@@ -396,7 +399,7 @@ def install(
     if not isinstance(plan, Plan):
         raise PlanError(f"{plan!r} is no plan", hint='guidance.Plan.load("preset:ag"), or guidance.Plan((guide,))')
     vocabulary, decoder_vocabulary = (
-        Vocabulary.from_tokenizer(given) if given is not None else None for given in (tokenizer, decoder_tokenizer)
+        Vocabulary.from_tokenizer(own) if own is not None else None for own in (tokenizer, decoder_tokenizer)
     )
     handle = Handle(
         model,
@@ -410,13 +413,29 @@ def install(
     )
     if progress is not None:
         handle.advance(*progress)
-    given = None if columns is None else {columns} if isinstance(columns, str) else set(columns)
-    for label, what, name in handle.missing(training=training, columns=given):
-        if what == "table":
-            raise PlanError(f"guide {label!r} needs the {what} {name}", hint=TABLES.get(name))
-        among = "" if given is None else ", which is not among the columns"
-        declare = "" if given is not None else f"; if every batch has it, say so by columns=[{name!r}]"
-        source = FEATURES[name.removeprefix("decoder_")].source
-        raise PlanError(f"guide {label!r} needs the {what} {name}{among}", hint=source + declare)
+    known = None if columns is None else {columns} if isinstance(columns, str) else set(columns)
+    _check_given(handle, training, known)
     handle.install()
     return handle
+
+
+def _check_given(handle: Handle, training: bool, columns: Collection[str] | None) -> None:
+    """Raises PlanError for a table that was not given, and for a feature that no batch will have.
+
+    Args:
+        columns: the features that every batch will have; None if that is not known.
+    """
+    for number, guide in handle.guides.items():
+        if guide.enabled and (training or not (guide.is_loss or number in handle.over)):
+            for name in guide.tables:
+                if name not in handle.tables:
+                    label = handle.plan.labels[number]
+                    raise PlanError(f"guide {label!r} needs the table {name}", hint=TABLES.get(name))
+    for name, label in handle.needs(training=training).items():
+        feature = name.removeprefix("decoder_")
+        if columns is None and feature in Vocabulary.FEATURES:
+            declare = f"; if every batch has it, say so by columns=[{name!r}]"
+            raise PlanError(f"guide {label!r} needs the feature {name}", hint=FEATURES[feature].source + declare)
+        if columns is not None and name not in columns:
+            reason = f"guide {label!r} needs the feature {name}, which is not among the columns"
+            raise PlanError(reason, hint=FEATURES[feature].source)

@@ -10,7 +10,7 @@ import importlib
 import importlib.metadata
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from guidance.errors import InputError, PlanError, UnknownName
@@ -24,7 +24,7 @@ Row = TypeVar("Row")
 _registries: list[Registry[Any]] = []
 
 
-class Registry(Mapping[str, Row]):
+class Registry(dict[str, Row]):
     """A table of rows by name.
 
     Attributes:
@@ -33,19 +33,10 @@ class Registry(Mapping[str, Row]):
     """
 
     def __init__(self, what: str) -> None:
+        super().__init__()
         self.what = what
         self.packages: dict[str, str] = {}
-        self._rows: dict[str, Row] = {}
         _registries.append(self)
-
-    def __getitem__(self, name: str) -> Row:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def add(self, name: str, row: Row, package: str = "") -> Row:
         """Add a row.
@@ -59,10 +50,10 @@ class Registry(Mapping[str, Row]):
         owner = package.partition(".")[0]
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
             raise PlanError(f"{name!r} is no name for a {self.what}", hint="letters, digits, _ and -")
-        if name in self._rows and (not owner or self.packages.get(name) != owner):
+        if name in self and (not owner or self.packages.get(name) != owner):
             taken = self.packages.get(name, "attention-guide")
             raise PlanError(f"the {self.what} {name!r} is registered already, by {taken}", hint="choose another name")
-        self._rows[name] = row
+        self[name] = row
         if owner:
             self.packages[name] = owner
         return row
@@ -71,15 +62,15 @@ class Registry(Mapping[str, Row]):
         """Take a row out that another package has added."""
         if name not in self.packages:
             raise UnknownName(f"added {self.what}", name, self.packages)
-        del self._rows[name], self.packages[name]
+        del self[name], self.packages[name]
 
     def find(self, name: str) -> Row:
         """The row of that name.  Modules that installed packages name as entry points are imported first if it is missing."""
-        if name not in self._rows:
+        if name not in self:
             load_entry_points()
-        if name not in self._rows:
-            raise UnknownName(self.what, name, self._rows)
-        return self._rows[name]
+        if name not in self:
+            raise UnknownName(self.what, name, self)
+        return self[name]
 
 
 def failing_package(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,10 @@ class Target(ABC):
         predicate: the keys that each row should look at, with their weights.
         rows_BQ: 1 for the rows that enter the loss.
         entries_B: the number of entries of the matrix, valid queries times valid keys.
+        by_row: the attributes with an entry for each row.
     """
+
+    by_row: ClassVar[tuple[str, ...]]
 
     predicate: Predicate
     rows_BQ: Tensor
@@ -45,9 +48,11 @@ class Target(ABC):
         """The same from probabilities."""
         return self.distances(attention_BhQK.clamp(min=torch.finfo(attention_BhQK.dtype).tiny).log())
 
-    @abstractmethod
     def part(self, rows: slice) -> Self:
         """The target of some neighbouring rows."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.by_row}
+        parts: dict[str, Any] = {n: value if value is None else value[:, rows] for n, value in values.items()}
+        return replace(self, predicate=self.predicate.part(rows), **parts)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class SquaredTarget(Target):
         constant_BQ: the part of the distance that does not depend on the probabilities.
     """
 
+    by_row = ("rows_BQ", "value_BQ", "constant_BQ")
+
     value_BQ: Tensor
     constant_BQ: Tensor
 
@@ -77,15 +84,6 @@ class SquaredTarget(Target):
     def from_squares(self, squares_BhQ: Tensor, mass_BhQ: Tensor) -> Tensor:
         """The distances of rows with this sum of squared probabilities, and this mass on the pattern's keys."""
         return squares_BhQ - 2 * self.value_BQ[:, None] * mass_BhQ + self.constant_BQ[:, None]
-
-    def part(self, rows: slice) -> SquaredTarget:
-        return replace(
-            self,
-            predicate=self.predicate.part(rows),
-            rows_BQ=self.rows_BQ[:, rows],
-            value_BQ=self.value_BQ[:, rows],
-            constant_BQ=self.constant_BQ[:, rows],
-        )
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,8 @@ class DivergenceTarget(Target):
         together: what counts is the mass on all keys of the pattern, not how they share it.
         stop_at: rows whose keys have more mass than this are not pulled.
     """
+
+    by_row = ("rows_BQ", "value_BQ", "entropy_BQ", "uniform_BQ", "allowed_BQK")
 
     value_BQ: Tensor
     entropy_BQ: Tensor
@@ -137,17 +137,6 @@ class DivergenceTarget(Target):
         size_BQ = self.allowed_BQK.sum(-1).clamp(min=1)
         inside = torch.where(self.allowed_BQK[:, None], log_attention_BhQK, 0.0)
         return -(inside.sum(-1) / size_BQ[:, None]) - size_BQ.log()[:, None]
-
-    def part(self, rows: slice) -> DivergenceTarget:
-        return replace(
-            self,
-            predicate=self.predicate.part(rows),
-            rows_BQ=self.rows_BQ[:, rows],
-            value_BQ=self.value_BQ[:, rows],
-            entropy_BQ=self.entropy_BQ[:, rows],
-            uniform_BQ=None if self.uniform_BQ is None else self.uniform_BQ[:, rows],
-            allowed_BQK=self.allowed_BQK[:, rows],
-        )
 
 
 class GuidedSoftmax(torch.autograd.Function):

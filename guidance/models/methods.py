@@ -13,32 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from guidance.errors import InputError
 
 MARKER = "open_with.guidance_load.because_this_model_needs_its_plan"
 """The name of a tensor of one zero among the saved weights of a model whose plan shapes its outputs."""
-
-
-def replace_methods(model: nn.Module) -> Callable[[], None]:
-    """Make ``save_pretrained`` mark the weights of a model that needs its plan, and ``set_attn_implementation`` refuse.
-
-    Returns:
-        A function that undoes it.
-    """
-    replaced: list[tuple[nn.Module, str]] = []
-
-    def replace(module: nn.Module, name: str, function: Callable[..., Any]) -> None:
-        if name not in module.__dict__:  # by the plan that was installed before
-            module.__dict__[name] = partial(function, module)
-            replaced.append((module, name))
-
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            replace(part, "save_pretrained", partial(_save_pretrained, model))
-            replace(part, "set_attn_implementation", _refuse_implementation)
-    return partial(_give_back, replaced)
 
 
 class WholeForward:
@@ -89,12 +68,7 @@ def drop_marker(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
     state_dict.pop(prefix + MARKER, None)
 
 
-def _give_back(replaced: list[tuple[nn.Module, str]]) -> None:
-    for module, name in replaced:
-        module.__dict__.pop(name, None)
-
-
-def _save_pretrained(
+def save_pretrained(
     whole: Any,
     model: Any,
     save_directory: Any,
@@ -103,7 +77,7 @@ def _save_pretrained(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """As transformers does; transformers then reports the marker to whoever opens the folder without the plan."""
+    """As transformers does, with the marker, which it then reports to whoever opens the folder without the plan."""
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(
             "save_pretrained would write an adapter without the plan", hint="guidance.save(handle, folder) writes both"
@@ -114,7 +88,7 @@ def _save_pretrained(
     return type(model).save_pretrained(model, save_directory, is_main_process, state_dict, *args, **kwargs)
 
 
-def _refuse_implementation(model: nn.Module, *_: Any, **__: Any) -> None:
+def refuse_implementation(model: nn.Module, *_: Any, **__: Any) -> None:
     raise InputError(
         "a plan is installed in this model, and another attention implementation would not follow it",
         hint="handle.remove() first, or choose how heads are computed by install(..., backend=...)",

@@ -371,47 +371,15 @@ CODES: Mapping[str, tuple[str, ...]] = {"relation": RELATIONS, "pos": UPOS}
 
 _RELATION_IDS = {name: number for number, name in enumerate(RELATIONS)}
 
-_OTHER_LABELS = {
-    # spaCy's English models, and the Stanford labels that they derive from
-    "dobj": "obj",
-    "dative": "iobj",
-    "pobj": "obl",
-    "npadvmod": "obl:npmod",
-    "tmod": "obl:tmod",
-    "nsubjpass": "nsubj:pass",
-    "csubjpass": "csubj:pass",
-    "auxpass": "aux:pass",
-    "acomp": "xcomp",
-    "attr": "xcomp",
-    "oprd": "xcomp",
-    "pcomp": "advcl",
-    "relcl": "acl:relcl",
-    "rcmod": "acl:relcl",
-    "partmod": "acl",
-    "infmod": "acl",
-    "vmod": "acl",
-    "complm": "mark",
-    "prep": "case",
-    "agent": "case",
-    "possessive": "case",
-    "poss": "nmod:poss",
-    "prt": "compound:prt",
-    "nn": "compound",
-    "num": "nummod",
-    "number": "compound",
-    "quantmod": "advmod:emph",
-    "neg": "advmod:neg",
-    "preconj": "cc:preconj",
-    "predet": "det:predet",
-    "intj": "discourse",
-    "meta": "dep",
-    "hmod": "dep",
-    "abbrev": "appos",
-    "mwe": "fixed",
-    "name": "flat:name",
-    "foreign": "flat:foreign",
-    "subtok": "goeswith",
-}
+_LABELS = """
+dobj=obj dative=iobj pobj=obl npadvmod=obl:npmod tmod=obl:tmod nsubjpass=nsubj:pass csubjpass=csubj:pass auxpass=aux:pass
+acomp=xcomp attr=xcomp oprd=xcomp pcomp=advcl relcl=acl:relcl rcmod=acl:relcl partmod=acl infmod=acl vmod=acl complm=mark
+prep=case agent=case possessive=case poss=nmod:poss prt=compound:prt nn=compound num=nummod number=compound
+quantmod=advmod:emph neg=advmod:neg preconj=cc:preconj predet=det:predet intj=discourse meta=dep hmod=dep abbrev=appos
+mwe=fixed name=flat:name foreign=flat:foreign subtok=goeswith
+"""
+_OTHER_LABELS = dict(pair.split("=") for pair in _LABELS.split())
+"""The relations of spaCy's English models, and of the Stanford labels that they derive from."""
 
 
 def relation_id(label: str) -> int:

@@ -141,24 +141,13 @@ def noun(tokens: Tokens, *, proper: bool = True, square: bool = False, ends: boo
 def verb(tokens: Tokens, *, square: bool = False, ends: bool = False) -> Predicate:
     """Every token looks at the verbs, auxiliaries not among them.
 
-    The published code of paper B has ``square`` and ``ends``; by its English tags, auxiliaries other than modals are verbs.
-
-    Args:
-        square: only verbs look.
-        ends: the first and the last delimiter of the example count as verbs.
+    The options are those of `noun`.  By the English tags of the published code, auxiliaries other than modals are verbs.
     """
     return _part_of_speech(tokens, ("VERB",), square, ends)
 
 
 def adjective(tokens: Tokens, *, square: bool = False, ends: bool = False) -> Predicate:
-    """Every token looks at the adjectives.
-
-    The published code of paper B has ``square`` and ``ends``.
-
-    Args:
-        square: only adjectives look.
-        ends: the first and the last delimiter of the example count as adjectives.
-    """
+    """Every token looks at the adjectives; the options are those of `noun`."""
     return _part_of_speech(tokens, ("ADJ",), square, ends)
 
 

@@ -333,7 +333,3 @@ class AttentionScope:
     allowed_BQK: Tensor
     is_causal: bool
     hides_padding_only: bool
-
-    def empty_B1Q1(self) -> Tensor:
-        """The queries that may see no key at all, bool."""
-        return ~self.allowed_BQK.any(-1)[:, None, :, None]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.engine.declaration import Opening, Take
 from pipelines.inputs import Model, is_dataset
+from pipelines.progress import log
 from pipelines.stages import corpus, missing, sequences
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import ArtifactMissing
@@ -34,6 +35,8 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
         assert made is not None, "only shards give None"
         data = opening.load(made.reference)
         config = config.model_copy(update={"split": "train"})
+    if role == "model":
+        _warn_of_idle_settings(config, data)
     if data.kind == "corpus" and is_dataset(data):
         data, config = missing.read_by(model, folder, data, config, store, progress)
         opening.stack.enter_context(data)
@@ -45,6 +48,18 @@ def read_data(reference: str, role: str, opening: Opening[Any]) -> tuple[Artifac
             reference = sequences.run(data.reference, str(folder), settings, store=store, progress=progress).reference
         data = opening.load(reference, kind="sequences")
     return data, config
+
+
+def _warn_of_idle_settings(config: Any, data: Artifact) -> None:
+    """Warn of settings that say how to read data of another kind."""
+    if config.sequence_length and data.kind == "sequences":
+        log.warning(
+            "--sequence-length %d has no effect: it is for datasets and texts, and %s has sequences already",
+            config.sequence_length,
+            data.reference,
+        )
+    if config.parser and not (data.kind == "corpus" and is_dataset(data)):
+        log.warning("--parser has no effect: it is for datasets, and %s is not one", data.reference)
 
 
 class Reading(Take):

@@ -673,6 +673,21 @@ def test_attention_on_tokens_that_say_nothing(store: Store, tmp_path: Path) -> N
     assert made.counts["by_chance"] == {"special": pytest.approx(2 / 7), "first": pytest.approx(1 / 7)}
 
 
+def test_settings_for_data_of_another_kind_are_told(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved(tmp_path / "model", matching())
+    text = written(tmp_path, "text.txt", "anna saw the dog .\n" * 3)
+    config = probe_distance.Config(sequence_length=8, parser="rules")
+    made = probe_distance.run(folder, text, config, store=store).artifact
+    assert "--sequence-length" not in caplog.text and "--parser has no effect: it is for datasets" in caplog.text
+    caplog.clear()
+    sequences = made.manifest["inputs"]["sequences"]["recipe"]
+    probe_distance.run(folder, sequences, folder, config.model_copy(update={"split": "train"}), store=store)
+    assert caplog.text.count("--sequence-length 8 has no effect: it is for datasets and texts") == 1
+    assert caplog.text.count("--parser has no effect") == 1
+
+
 def test_heads_are_near_their_counterparts(store: Store, tmp_path: Path) -> None:
     one, other = (saved(tmp_path / name, matching(2, 3)) for name in ("one", "other"))
     text = written(tmp_path, "text.txt", "anna saw anna . she fed the man .\n" * 3)

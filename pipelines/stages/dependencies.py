@@ -37,8 +37,10 @@ from pipelines.inputs import Corpus
 from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.tables import DOCUMENTS, TREES
-from pipelines.text.parsers import READERS
+from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
+from pipelines.text.spacy_models import SpacyParser, spacy_folder
+from pipelines.text.stanza_models import StanzaParser, parser_files
 from pipelines.text.treebank import Treebank
 
 __all__ = ["STAGE", "Config", "dependency_schema", "run"]
@@ -46,6 +48,12 @@ __all__ = ["STAGE", "Config", "dependency_schema", "run"]
 WINDOW = 1 << 16
 """Minimum number of characters that a parser gets at once.  Batching may change the last bits of its sums, so windows depend
 only on the corpus, not on shards; a shard takes the windows that begin in it."""
+
+MODELS = {
+    "spacy": (SpacyParser, lambda name: model_folder(spacy_folder(name))),
+    "stanza": (StanzaParser, parser_files),
+}
+"""Kinds of parsers that have a model: how to open one, and which files determine its output."""
 
 _GROUP = 20_000
 _COLUMNS = ("document", "start", "first_sentence", "text", "sentences")
@@ -66,7 +74,7 @@ class Config(executor.Config):
     @classmethod
     def _check_parser(cls, value: str) -> str:
         kind, _, rest = value.partition(":")
-        if kind not in (*READERS, "conllu") or not rest:
+        if kind not in (*MODELS, "conllu") or not rest:
             raise ValueError("expected spacy:NAME_OR_FOLDER, stanza:LANG, stanza:FOLDER:LANG:PACKAGE or conllu:FILES")
         return value
 
@@ -101,10 +109,10 @@ def dependency_schema() -> Any:
 def _prepare(opening: Opening[Config]) -> None:
     kind, _, rest = opening.config.parser.partition(":")
     if kind == "conllu":
-        found = opening.stack.enter_context(expand([rest], any_kind=True, stdin=None))
-        opening.inputs["parser"] = Files.of(found.paths, found.names)
+        trees = opening.stack.enter_context(expand([rest], any_kind=True, stdin=None))
+        opening.inputs["parser"] = Files.of(trees.paths, trees.names)
     else:
-        opening.inputs["parser"] = READERS[kind].files(rest)
+        opening.inputs["parser"] = MODELS[kind][1](rest)
 
 
 def build(run: Run[Config]) -> None:
@@ -116,14 +124,17 @@ def build(run: Run[Config]) -> None:
     """
     paths = _map(run)
     summary = _Summary()
-    facts = _facts_of(paths[0]) if paths else {"scheme": "", "language": ""}
-    warnings = facts.pop("warnings", "").splitlines()
+    metadata: dict[bytes, bytes] = {}
+    if paths:
+        with open(paths[0], "rb") as raw:
+            metadata = open_parquet(raw).schema_arrow.metadata or {}
+    facts = {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language", "warnings")}
+    warnings = facts.pop("warnings").splitlines()
     schema = dependency_schema().with_metadata(facts)
     with run.out.parquet(TREES, schema) as writer:
         for table in evenly(itertools.chain.from_iterable(map(row_groups, paths)), _GROUP):
             summary.add(table)
             writer.write_table(table.cast(schema))
-    summary.check()
     run.out.counts |= summary.counts() | facts
     run.warn(*warnings, *summary.warnings(facts["scheme"]))
 
@@ -136,8 +147,8 @@ def _map(work: Work[Config]) -> list[Path]:
     settings = {"parser": config.parser, "max_words": config.max_words, "device": config.device}
     if kind == "conllu":
         settings |= {"paths": [os.path.abspath(path) for path in parser.paths], "names": list(parser.names)}
-    elif os.path.isdir(rest.split(":")[0]):
-        settings["parser"] = f"{kind}:{os.path.abspath(rest.split(':')[0])}{rest[len(rest.split(':')[0]) :]}"
+    elif os.path.isdir(folder := rest.split(":")[0]):
+        settings["parser"] = f"{kind}:{os.path.abspath(folder)}{rest[len(folder) :]}"
     shards = shards_of(work.inputs["corpus"], config.shard_size)
     return map_shards(parse_shard, shards, settings, work.partial, config, work.progress)
 
@@ -176,14 +187,13 @@ def _opened(
     kind, _, rest = parser.partition(":")
     if kind == "conllu":
         treebank = Treebank([Path(path) for path in paths], names, max_words)
-        return functools.partial(_look_up, treebank), {
-            "scheme": treebank.scheme,
-            "language": "",
-            "warnings": "\n".join(treebank.warnings),
-        }
-    model: Any = READERS[kind].open(rest, device, max_words)
-    facts = {"scheme": model.scheme, "language": model.language}
-    return (lambda _, sentences: model([text for *_, text in sentences])), facts
+        facts = {"scheme": treebank.scheme, "language": "", "warnings": "\n".join(treebank.warnings)}
+        return functools.partial(_look_up, treebank), facts
+    model: Any = MODELS[kind][0](rest, device, max_words)
+    return (
+        lambda _, sentences: model([text for *_, text in sentences]),
+        {"scheme": model.scheme, "language": model.language},
+    )
 
 
 def _look_up(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) -> list[Tree]:
@@ -193,17 +203,15 @@ def _look_up(treebank: Treebank, shard: Shard, sentences: Sequence[Sentence]) ->
 
 def _document_ids(shard: Shard, wanted: set[int]) -> dict[int, str]:
     """The ids of some documents of the corpus, by row."""
-    found: dict[int, str] = {}
+    ids, first = dict[int, str](), 0
     with open_checked(Path(shard.path).with_name(DOCUMENTS)) as file:
-        first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            in_group = [row for row in wanted if first <= row < first + rows]
-            if in_group:
-                ids = file.read_row_group(group, columns=["id"]).column("id")
-                found |= {row: ids[row - first].as_py() for row in in_group}
+            if in_group := [row for row in wanted if first <= row < first + rows]:
+                column = file.read_row_group(group, columns=["id"]).column("id")
+                ids |= {row: column[row - first].as_py() for row in in_group}
             first += rows
-    return found
+    return ids
 
 
 def _windows(shard: Shard) -> Iterator[Any]:
@@ -258,77 +266,61 @@ def _table(sentences: Sequence[Sentence], trees: Sequence[Tree], schema: Any) ->
 # the artifact
 
 
-def _facts_of(path: Path) -> dict[str, str]:
-    with open(path, "rb") as raw:
-        metadata = open_parquet(raw).schema_arrow.metadata or {}
-    return {name: metadata.get(name.encode(), b"").decode() for name in ("scheme", "language", "warnings")}
-
-
 class _Summary:
     """Counts sentences by status, words and relations of the table."""
 
     def __init__(self) -> None:
-        self._status: Counter[str] = Counter()
+        self._status, self._relations = Counter[str](), Counter[str]()
         self._first: dict[str, str] = {}
-        self._relations: Counter[str] = Counter()
-        self._words = self._roots = 0
 
     def add(self, table: Any) -> None:
         import pyarrow.compute as pc
 
-        for number, status in enumerate(table.column("status").to_pylist()):
-            reason = status.partition(":")[0]
+        for number, status in enumerate(table["status"].to_pylist()):
+            reason, colon, detail = status.partition(":")
             self._status[reason] += 1
             if reason not in self._first:
-                place = [table.column(name)[number].as_py() for name in ("document", "sentence")]
-                self._first[reason] = f"document {place[0]}, sentence {place[1]}" + status[len(reason) :]
-        relations = pc.list_flatten(table.column("relation"))
-        self._words += len(relations)
-        for entry in pc.value_counts(relations).to_pylist():
+                document, sentence = (table[name][number].as_py() for name in ("document", "sentence"))
+                self._first[reason] = f"document {document}, sentence {sentence}{colon}{detail}"
+        for entry in pc.value_counts(pc.list_flatten(table["relation"])).to_pylist():
             self._relations[entry["values"]] += entry["counts"]
 
-    @property
-    def _unparsed(self) -> dict[str, int]:
-        return {reason: count for reason, count in sorted(self._status.items()) if reason != "ok"}
-
     def counts(self) -> dict[str, Any]:
-        """``parsed`` are the sentences that have words."""
-        parsed = self._status["ok"]
-        return {
-            "sentences": parsed + sum(self._unparsed.values()),
-            "parsed": parsed,
-            "words": self._words,
-            "without": self._unparsed,
-        }
+        """``parsed`` are the sentences that have words.
 
-    def check(self) -> None:
-        """Raise InputError if there are sentences but none has a tree."""
-        if self._status["ok"] == 0 and self._unparsed:
-            reason = max(self._unparsed, key=self._unparsed.__getitem__)
+        Raises:
+            InputError: there are sentences but none has a tree.
+        """
+        without = {reason: count for reason, count in sorted(self._status.items()) if reason != "ok"}
+        if not self._status["ok"] and without:
+            reason = max(without, key=without.__getitem__)
             raise InputError(
-                f"none of {sum(self._unparsed.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
+                f"none of {sum(without.values()):,} sentences has a tree: {reason} ({self._first[reason]})",
                 hint={
                     "not found": "give the trees of this corpus, or build the corpus from them: guide build-corpus x.conllu",
                     "too long": "raise --max-words, or build the corpus with other --sentences",
                 }.get(reason),
             )
+        return {
+            "sentences": self._status.total(),
+            "parsed": self._status["ok"],
+            "words": self._relations.total(),
+            "without": without,
+        }
 
-    def warnings(self, scheme: str) -> list[str]:
+    def warnings(self, scheme: str) -> Iterator[str]:
         from guidance.patterns.features import relation_id
 
-        lines = [
-            f"{count:,} sentences have no tree: {reason}, first {self._first[reason]}"
-            for reason, count in self._unparsed.items()
-        ]
+        for reason, count in sorted(self._status.items()):
+            if reason != "ok":
+                yield f"{count:,} sentences have no tree: {reason}, first {self._first[reason]}"
         unknown = {label: count for label, count in self._relations.items() if relation_id(label) < 0}
         if unknown:
             most = ", ".join(repr(label) for label in sorted(unknown, key=lambda label: (-unknown[label], label))[:5])
-            lines.append(
-                f"{sum(unknown.values()):,} of {self._words:,} words have a relation that patterns do not know: {most}"
-            )
+            number, words = sum(unknown.values()), self._relations.total()
+            yield f"{number:,} of {words:,} words have a relation that patterns do not know: {most}"
         if scheme == "other":
-            lines.append("the parser's labels are not those of Universal Dependencies or of spaCy's English models")
-        return lines
+            yield "the parser's labels are not those of Universal Dependencies or of spaCy's English models"
 
 
 STAGE: Stage[Config, Result | None] = Stage(

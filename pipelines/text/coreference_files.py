@@ -13,7 +13,7 @@ from pathlib import Path
 from guidance.errors import InputError
 from guidance.probes.coreference import Mention, head_word, kind_of
 from pipelines.text.blocks import Notes
-from pipelines.text.readers import open_lines
+from pipelines.text.readers import TextFile
 from pipelines.text.records import plain_rows
 
 FORMATS = ("conll-2012", "gum", "gap", "winobias")
@@ -52,39 +52,41 @@ def read_coreference(
         InputError: a file is in none of these formats, or its brackets do not match.
     """
     for path, name in zip(paths, names, strict=True):
-        kind = format_ or _guess(path, name, encoding)
-        yield from _READERS[kind](path, name, encoding, notes)
+        file = TextFile(path, name, encoding, notes)
+        yield from _READERS[format_ or _guess(file)](file)
 
 
-def _guess(path: Path, name: str, encoding: str) -> str:
-    first = next((line for _, line in open_lines(path, name, encoding, Notes()) if line.strip()), "")
-    if first.startswith("#begin document"):
-        return "conll-2012"
-    if first.startswith("# begin document"):
-        return "gum"
-    if first.startswith("ID\tText\tPronoun"):
-        return "gap"
-    if re.match(r"\d+ .*\[", first):
-        return "winobias"
+def _guess(file: TextFile) -> str:
+    first = file.first_line()
+    for kind, beginning in _BEGINNINGS.items():
+        if re.match(beginning, first):
+            return kind
     raise InputError(
-        f"{name!r}: no format of coreference that is known, begins with {first[:60]!r}",
+        f"{file.name!r}: no format of coreference that is known, begins with {first[:60]!r}",
         hint=f"--format {', '.join(FORMATS)}",
     )
 
 
-def _conll(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+_BEGINNINGS = {
+    "conll-2012": "#begin document",
+    "gum": "# begin document",
+    "gap": "ID\tText\tPronoun",
+    "winobias": r"\d+ .*\[",
+}
+
+
+def _conll(file: TextFile) -> Iterator[Text]:
     """CoNLL-2012: the word in the fourth column, brackets in the last; tabs or spaces.  A part is a document."""
-    title, words, sentences, brackets = name, list[str](), list[int](), list[tuple[int, str, str]]()
+    title, words, sentences, brackets = file.name, list[str](), list[int](), list[tuple[int, str, str]]()
     begins = True
-    for number, line in open_lines(path, name, encoding, notes):
-        place = f"{name!r}, line {number}"
+    for number, line in file.lines():
+        place = file.place(number)
         if line.startswith("#begin document"):
-            found = re.match(r"#begin document \((.*)\);\s*(?:part\s*(\w+))?", line)
-            title = "/".join(filter(None, found.groups())) if found else name
+            about = re.match(r"#begin document \((.*)\);\s*(?:part\s*(\w+))?", line)
+            title = "/".join(filter(None, about.groups())) if about else file.name
         elif line.startswith("#end document"):
             yield _text(title, words, sentences, brackets, place)
-            words, sentences, brackets = [], [], []
-            begins = True
+            words, sentences, brackets, begins = [], [], [], True
         elif not line.strip():
             begins = True
         elif not line.startswith("#"):
@@ -97,16 +99,16 @@ def _conll(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]
             brackets.append((len(words), cells[-1], place))
             words.append(cells[3])
     if words:
-        yield _text(title, words, sentences, brackets, repr(name))
+        yield _text(title, words, sentences, brackets, repr(file.name))
 
 
-def _gum(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+def _gum(file: TextFile) -> Iterator[Text]:
     """GUM and OntoGUM: number, word and brackets; an entity is a number, perhaps between its type and its name."""
-    title, words, brackets = name, list[str](), list[tuple[int, str, str]]()
-    for number, line in open_lines(path, name, encoding, notes):
-        place = f"{name!r}, line {number}"
+    title, words, brackets = file.name, list[str](), list[tuple[int, str, str]]()
+    for number, line in file.lines():
+        place = file.place(number)
         if line.startswith("# begin document"):
-            title = line.partition("document")[2].strip() or name
+            title = line.partition("document")[2].strip() or file.name
         elif line.startswith("# end document"):
             yield _text(title, words, [0], brackets, place)
             words, brackets = [], []
@@ -117,19 +119,14 @@ def _gum(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
             brackets.append((len(words), cells[2], place))
             words.append(cells[1])
     if words:
-        yield _text(title, words, [0], brackets, repr(name))
+        yield _text(title, words, [0], brackets, repr(file.name))
 
 
 def _text(
     title: str, words: Sequence[str], sentences: Sequence[int], brackets: Sequence[tuple[int, str, str]], place: str
 ) -> Text:
-    """A document from the brackets at its words.
-
-    Raises:
-        InputError: a bracket is closed that was not opened, or the other way round.
-    """
-    opened: dict[str, list[int]] = {}
-    found: list[Mention] = []
+    """A document from the brackets at its words, which must match."""
+    opened, mentions = dict[str, list[int]](), list[Mention]()
     for word, text, where in brackets:
         for alone, begins, ends in _BRACKET.findall(text):
             entity = _entity(alone or begins or ends)
@@ -139,16 +136,16 @@ def _text(
                 starts = [word] if alone else opened.get(entity)
                 if not starts:
                     raise InputError(f"{where}: entity {entity!r} ends where none has begun")
-                found.append(_mention(words, starts.pop(), word + 1, entity))
+                mentions.append(_mention(words, starts.pop(), word + 1, entity))
     if left := [entity for entity, starts in opened.items() if starts]:
         raise InputError(f"{place}: entity {left[0]!r} begins and never ends")
-    return Text(title, words, sentences, sorted(found, key=lambda mention: (mention.start, mention.end)))
+    return Text(title, words, sentences, sorted(mentions, key=lambda mention: (mention.start, mention.end)))
 
 
 def _entity(label: str) -> str:
     """The entity of a bracket: ``12``, or the number in ``person-12-Name``."""
-    found = re.match(r"[A-Za-z]+-(\d+)", label)
-    return found[1] if found else label
+    number = re.match(r"[A-Za-z]+-(\d+)", label)
+    return number[1] if number else label
 
 
 def _mention(words: Sequence[str], start: int, end: int, entity: str, asks: bool | None = None) -> Mention:
@@ -156,60 +153,54 @@ def _mention(words: Sequence[str], start: int, end: int, entity: str, asks: bool
     return Mention(start, end, head, entity, kind_of(words, start, head, end), asks)
 
 
-def _gap(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+def _gap(file: TextFile) -> Iterator[Text]:
     """GAP: a pronoun in a text and its candidates, two names; a name whose column says TRUE corefers with the pronoun."""
-    rows = plain_rows(open_lines(path, name, encoding, notes), "\t")
+    rows = plain_rows(file.lines(), "\t")
     _, header = next(rows, (0, []))
     for number, cells in rows:
-        place = f"{name!r}, line {number}"
-        row = dict(zip(header, cells, strict=False))
+        place, row = file.place(number), dict(zip(header, cells, strict=False))
+        mentions = []
         try:
-            text, spans = row["Text"], list[tuple[int, str, str, bool]]()
-            for role in ("Pronoun", "A", "B"):
-                corefers = role == "Pronoun" or row[f"{role}-coref"] == "TRUE"
-                spans.append(
-                    (int(row[f"{role}-offset"]), row[role], "pronoun" if corefers else role, role == "Pronoun")
-                )
+            spans = [(role, int(row[f"{role}-offset"]), row[role]) for role in ("Pronoun", "A", "B")]
+            corefer = {"Pronoun"} | {role for role in ("A", "B") if row[f"{role}-coref"] == "TRUE"}
+            found = list(_WORD.finditer(row["Text"]))
         except (KeyError, ValueError, TypeError) as error:
             raise InputError(f"{place}: not a row of GAP ({error})") from error
-        found = list(_WORD.finditer(text))
-        mentions = []
-        for start, phrase, entity, asks in spans:
+        words = [word[0] for word in found]
+        for role, start, phrase in spans:
             inside = [n for n, word in enumerate(found) if start < word.end() and word.start() < start + len(phrase)]
             if not inside:
                 raise InputError(f"{place}: {phrase!r} is not at character {start}")
-            mention = _mention([word[0] for word in found], inside[0], inside[-1] + 1, entity, asks)
+            entity, asks = "pronoun" if role in corefer else role, role == "Pronoun"
+            mention = _mention(words, inside[0], inside[-1] + 1, entity, asks)
             mentions.append(replace(mention, kind="pronominal") if asks else mention)
-        words = [word[0] for word in found]
         yield Text(row["ID"], words, [0], sorted(mentions, key=lambda mention: mention.start))
 
 
-def _winobias(path: Path, name: str, encoding: str, notes: Notes) -> Iterator[Text]:
+def _winobias(file: TextFile) -> Iterator[Text]:
     """WinoBias: a number and a sentence on each line; the mentions in brackets, an occupation and a pronoun, corefer.  The other
     occupation of the sentence, which is not marked, is the other candidate of the pronoun."""
-    stereotype = next((kind for kind in STEREOTYPES if Path(name).name.startswith(f"{kind}_")), "")
-    for number, line in open_lines(path, name, encoding, notes):
+    stereotype = next((kind for kind in STEREOTYPES if Path(file.name).name.startswith(f"{kind}_")), "")
+    for number, line in file.lines():
         if not line.strip():
             continue
         own, _, sentence = line.strip().partition(" ")
         if not own.isdecimal() or not _MARKED.search(sentence):
-            raise InputError(f"{name!r}, line {number}: not a number and a sentence with mentions in brackets")
+            raise InputError(f"{file.place(number)}: not a number and a sentence with mentions in brackets")
         words: list[str] = []
         marked: list[tuple[int, int]] = []
-        end = 0
-        for found in _MARKED.finditer(sentence):
-            words += _WORD.findall(sentence[end : found.start()])
+        # every second part is what stands in brackets
+        for part, text in enumerate(_MARKED.split(sentence)):
             start = len(words)
-            words += _WORD.findall(found[1])
-            marked.append((start, len(words)))
-            end = found.end()
-        words += _WORD.findall(sentence[end:])
-        mentions = [_mention(words, *span, "marked") for span in marked if span[0] < span[1]]
+            words += _WORD.findall(text)
+            if part % 2 and len(words) > start:
+                marked.append((start, len(words)))
+        mentions = [_mention(words, *span, "marked") for span in marked]
         inside = {word for mention in mentions for word in range(mention.start, mention.end)}
         mentions += [_mention(words, *span, "other") for span in _occupations(words) if inside.isdisjoint(range(*span))]
         mentions = [replace(mention, asks=mention.kind == "pronominal") for mention in mentions]
         mentions.sort(key=lambda mention: mention.start)
-        yield Text(f"{name}/{own}", words, [0], mentions, stereotype)
+        yield Text(f"{file.name}/{own}", words, [0], mentions, stereotype)
 
 
 STEREOTYPES = ("pro", "anti")
@@ -223,11 +214,11 @@ OCCUPATIONS = re.compile(
 
 
 def _occupations(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """The places of occupations with their articles."""
-    for place, word in enumerate(words):
-        start = place - 1 - (word == "worker")
+    """Occupations with their articles: the first word, and the one behind the last."""
+    for number, word in enumerate(words):
+        start = number - 1 - (word == "worker")
         if OCCUPATIONS.fullmatch(word.lower()) and start >= 0 and words[start].lower() in ("the", "a", "an"):
-            yield start, place + 1
+            yield start, number + 1
 
 
 _READERS = {"conll-2012": _conll, "gum": _gum, "gap": _gap, "winobias": _winobias}

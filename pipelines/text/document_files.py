@@ -212,11 +212,7 @@ def wikisection(files: Sequence[TextFile], layout: Layout) -> Iterator[Structure
 
 
 def _spans(annotations: Any, size: int, place: str) -> list[tuple[int, int]]:
-    """The start and end of each section, in order.
-
-    Raises:
-        InputError: a span is none, leaves the text, or begins inside another.
-    """
+    """The start and end of each section, in order; they must be inside the text and apart from each other."""
     spans = []
     for annotation in annotations if isinstance(annotations, list) else [None]:
         fields = annotation if isinstance(annotation, dict) else {}
@@ -262,9 +258,11 @@ def _json_list(file: TextFile) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 def _json_lines(files: Sequence[TextFile]) -> Iterator[tuple[dict[str, Any], str, str, int]]:
     """The objects of files of JSON lines: each with its place, the name of its file and its line."""
-    for file in files:
-        for number, place, record in json_objects(file.lines(), file.name):
-            yield record, place, file.name, number
+    return (
+        (record, place, file.name, number)
+        for file in files
+        for number, place, record in json_objects(file.lines(), file.name)
+    )
 
 
 def _own_id(record: dict[str, Any], layout: Layout, number: int, place: str) -> str:
@@ -278,17 +276,9 @@ def _own_id(record: dict[str, Any], layout: Layout, number: int, place: str) -> 
 
 
 def _field(record: dict[str, Any], key: str, place: str, flag: str | None = None) -> Any:
-    """A field of a record.
-
-    Args:
-        flag: the option that names the field, for the message.
-
-    Raises:
-        InputError: the record does not have it.
-    """
+    """A field that a record must have; ``flag`` is the option that names it."""
     value = find_field(record, key)
     if value is MISSING:
-        raise InputError(
-            f"{place}: no field {key!r}; it has {short_list(record)}", hint=f"name it with {flag}" if flag else None
-        )
+        hint = f"name it with {flag}" if flag else None
+        raise InputError(f"{place}: no field {key!r}; it has {short_list(record)}", hint=hint)
     return value

@@ -77,10 +77,6 @@ class Known:
         raise InputError(f"{file.name!r}: not --format {layout.format}, whose columns are {wanted}")
 
 
-def _decided(record: Record) -> Record | None:
-    return None if record.label == UNDECIDED else record
-
-
 def _without_bytes(record: Record) -> Record:
     """Texts that are Python's bytes literals, as text."""
     return replace(record, text=_literal(record.text, record.place), pair=_literal(record.pair, record.place))
@@ -101,11 +97,9 @@ def _coarse(record: Record) -> Record:
     return replace(record, label=(record.label or "").partition(":")[0] or None)
 
 
-_ANLI = {"e": "entailment", "n": "neutral", "c": "contradiction"}
-
-
 def _spelled(record: Record) -> Record:
-    return replace(record, label=_ANLI.get(record.label or "", record.label))
+    labels = {"e": "entailment", "n": "neutral", "c": "contradiction"}
+    return replace(record, label=labels.get(record.label or "", record.label))
 
 
 # readers
@@ -170,14 +164,8 @@ def _trees(*, fine: bool, phrases: bool) -> Known:
 
 
 def _nodes(line: str, place: str) -> list[tuple[int, str]]:
-    """The label and the words of each node of a bracketed tree, the root first.
-
-    Raises:
-        InputError: it is no such tree.
-    """
-    opened: list[tuple[int, int]] = []
-    words: list[str] = []
-    nodes: list[tuple[int, int, int]] = []
+    """The label and the words of each node of a bracketed tree, the root first."""
+    opened, words, nodes = list[tuple[int, int]](), list[str](), list[tuple[int, int, int]]()
     position = 0
     while position < len(line):
         match = _NODE.match(line, position)
@@ -232,7 +220,12 @@ LAYOUTS: Mapping[str, Known] = {
         {"ragged": "keep"},
     ),
     "glue-qqp": Known("tsv", _pairs("question1", "question2", "is_duplicate", "id"), settings={"ragged": "drop"}),
-    "glue-mnli": Known("tsv", _pairs("sentence1", "sentence2", "gold_label"), change=_decided, dropped="no gold label"),
+    "glue-mnli": Known(
+        "tsv",
+        _pairs("sentence1", "sentence2", "gold_label"),
+        change=lambda record: None if record.label == UNDECIDED else record,
+        dropped="no gold label",
+    ),
     "glue-qnli": Known("tsv", _pairs("question", "sentence", "label")),
     "glue-rte": Known("tsv", _pairs("sentence1", "sentence2", "label")),
     "glue-wnli": Known("tsv", _pairs("sentence1", "sentence2", "label")),

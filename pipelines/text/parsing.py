@@ -1,8 +1,12 @@
-"""What parsers of both libraries share: the files of a model, and parsing many sentences where some may fail."""
+"""What parsers of both libraries share: the files of a model, and parsing many sentences where some may fail.
+
+The corpus decides where sentences end: a parser takes each sentence as one, even if its own model would split it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,14 +27,11 @@ def model_folder(folder: Path) -> Files:
 
 def parse_all(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str], max_words: int) -> list[Tree]:
     """The tree of each sentence; sentences that are too long or make ``parse`` fail get a status instead of words."""
-    trees = [Tree(status="too long")] * len(texts)
     # a sentence with too many words between spaces has too many tokens in any case
-    places = [place for place, text in enumerate(texts) if len(text.split()) <= max_words]
+    is_short = [len(text.split()) <= max_words for text in texts]
     with _one_thread():
-        found = _parse_or_halve(parse, [texts[place] for place in places])
-    for place, tree in zip(places, found, strict=True):
-        trees[place] = tree
-    return trees
+        trees = iter(_parse_or_halve(parse, list(itertools.compress(texts, is_short))))
+    return [next(trees) if short else Tree(status="too long") for short in is_short]
 
 
 def _parse_or_halve(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequence[str]) -> list[Tree]:
@@ -53,12 +54,11 @@ def _parse_or_halve(parse: Callable[[Sequence[str]], list[Tree]], texts: Sequenc
 def _one_thread() -> Iterator[None]:
     """Limit torch to one thread: otherwise the last bits of a sum depend on the number of threads."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads() if torch else 0
+    if torch:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if torch:
+            torch.set_num_threads(before)

@@ -89,12 +89,11 @@ class _SpacySplitter:
     def __call__(self, texts: Sequence[str]) -> list[list[Span]]:
         if self._model is None or len(self._model.vocab.strings) > self._limit:
             self._load()
-        found = []
-        for text, doc in zip(texts, self._model.pipe(texts), strict=True):
-            columns = doc.to_array(["SENT_START", "IDX"])
-            starts = columns[columns[:, 0] == 1, 1].tolist()
-            found.append(list(_stripped(text, starts)))
-        return found
+        tables = (doc.to_array(["SENT_START", "IDX"]) for doc in self._model.pipe(texts))
+        return [
+            list(_stripped(text, table[table[:, 0] == 1, 1].tolist()))
+            for text, table in zip(texts, tables, strict=True)
+        ]
 
 
 def _stripped(text: str, starts: list[int]) -> Iterator[Span]:
@@ -113,11 +112,10 @@ def _stanza_splitter(folder: Path, language: str, package: str | None) -> Splitt
     pipeline = load_stanza(folder, language, package, "tokenize", use_gpu=False)
 
     def split(texts: Sequence[str]) -> list[list[Span]]:
-        found: list[list[Span]] = []
-        for document in pipeline.bulk_process([stanza.Document([], text=text) for text in texts]):
-            spans = [(s.tokens[0].start_char, s.tokens[-1].end_char) for s in document.sentences if s.tokens]
-            text = document.text
-            found.append(list(_stripped(text, [start for start, _ in spans])))
-        return found
+        documents = pipeline.bulk_process([stanza.Document([], text=text) for text in texts])
+        return [
+            list(_stripped(document.text, [s.tokens[0].start_char for s in document.sentences if s.tokens]))
+            for document in documents
+        ]
 
     return split

@@ -1,7 +1,4 @@
-"""spaCy models: finding and opening them, and parsing sentences into trees.
-
-The corpus decides where sentences end: the parser takes each sentence as one, even if its own model would split it.
-"""
+"""spaCy models: finding and opening them, and parsing sentences into trees."""
 
 from __future__ import annotations
 
@@ -50,10 +47,10 @@ def spacy_folder(name: str) -> Path:
             raise InputError(f"{name!r}: no such folder with a spaCy model")
         return Path(name)
     require("spacy", "spacy")
-    found = importlib.util.find_spec(name) if re.fullmatch(r"\w+", name) else None
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec(name) if re.fullmatch(r"\w+", name) else None
+    if package is None or not package.submodule_search_locations:
         raise MachineError(f"the spaCy model {name!r} is not installed", hint=f"python -m spacy download {name}")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(package.submodule_search_locations)))
 
 
 def load_spacy(name: str) -> Any:
@@ -86,26 +83,24 @@ def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str
     vocab = tokenize.vocab  # type: ignore[attr-defined]
     long_run = re.compile(rf"\S{{{longest + 1},}}")
 
-    def cut(text: str) -> Any:
-        if not long_run.search(text):
-            return tokenize(text)
-        words, spaces = [], []
+    def tokens(text: str) -> Iterator[tuple[str, bool]]:
+        """Words, and whether a space follows each of them."""
         position = 0
         for run in long_run.finditer(text):
-            doc = tokenize(text[position : run.start()])
-            words += [token.text for token in doc]
-            spaces += [bool(token.whitespace_) for token in doc]
+            yield from ((token.text, bool(token.whitespace_)) for token in tokenize(text[position : run.start()]))
             pieces = _SIMPLE_WORD.findall(run[0])
             last = pieces[-1]
             # keep a final full stop as a token of its own, so that it still ends the sentence
             if len(last) > 1 and not last[-1].isalnum():
                 pieces[-1:] = [last[:-1], last[-1]]
-            words += pieces
-            spaces += [False] * len(pieces)
+            yield from ((piece, False) for piece in pieces)
             position = run.end()
-        rest = tokenize(text[position:])
-        words += [token.text for token in rest]
-        spaces += [bool(token.whitespace_) for token in rest]
+        yield from ((token.text, bool(token.whitespace_)) for token in tokenize(text[position:]))
+
+    def cut(text: str) -> Any:
+        if not long_run.search(text):
+            return tokenize(text)
+        words, spaces = map(list, zip(*tokens(text), strict=True))
         return Doc(vocab, words=words, spaces=spaces)
 
     return cut
@@ -157,10 +152,10 @@ class SpacyParser:
     def _parse(self, texts: Sequence[str]) -> list[Tree]:
         docs = [self._tokenize(text) for text in texts]
         trees = [Tree(status="too long" if len(doc) else "empty") for doc in docs]
-        kept = [place for place, doc in enumerate(docs) if 0 < len(doc) <= self._max_words]
-        parsed = list(self._model.pipe((_one_sentence(docs[place]) for place in kept), batch_size=BATCH))
-        for place, tree in zip(kept, self._trees([texts[place] for place in kept], parsed), strict=True):
-            trees[place] = tree if len(tree) else Tree(status="empty")
+        kept = [number for number, doc in enumerate(docs) if 0 < len(doc) <= self._max_words]
+        parsed = list(self._model.pipe((_one_sentence(docs[number]) for number in kept), batch_size=BATCH))
+        for number, tree in zip(kept, self._trees([texts[number] for number in kept], parsed), strict=True):
+            trees[number] = tree if len(tree) else Tree(status="empty")
         return trees
 
     def _trees(self, texts: Sequence[str], docs: Sequence[Any]) -> Iterator[Tree]:
@@ -182,17 +177,17 @@ class SpacyParser:
         first = 0
         for text, doc in zip(texts, docs, strict=True):
             rows = slice(first, first := first + len(doc))
-            end = [place + size for place, size in zip(start[rows], length[rows], strict=True)]
+            end = [first_letter + size for first_letter, size in zip(start[rows], length[rows], strict=True)]
             tree = Tree(
                 start[rows],
                 end,
                 [text[since:until] for since, until in zip(start[rows], end, strict=True)],
                 lemma[rows],
                 [NAMES[key] for key in upos[rows]],
-                [place + distance for place, distance in enumerate(offset[rows])],
+                [word + distance for word, distance in enumerate(offset[rows])],
                 relation[rows],
             )
-            yield without(tree, [place for place, is_space in enumerate(space[rows]) if is_space])
+            yield without(tree, [word for word, is_space in enumerate(space[rows]) if is_space])
 
 
 def _unused_components(factories: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,4 @@
-"""Stanza's models: finding and opening them, and parsing sentences into trees.
-
-The corpus decides where sentences end: the parser takes each sentence as one, even if its own model would split it.
-"""
+"""Stanza's models: finding and opening them, and parsing sentences into trees."""
 
 from __future__ import annotations
 
@@ -26,20 +23,19 @@ def find_stanza(spec: str) -> tuple[Path, str, str | None]:
         InputError: the folder or package does not exist.
         MachineError: there is no tokenizer for the language; the message says how to install it.
     """
-    place, *more = spec.split(":")
+    language, *more = spec.split(":")
+    folder = Path(language)
     if len(more) > 2:
         raise InputError(f"stanza:{spec!r}: expected stanza:FOLDER:LANG:PACKAGE")
-    if os.sep in place or more or Path(place).is_dir():
-        folder = Path(place)
+    if os.sep in language or more or folder.is_dir():
         if not folder.is_dir():
-            raise InputError(f"{place!r}: no such folder with Stanza models")
-        found = sorted(path.parent.name for path in folder.glob("*/tokenize"))
-        if not more and len(found) != 1:
-            raise InputError(f"{place!r} has {found or 'no Stanza models'}", hint="name one: stanza:FOLDER:LANG")
-        language = more[0] if more else found[0]
+            raise InputError(f"{language!r}: no such folder with Stanza models")
+        languages = more or sorted(path.parent.name for path in folder.glob("*/tokenize"))
+        if not more and len(languages) != 1:
+            raise InputError(f"{language!r} has {languages or 'no Stanza models'}", hint="name one: stanza:FOLDER:LANG")
+        language = languages[0]
     else:
         folder = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
-        language = place
     models = sorted(path.stem for path in (folder / language / "tokenize").glob("*.pt"))
     if not models:
         raise MachineError(

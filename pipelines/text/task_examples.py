@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,16 +26,9 @@ def read_dream(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
             context = " ".join(turns)
             for count, question in enumerate(questions, 1):
                 number += 1
-                yield from _record(
-                    number,
-                    f"{place}, question {count}",
-                    context,
-                    question["question"],
-                    question["choice"],
-                    question.get("answer"),
-                    f"{id_}-{count}",
-                    file.notes,
-                )
+                own, choices, answer = question["question"], question["choice"], question.get("answer")
+                of_question = f"{place}, question {count}"
+                yield from _record(number, of_question, context, own, choices, answer, f"{id_}-{count}", file.notes)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise InputError(
                 f"{place}: not a dialogue of DREAM ({error})", hint="--format jsonl reads other files"
@@ -143,10 +137,8 @@ def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     Raises:
         InputError: a line lacks a column, or some words of a sentence have no tag.
     """
-    words: list[str] = []
-    tags: list[str | None] = []
-    begun, number = 0, 0
-    for number, line in file.lines():
+    words, tags, begun = list[str](), list[str | None](), 0
+    for number, line in itertools.chain(file.lines(), [(0, "")]):
         cells = line.rstrip("\r\n").split("\t") if "\t" in line.strip() else line.split(" ")
         cells = [cell.strip() for cell in cells]
         if not any(cells) or cells[0] == "-DOCSTART-":
@@ -155,14 +147,10 @@ def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
             continue
         cells = [cell for cell in cells if cell]
         begun = begun if words else number
-        place = file.place(number)
-        word = cells[_column(layout.text_column, "text", 0, len(cells), place, "--text-column")]
+        place, column = file.place(number), layout.label_column
+        word = cells[0] if layout.text_column == "text" else _cell(cells, layout.text_column, "--text-column", place)
         words.append("".join(word.split()) or "_")
-        has_tag = len(cells) > 1 or layout.label_column is not None
-        tags.append(
-            cells[_column(layout.label_column, None, -1, len(cells), place, "--label-column")] if has_tag else None
-        )
-    yield from _tagged(words, tags, begun, file.place(begun), split, file.notes)
+        tags.append(_cell(cells, column, "--label-column", place) if column else cells[-1] if len(cells) > 1 else None)
 
 
 def read_words(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
@@ -172,17 +160,13 @@ def read_words(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
             yield Record(number, file.place(number), None, parts=((" ".join(words),),))
 
 
-def _column(given: str | None, default: str | None, place: int, width: int, where: str, flag: str) -> int:
-    """The number of a column from 0."""
-    if given in (None, default):
-        return place
-    assert given is not None
-    number = whole_number(given) or 0
-    if not 1 <= number <= width:
-        raise InputError(
-            f"{where}: no column {given!r}; it has {width}", hint=f"{flag} takes a number from 1 to {width}"
-        )
-    return number - 1
+def _cell(cells: Sequence[str], column: str, flag: str, place: str) -> str:
+    """The cell in a column that is given by its number from 1."""
+    number = whole_number(column) or 0
+    if not 1 <= number <= len(cells):
+        hint = f"{flag} takes a number from 1 to {len(cells)}"
+        raise InputError(f"{place}: no column {column!r}; it has {len(cells)}", hint=hint)
+    return cells[number - 1]
 
 
 def _tagged(

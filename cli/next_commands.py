@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from guidance.errors import InputError
-from pipelines.engine.command import Templates
+from pipelines.engine.declaration import Templates
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store
 from pipelines.training.run_inputs import is_guided

@@ -31,7 +31,7 @@ from cli.output import escape, say, say_json, tell
 from cli.progress import ConsoleProgress, set_up_logging
 from cli.settings import misspelt, origin_of, origins_added, source_of, store_path
 from guidance.errors import InputError
-from pipelines.engine.command import Templates
+from pipelines.engine.declaration import Templates
 from pipelines.engine.stage import Result
 from pipelines.progress import Progress, log
 from pipelines.storage.store import Store

@@ -13,8 +13,7 @@ from cli import completion
 from cli.app import parameter
 from cli.options import Session, stage_command
 from cli.tables import folded
-from pipelines.engine.command import Table
-from pipelines.engine.declaration import Stage, Take
+from pipelines.engine.declaration import Stage, Table, Take
 from pipelines.engine.stage import Result
 from pipelines.stages import STAGES
 

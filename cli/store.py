@@ -25,7 +25,7 @@ from pipelines.storage.manifest import ArtifactAmbiguous, ArtifactDamaged, Artif
 from pipelines.storage.store import Store
 
 if TYPE_CHECKING:
-    from pipelines.engine.command import Table
+    from pipelines.engine.declaration import Table
 
 Reference = Annotated[
     str, Argument(metavar="REF", help="A name, name@n, an id, or a path.", autocompletion=completion.artifacts())

@@ -137,7 +137,7 @@ LOOKING = '''
 
 from __future__ import annotations
 
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:

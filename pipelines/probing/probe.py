@@ -14,8 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipelines.engine import stage
-from pipelines.engine.command import Command, Table
-from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.declaration import Command, Opening, Stage, Table, Take
 from pipelines.engine.stage import C, Run, knob
 from pipelines.storage.artifacts import Artifact
 

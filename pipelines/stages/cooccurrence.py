@@ -16,14 +16,12 @@ from pydantic import Field, field_validator, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Opening, Stage
+from pipelines.engine.declaration import Command, Opening, Stage
 from pipelines.engine.shards import evenly, merge_tree, row_groups
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
-from pipelines.storage.tables import COUNTS, VOCABULARY
+from pipelines.storage.tables import COUNTS, VOCABULARY, column
 from pipelines.text.corpus_files import check_pairs
 
 __all__ = ["STAGE", "Config", "run", "vocabulary_schema"]

@@ -20,8 +20,7 @@ from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.shards import map_shards
 from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.progress import log

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Opening, Stage, Take
+from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
 from pipelines.storage.store import Store

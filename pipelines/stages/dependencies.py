@@ -21,8 +21,7 @@ from pydantic import Field, field_validator
 from guidance.errors import InputError
 from guidance.statistics.dependencies import Tree
 from pipelines.engine import executor
-from pipelines.engine.command import SEQUENCES_FIRST, Command
-from pipelines.engine.declaration import Opening, Stage
+from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -34,9 +33,8 @@ from pipelines.engine.shards import (
 )
 from pipelines.engine.stage import Files, Result, Run, Work, knob
 from pipelines.inputs import Corpus
-from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
-from pipelines.storage.tables import DOCUMENTS, TREES
+from pipelines.storage.tables import DOCUMENTS, TREES, column, list_column
 from pipelines.text.parsing import model_folder
 from pipelines.text.sources import expand
 from pipelines.text.spacy_models import SpacyParser, spacy_folder

@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.command import Command, Table
-from pipelines.engine.declaration import Stage
+from pipelines.engine.declaration import Command, Stage, Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import write_heads
 from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable, spec_of

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError, PlanError
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Opening, Take
+from pipelines.engine.declaration import Command, Opening, Take
 from pipelines.engine.stage import knob
 from pipelines.progress import log
 from pipelines.stages import missing

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.command import SEQUENCES_FIRST, Command
-from pipelines.engine.declaration import Opening, Stage
+from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
 from pipelines.engine.shards import (
     Shard,
     evenly,
@@ -28,10 +27,9 @@ from pipelines.engine.shards import (
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.store import Store
-from pipelines.storage.tables import IDF
+from pipelines.storage.tables import IDF, column
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, check_pairs, training_blocks
 
 __all__ = ["STAGE", "Config", "idf_schema", "run"]

@@ -17,17 +17,16 @@ from typing import Any
 
 from guidance.errors import InputError
 from pipelines.engine import executor
-from pipelines.engine.command import Command, Table
-from pipelines.engine.declaration import Opening, Stage, Stored, names
+from pipelines.engine.declaration import Command, Opening, Stage, Stored, Table, names
 from pipelines.engine.shards import Shard, ShareDone, map_shards, parquet_file
 from pipelines.engine.stage import Result, Run, Work, internal, require
 from pipelines.inputs import Sequences
 from pipelines.statistics.codes import CODES_KEY
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch, digest
 from pipelines.storage.store import Store
+from pipelines.storage.tables import list_column
 from pipelines.text.corpus_files import SPLITS
 
 __all__ = ["STAGE", "Config", "mask_schema", "run"]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Opening
+from pipelines.engine.declaration import Command, Opening
 from pipelines.inputs import Sequences
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.store import Store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import shares, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import best, head_name, share, shares, write_heads

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import COLUMNS, best, head_name, key_of, share, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 
 if TYPE_CHECKING:
     from guidance.sites import Site

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from guidance.errors import InputError
-from pipelines.engine.command import Table
-from pipelines.engine.declaration import Opening
+from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import SHOWN_HEADS, head_name, heads_of, number, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Model
 from pipelines.probing.heads import SHOWN_HEADS, best, head_name, heads_of, number, write_heads

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from guidance.errors import InputError
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import number, share
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:

@@ -20,14 +20,13 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.command import Table
-from pipelines.engine.declaration import Opening
+from pipelines.engine.declaration import Opening, Table
 from pipelines.engine.stage import Run, knob
 from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 from pipelines.text.records import check_unicode
 from pipelines.training.learner import folder_of
 

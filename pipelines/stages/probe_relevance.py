@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import COLUMNS, SHOWN_HEADS, best, head_name, heads_picture, share, write_heads
 from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, measurable
 from pipelines.probing.probe import Findings, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import schema_of
+from pipelines.storage.tables import schema_of
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.engine.stage import Run
 from pipelines.probing.heads import best, head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, SequencesConfig, probe

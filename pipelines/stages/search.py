@@ -31,8 +31,8 @@ from pipelines.engine.stage import Options, Result, Run, check_working_folder, k
 from pipelines.progress import log
 from pipelines.stages import evaluate, finetune, folds, missing
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
 from pipelines.storage.store import Store
+from pipelines.storage.tables import column
 from pipelines.training.checkpoints import best_name
 from pipelines.training.tasks import task_for
 

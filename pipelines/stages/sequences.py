@@ -18,8 +18,7 @@ from pydantic import Field
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.command import Command, Table
-from pipelines.engine.declaration import Opening, Stage
+from pipelines.engine.declaration import Command, Opening, Stage, Table
 from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact

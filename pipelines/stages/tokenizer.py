@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.command import Command
-from pipelines.engine.declaration import Stage
+from pipelines.engine.declaration import Command, Stage
 from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus
 from pipelines.storage.artifacts import Artifact

@@ -24,8 +24,8 @@ from pipelines.engine.shards import Shard, ShareDone, map_shards, merge_tree, pa
 from pipelines.engine.stage import Work
 from pipelines.progress import log
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column
 from pipelines.storage.files import DigestWriter, open_parquet
+from pipelines.storage.tables import column
 from pipelines.text.corpus_files import BLOCK_OF_COLUMN, training_blocks
 from pipelines.text.encoding import BLOCK_COLUMNS, Encoder, tokenizer_folder, tokens_of
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import open_parquet
 from pipelines.storage.manifest import ArtifactMismatch
-from pipelines.storage.tables import BLOCKS, DOCUMENTS
+from pipelines.storage.tables import BLOCKS, DOCUMENTS, column, list_column
 
 SPLITS = ("train", "valid", "test")
 PAIR = "_pair"

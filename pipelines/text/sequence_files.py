@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from guidance.errors import InputError
 from pipelines.engine.stage import Run
-from pipelines.storage.columns import column, list_column
+from pipelines.storage.tables import column, list_column
 from pipelines.text.corpus_files import SPLITS
 from pipelines.text.encoding import Encoder, Tokens
 from pipelines.text.tokenizer_files import plain_tokenizer

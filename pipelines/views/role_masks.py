@@ -24,10 +24,10 @@ from pipelines.progress import Progress
 from pipelines.statistics.codes import check_codes
 from pipelines.statistics.role_tables import RoleTables, pieces_of
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.columns import column, list_column
 from pipelines.storage.files import machine_errors, open_parquet, publish_directory, remove_tree
 from pipelines.storage.manifest import ArtifactDamaged, ArtifactMissing
 from pipelines.storage.store import Store
+from pipelines.storage.tables import column, list_column
 from pipelines.training.batches import pad
 from pipelines.training.models import read_tokenizer
 from pipelines.views.one_text import word_labels

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 import guidance
 from guidance.errors import InputError, NumericalError
 from guidance.probes.importance import Importance, switched_off
-from pipelines.engine.command import Table
+from pipelines.engine.declaration import Table
 from pipelines.probing.losses import HeldOut
 from pipelines.probing.watched import WatchedModel, _read
 from pipelines.stages import (

@@ -43,7 +43,7 @@ def list_artifacts(
     ] = None,
 ) -> None:
     """List artifacts, oldest first, and unfinished work."""
-    from pipelines.views.unfinished import Unfinished
+    from pipelines.views.unfinished import state_of, unfinished
 
     store = session.store
     names: defaultdict[Path, list[str]] = defaultdict(list)
@@ -51,16 +51,18 @@ def list_artifacts(
         names[store.folder(name.kind, name.recipe)].append(str(name))
     rows = [row for folder in store.folders(kind) if (row := _row(store, folder, names[folder]))]
     rows.sort(key=lambda row: (row["created"] is None, str(row["created"]), row["artifact"]))
-    unfinished = [Unfinished.of(folder, store) for folder in store.unfinished() if kind in (None, folder.parent.name)]
+    works = [unfinished(folder, store) for folder in store.unfinished() if kind in (None, folder.parent.name)]
     cells = []
     for row in rows:
         about = (human_size(row["bytes"]), row["created"] or "-", row["stage"] or row["state"])
         cells.append((row["artifact"], ",".join(row["names"]) or "-", *about))
-    for work in unfinished:
-        cells.append((work.reference, work.name or "-", human_size(work.bytes), "-", work.state))
+    for work in works:
+        about = (human_size(work["bytes"]), "-", state_of(work))
+        cells.append((f"{work['kind']}/{work['id']}", work["name"] or "-", *about))
     titles = ("ARTIFACT", "NAMES", "SIZE", "CREATED", "STAGE")
+    brief = [{key: value for key, value in work.items() if key not in ("config", "inputs")} for work in works]
     session.answer(
-        {"artifacts": rows, "unfinished": [work.as_dict() for work in unfinished]},
+        {"artifacts": rows, "unfinished": brief},
         table(titles, cells, whole=("ARTIFACT", "NAMES")) if cells else (),
     )
     if not cells:
@@ -157,24 +159,16 @@ def _findings(artifact: Artifact) -> Table | None:
 
 
 def _show_unfinished(session: Session, folder: Path) -> None:
-    from pipelines.views.unfinished import Unfinished
+    from pipelines.views.unfinished import state_of, unfinished
 
-    work = Unfinished.of(folder, session.store)
-    head = {"artifact": work.reference, "name": work.name or "-", "path": folder, "state": work.state}
-    head |= {"size": human_size(work.bytes)}
-    inputs = {role: str(content)[:16] for role, content in work.inputs.items()}
+    work = unfinished(folder, session.store)
+    reference, size = f"{work['kind']}/{work['id']}", human_size(work["bytes"])
+    head = {"artifact": reference, "name": work["name"] or "-", "path": folder, "state": state_of(work), "size": size}
+    inputs = {role: str(content)[:16] for role, content in work["inputs"].items()}
+    lines = [f"{key:<10} {value}" for key, value in head.items()]
     session.answer(
-        {
-            "artifact": work.reference,
-            "state": "unfinished",
-            **work.as_dict(),
-            "config": work.settings,
-            "inputs": work.inputs,
-        },
-        (
-            *(f"{key:<10} {value}" for key, value in head.items()),
-            *_sections({"inputs": inputs, "config": work.settings}),
-        ),
+        {"artifact": reference, "state": "unfinished", **work},
+        [*lines, *_sections({"inputs": inputs, "config": work["config"]})],
     )
     session.tell("the command that began it continues it")
 

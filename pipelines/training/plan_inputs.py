@@ -55,8 +55,9 @@ def load_inputs(config: Any, corpora: Sequence[Artifact], store: Store) -> dict[
     return inputs
 
 
-MODEL_FILES = (".json", ".safetensors", ".bin", ".toml", ".txt", ".model")
-"""What decides what a model folder computes: configuration, weights, plan, and the vocabularies of tokenizers."""
+_ENDINGS = (".json", ".safetensors", ".bin", ".toml", ".model", ".spm")
+_VOCABULARIES = ("vocab.txt", "merges.txt", "dict.txt", "bpe.codes", "prophetnet.tokenizer")
+"""Files that decide what a model folder computes: configuration, weights, plan, and what tokenizers of transformers read."""
 
 
 def model_input(reference: str, store: Store) -> Artifact | Files:
@@ -72,7 +73,7 @@ def model_input(reference: str, store: Store) -> Artifact | Files:
         others = {path for objective in OBJECTIVES.values() for path in objective.card.folders}
         parts = ("", TARGET_FOLDER, *sorted(others))
         files = sorted(p for part in parts if (folder / part).is_dir() for p in (folder / part).iterdir())
-        paths = [p for p in files if p.suffix in MODEL_FILES and p.is_file()]
+        paths = [p for p in files if (p.suffix in _ENDINGS or p.name in _VOCABULARIES) and p.is_file()]
         if folder / "config.json" not in paths:
             raise InputError(f"{reference}: not a model folder (no config.json)") from None
         origin = {"source": f"weights of {folder.resolve().name}", "license": None}

@@ -65,6 +65,7 @@ def test_two_folders_with_the_same_weights_and_different_plans_are_two_models(
     [
         *("plan.toml", "guidance.safetensors", "model.safetensors.index.json", "generation_config.json"),
         *("vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.json", "added_tokens.json"),
+        *("source.spm", "bpe.codes"),
         *("adapter_config.json", "adapter_model.safetensors", "target-tokenizer/tokenizer.json", "generator/plan.toml"),
     ],
 )
@@ -78,6 +79,14 @@ def test_every_file_that_decides_what_a_model_computes_is_in_its_digest(
     written = model_input(str(tmp_path), store).content
     (tmp_path / name).write_text("two")
     assert len({before, written, model_input(str(tmp_path), store).content}) == 3
+
+
+@pytest.mark.parametrize("name", ["LICENSE.txt", "README.md", "training.log", "notes.txt"])
+def test_other_files_of_a_model_folder_are_not(name: str, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = model_input(str(tmp_path), store).content
+    (tmp_path / name).write_text("one")
+    assert model_input(str(tmp_path), store).content == before
 
 
 CODE = '''"""A package that registers a pattern."""

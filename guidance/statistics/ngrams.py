@@ -187,8 +187,9 @@ def level(seen: Ints) -> Ints:
 def fit_weights(frequency: Floats, before: Floats, levels: Ints, most: int = 64) -> Floats:
     """For each level of counts the weight a in [0, 1) of the more specific estimate that makes held-out words most likely.
 
-    One more word that only the general estimate knows keeps weights below 1, and is all that a level without words has: its
-    weight is 0.
+    One more word that only the general estimate knows keeps weights below 1.  A level without words has the weight of the next
+    lower one that has some, because contexts that were seen more often are no less reliable; without one, 0.  Such levels are
+    asked for: weights are fitted with the counts of a part of the text, and used with those of all of it.
 
     Args:
         frequency: n(c, w) / n(c) of each word; NaN where its context was not counted.
@@ -202,7 +203,9 @@ def fit_weights(frequency: Floats, before: Floats, levels: Ints, most: int = 64)
         slope = (specific - general) / (weight[levels] * (specific - general) + general)
         rises = np.bincount(levels, slope, most) > 1 / (1 - weight)
         low, high = np.where(rises, weight, low), np.where(rises, high, weight)
-    return low
+    has_words = np.bincount(levels, minlength=most) > 0
+    lower = np.maximum.accumulate(np.where(has_words, np.arange(most), -1))
+    return np.where(lower < 0, 0.0, low[lower])
 
 
 def _frequency(seen: Ints, with_word: Ints) -> Floats:

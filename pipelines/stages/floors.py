@@ -56,6 +56,6 @@ def build(run: Run[Config]) -> None:
     run.out.counts |= vars(found)
 
 
-STAGE = Stage("floors", "floors", 1, Config, build, takes={"sequences": Sequences()})
+STAGE = Stage("floors", "floors", 2, Config, build, takes={"sequences": Sequences()})
 
 run = STAGE.run

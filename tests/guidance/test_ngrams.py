@@ -89,6 +89,9 @@ def slow_floors(rows: list[list[int]], held: list[bool], fitted: Any, read: Any,
                     for (context, word), p in zip(fit_places, before, strict=True)
                     if fit_seen[context] and int(math.log2(fit_seen[context])) == bucket
                 ]
+                if not pairs:  # seen more often than any context of the fitted text: as reliable as the next lower ones
+                    weights[bucket] = weights.get(bucket - 1, 0.0)
+                    continue
                 pairs += [(0.0, 1.0)]
                 result = minimize_scalar(
                     lambda a, pairs=pairs: -sum(math.log(a * f + (1 - a) * p) for f, p in pairs),
@@ -169,7 +172,19 @@ def test_weights_follow_the_held_out_text() -> None:
     # 98 words that only the specific estimate knows, and the one that only the other knows: 98 of 99
     weights = fit_weights(np.ones(98), np.full(98, 1e-12), np.zeros(98, np.int64))
     assert weights[0] == pytest.approx(98 / 99, abs=1e-9)
-    assert weights[1] == pytest.approx(0, abs=1e-12)  # nothing speaks for it
+    assert weights[1] == weights[9] == weights[0], "contexts that were seen more often are no less reliable"
+    weights = fit_weights(np.ones(98), np.full(98, 1e-12), np.full(98, 3))
+    assert weights[2] == 0 and weights[4] == weights[3], "nothing speaks for contexts that were seen less often"
+
+
+@pytest.mark.parametrize("number", [100, 114, 116, 128])  # 9 tokens each: 900, 1026 (924 of them fitted), 1044, 1152
+def test_word_frequencies_tell_something_whatever_the_size_of_the_text(number: int) -> None:
+    rows = [[0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 0]] * number
+    held = np.arange(number) % 10 == 9
+    is_held = np.repeat(held, 9)
+    nats = floors(places(rows), is_held, places(rows[:10]), places(rows[:10]), 5)
+    entropy = -(8 / 9 * math.log(8 / 9) + 1 / 9 * math.log(1 / 9))
+    assert nats["unigram"] == pytest.approx(entropy, abs=0.03), "and not log 5"
 
 
 def test_levels_are_powers_of_two() -> None:

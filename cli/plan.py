@@ -66,7 +66,10 @@ def show_plan(
         return
     plan, shape, reach = _read(session, reference, model, scores)
     rows = plans.rows_of(plan)
-    guides = [row | ({"reach": _as_json(reach[number])} if shape else {}) for number, row in enumerate(rows)]
+    guides = [
+        row | ({"reach": _as_json(reach[number])} if shape else {}) | {"explanation": guide.bound_mechanism.explanation}
+        for number, (row, guide) in enumerate(zip(rows, plan.guides, strict=True))
+    ]
     pal = dataclasses.asdict(plan.pal) if plan.pal else None
     session.answer(
         {"plan": reference, "guides": guides, "pal": pal, "model": model}, _shown(plan, shape, reach, rows, model)
@@ -91,6 +94,9 @@ def _shown(
         cells.append([str(cell) for cell in row.values()])
     titles = ["#", "LABEL", "PATTERN", "MECHANISM", "WHERE", "LAYERS", "HEADS", "WEIGHT", "SCHEDULE", "OPTIONS"]
     yield from table(titles, cells)
+    for number, guide in enumerate(plan.guides, 1):
+        if explanation := guide.bound_mechanism.explanation:
+            yield f"guide {number}: {explanation}"
     if added := plans.pal_keys(plan):
         yield "added heads: " + ", ".join(f"{key} = {text}" for key, text in added.items())
     for name, grid in plans.grids(plan, shape, reach) if shape else ():

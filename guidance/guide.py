@@ -208,7 +208,12 @@ class Guide:
     def _check_weight(self) -> None:
         weights = [w for _, w in self.weight] if isinstance(self.weight, tuple) else [self.weight]
         if not weights or not all(math.isfinite(w) and w >= 0 for w in weights):
-            raise PlanError(f"weight {self.weight} is not a finite number of 0 or more")
+            raise PlanError(
+                f"weight {self.weight} is not a finite number of 0 or more",
+                hint="an attention_loss with away = true pushes attention away"
+                if min(weights, default=0) < 0
+                else None,
+            )
         if not self.is_loss and self.weight != 1.0:
             raise PlanError(
                 f"weights belong to losses, and {self.mechanism} is none", hint="enabled = false leaves a row out"
@@ -259,7 +264,7 @@ class Guide:
     @property
     def learns(self) -> bool:
         """Its mechanism may add parameters to the model."""
-        return MECHANISMS[self.mechanism].module is not Mechanism.module
+        return self.bound_mechanism.learns
 
     def inherited(self, progress: tuple[int, int] | None) -> Guide | None:
         """What a model that starts from a trained one keeps of this row: the row at the strength that it has there.

@@ -153,9 +153,9 @@ class Handle(GuidedModel):
             self._undo.append(switch(self.model, NAME))
             for module, sites in self.sites.items():
                 self._mark(module, "guide_sites", sites)
-            send(self.model, self.sites)
+            head_widths = send(self.model, self.sites).head_widths
             self._add_heads()
-            self._add_parameters()
+            self._add_parameters(head_widths)
             self._freeze()
             self._require()
             self.model.__dict__.setdefault("guide_handles", []).append(self)
@@ -194,13 +194,17 @@ class Handle(GuidedModel):
             else:
                 self._hook(joined.register_forward_pre_hook(add_pending))
 
-    def _add_parameters(self) -> None:
-        """The parameters of mechanisms, and the hooks that show what layers read to mechanisms and to added heads."""
+    def _add_parameters(self, head_widths: Mapping[nn.Module, int]) -> None:
+        """The parameters of mechanisms, and the hooks that show what layers read to mechanisms and to added heads.
+
+        Args:
+            head_widths: by module; added heads are not there.
+        """
         for module, sites in list(self.sites.items()):
             mine = [a for site in sites if site in self.site_plans for a in self._in_order_of_drawing(site)]
             for assignment in dict.fromkeys(mine):
                 number, heads = assignment.number, assignment.heads
-                added = assignment.mechanism.module(len(heads), _width(module))
+                added = assignment.mechanism.site_module(len(heads), _width(module), head_widths.get(module, 0))
                 if added is None:
                     continue
                 if any(other.number == number and other.heads != heads for other in mine):

@@ -28,7 +28,7 @@ class AttentionCall:
         dropout: of the probabilities; 0 outside of training.
         scale: by which scores are multiplied.
         position_bias: added to the scores, (B or 1, H, Q, K).
-        layer_input: the hidden states that the module reads, if an adversary needs them.
+        layer_input: the hidden states that the module reads, if a mechanism needs them.
         kwargs: further arguments of transformers.
     """
 

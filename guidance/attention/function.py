@@ -46,10 +46,10 @@ def guided_attention(
 
     Args:
         position_bias: added to the scores, (B or 1, H, Q, K).
-        layer_input: the hidden states that the module reads, if an adversary needs them.
+        layer_input: the hidden states that the module reads, if a mechanism needs them.
     """
     if isinstance(guidance, Canary):
-        guidance.record(module, attention_mask, query.shape[1] // key.shape[1])
+        guidance.record(module, attention_mask, query.shape[1] // key.shape[1], value.shape[-1])
     elif guidance is None and getattr(module, "guide_required", False):
         raise InputError(
             "this model's plan shapes its outputs, and it was called in a way that leaves the plan out",

@@ -258,6 +258,21 @@ class Mechanism:
         """
         return None
 
+    def site_module(self, num_heads: int, width: int, head_width: int) -> nn.Module | None:
+        """The same for mechanisms that ask how wide a head is; by default `module`."""
+        return self.module(num_heads, width)
+
+    @property
+    def learns(self) -> bool:
+        """It adds parameters."""
+        own, base = type(self), Mechanism
+        return own.module is not base.module or own.site_module is not base.site_module
+
+    @property
+    def explanation(self) -> str:
+        """What its options make of it, in one line for people who look at a plan; empty if its summary says all."""
+        return ""
+
     # once for each batch and scope
 
     def seen(self, tokens: Tokens) -> Tokens:

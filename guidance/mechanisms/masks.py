@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from guidance.errors import PlanError
 from guidance.mechanisms.base import HeadInputs, Mechanism, PatternInputs
@@ -63,17 +63,35 @@ class Bias(Mechanism):
     Attributes:
         inside, outside: the factors of keys that the pattern names, and of the others.  A weight between 0 and 1 gives a
             factor between them; weights above 1 count as 1.
+        learn: each head learns how strong its bias is: the logarithms of the factors times one number, 1 at first.
     """
 
     inside: Annotated[float, Within(1e-30, 1e30)] = 1.0
     outside: Annotated[float, Within(1e-30, 1e30)] = 0.01
+    learn: bool = False
 
     summary = "makes keys of the pattern count more, or the others less"
     source = "Li et al. 2022, eq. 3, softened"
+    decays = False
 
     def __post_init__(self) -> None:
         if self.inside == self.outside:
             raise PlanError("inside and outside are equal, so the bias would change nothing")
+
+    @property
+    def learns(self) -> bool:
+        return self.learn
+
+    @property
+    def explanation(self) -> str:
+        return (
+            "each head learns how strong its bias is: the logarithms of inside and outside times a number, 1 at first"
+            if self.learn
+            else ""
+        )
+
+    def module(self, num_heads: int, width: int) -> nn.Module | None:
+        return BiasWeights(num_heads) if self.learn else None
 
     def prepare(self, inputs: PatternInputs) -> Tensor:
         """What is added to the scores: float32 (B, Q, K)."""
@@ -86,8 +104,20 @@ class Bias(Mechanism):
         return torch.lerp(ends[0], ends[1], dense.clamp(max=1)).log()
 
     def edit_scores(self, scores_BhQK: Tensor, inputs: HeadInputs) -> Tensor:
-        bias: Tensor = inputs.prepared
-        return scores_BhQK + bias[:, None]
+        bias: Tensor = inputs.prepared[:, None]
+        return scores_BhQK + (bias if inputs.parameters is None else inputs.parameters(bias))
+
+
+class BiasWeights(nn.Module):
+    """How strong the bias of each head of one site is."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads))
+
+    def forward(self, bias_B1QK: Tensor) -> Tensor:
+        """The bias of each head: (B, h, Q, K)."""
+        return self.weight[:, None, None] * bias_B1QK
 
 
 def joined(masks_BQK: Iterable[Tensor], allowed_BQK: Tensor) -> Tensor:

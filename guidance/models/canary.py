@@ -25,11 +25,13 @@ class Canary:
     Attributes:
         calls: for each call, in order, the module and whether it had a mask.
         shared_keys: the modules whose heads share keys, with how many heads share each.
+        head_widths: the width of the output of each head, by module.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[nn.Module, bool]] = []
         self.shared_keys: dict[nn.Module, int] = {}
+        self.head_widths: dict[nn.Module, int] = {}
 
     def works_at(self, module: nn.Module) -> bool:
         """True, so that every attention module calls the attention function."""
@@ -39,9 +41,10 @@ class Canary:
         """The mask as booleans."""
         return mask.bool()
 
-    def record(self, module: nn.Module, mask: Tensor | None, heads_per_key: int = 1) -> None:
+    def record(self, module: nn.Module, mask: Tensor | None, heads_per_key: int = 1, head_width: int = 0) -> None:
         """Record a call; the attention function calls this."""
         self.calls.append((module, mask is not None))
+        self.head_widths[module] = head_width
         if heads_per_key > 1:
             self.shared_keys[module] = heads_per_key
 

@@ -115,6 +115,24 @@ def test_show_has_one_row_per_guide_with_its_settings(guide, files):
     assert "added heads: width = 64, heads = 2" in guide("plan", "show", "mixed.toml").out
 
 
+def test_show_explains_rows_whose_options_make_something_else_of_their_mechanism(guide):
+    Path("learned.toml").write_text(
+        '[[guide]]\nmechanism = "gate"\ninput = "query"\nper = "channel"\n'
+        '[[guide]]\npattern = "first"\nmechanism = "bias"\n'
+        '[[guide]]\npattern = "next"\nmechanism = "bias"\nlearn = true\n'
+        '[[guide]]\npattern = "self"\nmechanism = "attention_loss"\ndistance = "kl"\nmass = true\naway = true\n'
+    )
+    answer = guide("plan", "show", "learned.toml")
+    assert 'input = "query", per = "channel"' in answer.out
+    assert answer.out.splitlines()[5:] == [
+        "guide 1: a factor for each token and channel: 2 sigmoid(W x + b) of the token's hidden state x, W = b = 0 at first",
+        "guide 3: each head learns how strong its bias is: the logarithms of inside and outside times a number, 1 at first",
+        "guide 4: pushes attention away from the pattern: -log(1 - m), where m is what its keys get together",
+    ]
+    rows = json.loads(guide("plan", "show", "learned.toml", "--json").out)["guides"]
+    assert [bool(row["explanation"]) for row in rows] == [True, False, True, True]
+
+
 @pytest.mark.parametrize("scores", ["scores.json", "nested.json", "scores.csv", "scores.parquet"])
 def test_with_a_model_show_lists_the_selected_heads(guide, files, scores):
     answer = guide("plan", "show", "mixed.toml", "--model", "bert:4x4", "--scores", scores)

@@ -1,7 +1,7 @@
 """Guided attention by plain loops, written from the papers: one head and one query at a time, in float64.
 
 An `Oracle` replaces a model's attention function.  It knows the batch as lists and the plan as `Row`s.  From the guided
-model it takes only the parameters of its gates.
+model it takes only the parameters that the plan adds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Oracle:
     Attributes:
         examples: the batch, by stack.
         reach: by layer, the model's own limit on the distance between a query and its keys.
-        gates: by row and module, the parameters of its gates.
+        learned: by row, module and name, the parameters of its gates and biases.
         losses: by row, each example's sum of ``logit_loss`` over rows, layers and heads.
         counts: by row, each example's number of rows.
         probabilities: by kind and layer, (B, H, Q, K).
@@ -69,17 +69,20 @@ class Oracle:
     rows: Sequence[Row]
     examples: Mapping[str, Sequence[Example]]
     reach: Mapping[int, int] = field(default_factory=dict)
-    gates: dict[tuple[int, str], nn.Parameter] = field(default_factory=dict)
+    learned: dict[tuple[int, str, str], nn.Parameter] = field(default_factory=dict)
     losses: dict[int, list[Tensor]] = field(default_factory=dict)
     counts: dict[int, list[int]] = field(default_factory=dict)
     probabilities: dict[tuple[Kind, int], Tensor] = field(default_factory=dict)
     _names: dict[nn.Module, str] = field(default_factory=dict)
+    _read: dict[nn.Module, Any] = field(default_factory=dict)
     _calls: dict[Kind, int] = field(default_factory=dict)
     _pattern_weights: dict[tuple[int, int, int, int], dict[int, float]] = field(default_factory=dict)
 
     def enter(self, model: PreTrainedModel) -> dict[str, Any]:
         """Make a model use this oracle.  Returns the keywords that its call needs besides the batch."""
         self._names = {module: name for name, module in model.named_modules()}
+        for module in self._names:
+            module.register_forward_pre_hook(self._note_input, with_kwargs=True)
         if model.config.model_type == "deberta-v2":
             adapt(model, self.attend)
             return {"guidance": self}
@@ -87,6 +90,9 @@ class Oracle:
         AttentionMaskInterface.register("slow", sdpa_mask)
         switch(model, "slow")
         return {}
+
+    def _note_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._read[module] = args[0] if args else kwargs.get("hidden_states")
 
     def works_at(self, module: nn.Module) -> bool:
         return True
@@ -120,12 +126,13 @@ class Oracle:
             bias = torch.zeros_like(products)
             if position_bias is not None:
                 bias = position_bias[b % len(position_bias), head, position]
-            call = _Query(self, kind, layer, b, head, position, rows)
+            state = self._read[module][b, position]
+            call = _Query(self, kind, layer, self._names[module], b, head, position, rows, state)
             if call.named("off"):
                 continue
             weights = call.distribution(products, bias)
             found[b, head, position] = weights.detach()
-            output[b, position, head] = call.factor(self._names[module]) * (weights @ value[b, head])
+            output[b, position, head] = call.factor(value.shape[3]) * (weights @ value[b, head])
             call.measure(products)
         self.probabilities[kind, layer] = found
         return output, None
@@ -147,10 +154,12 @@ class _Query:
     oracle: Oracle
     kind: Kind
     layer: int
+    module: str
     b: int
     head: int
     position: int
     rows: list[int]
+    state: Tensor
 
     @property
     def example(self) -> Example:
@@ -186,7 +195,7 @@ class _Query:
         row, example = self.oracle.rows[number], self.example
         if not (self.is_valid and example.positions):
             return {}
-        names = {"scale", "inside", "outside", "boundary", "rows", "key_reduction", "head_reduction"}
+        names = {"scale", "inside", "outside", "boundary", "rows", "key_reduction", "head_reduction", "learn"}
         own = {name: value for name, value in row.options.items() if name not in names}
         spec = {"name": row.pattern, **own} if isinstance(row.pattern, str) else row.pattern
         query = example.positions[0] if self.kind[1] == "cross" else self.position
@@ -215,7 +224,10 @@ class _Query:
             row, by_key = self.oracle.rows[number], self.pattern_weights(number)
             inside, outside = row.options.get("inside", 1.0), row.options.get("outside", 0.01)
             weights = [min(by_key.get(k, 0.0), 1.0) for k in seen]
-            counts = counts * counts.new_tensor([w * inside + (1 - w) * outside for w in weights])
+            factors = counts.new_tensor([w * inside + (1 - w) * outside for w in weights])
+            if row.options.get("learn"):
+                factors = factors ** self.learned(number, "weight")[row.heads.index(self.head)]
+            counts = counts * factors
         return (counts / counts.sum()) @ torch.eye(len(products), dtype=counts.dtype)[seen]
 
     def fix(self, number: int, options: Mapping[str, Any]) -> dict[int, float]:
@@ -236,11 +248,19 @@ class _Query:
             for k in self.allowed
         }
 
-    def factor(self, name: str) -> Tensor | float:
-        """The factor of the head's output."""
+    def learned(self, number: int, name: str) -> Tensor:
+        return self.oracle.learned[number, self.module, name]
+
+    def factor(self, channels: int) -> Tensor | float:
+        """The factor of the head's output: a number, or one for each channel."""
         for number in self.named("gate"):
-            weight = self.oracle.gates[number, name][self.oracle.rows[number].heads.index(self.head)]
-            return 2 / (1 + torch.exp(-weight))
+            row = self.oracle.rows[number]
+            at, weight = row.heads.index(self.head), self.learned(number, "weight")
+            if row.options.get("input") != "query":
+                return 2 / (1 + torch.exp(-weight[at]))
+            size = channels if row.options.get("per") == "channel" else 1
+            each = [weight[c] @ self.state + self.learned(number, "bias")[c] for c in range(at * size, (at + 1) * size)]
+            return 2 / (1 + torch.exp(-torch.stack(each)))
         return 1.0
 
     def measure(self, products: Tensor) -> None:

@@ -43,12 +43,22 @@ PLANS: Mapping[str, Plan] = {
         )
     ),
     "attention_loss, mass": Plan((guide("attention_loss", "period", 1, 2, distance="kl", mass=True),)),
+    "attention_loss, away": Plan(
+        (
+            guide("attention_loss", "window", 0, distance="kl", mass=True, away=True),
+            guide("attention_loss", "first", 1, 2, distance="kl", mass=True, away=True, stop_at=0.9),
+            guide("mask", "window", 2),
+        )
+    ),
     "bias, fading": Plan((guide("bias", "first", 1, 3, schedule="cosine"),)),
     "fix, fading": Plan((guide("fix", "next", 0, schedule="linear"), guide("gaussian", "", 2, schedule="linear"))),
     "off, fading": Plan((guide("off", schedule="linear"),)),
     "logit_loss": Plan((guide("logit_loss", "conflict", "first 2", layers=("last 1",)),)),
     "mask": Plan((guide("mask", "window", 0), guide("mask", "matching_token", 0, 2))),
     "mask, scaled": Plan((guide("mask", "previous", 1, scale="d_model"),)),
+    "bias, learn": Plan(
+        (guide("bias", "first", 1, 3, learn=True), guide("bias", "next", 0, learn=True, schedule="linear"))
+    ),
     "bias": Plan((guide("bias", "first", 1, 3), guide("bias", {"sum": ["next", "self"]}, 1))),
     "fix": Plan(tuple(guide("fix", p, h) for h, p in enumerate(("next", "previous", "first", "window")))),
     "fix, boundaries": Plan((guide("fix", "next", 0, boundary="self"), guide("fix", "delimiter", 2))),
@@ -56,6 +66,13 @@ PLANS: Mapping[str, Plan] = {
     "off": Plan((guide("off", "", 0),)),
     "all off": Plan((guide("off"),)),
     "gate": Plan((guide("gate", "", 0, 2), guide("mask", "window", 0))),
+    "gate, query": Plan(
+        (
+            guide("gate", "", 0, 2, input="query", per="channel"),
+            guide("gate", "", 1, input="query", schedule="linear"),
+            guide("mask", "window", 0),
+        )
+    ),
     "adversary": Plan((guide("adversary"),)),
     "adversary, per head": Plan((guide("adversary", "", 0, 1, per_head=True, noise="gumbel", normalise=True),)),
     "random_mask": Plan((guide("random_mask", proportion=0.3),)),
@@ -94,7 +111,16 @@ PLANS: Mapping[str, Plan] = {
 }
 """By mechanism, with its options after a comma, and some mixtures."""
 
-PARAMETERS = ("gate", "adversary", "adversary, per head", "pal", "pal, attention", "all ten")
+PARAMETERS = (
+    "gate",
+    "gate, query",
+    "bias, learn",
+    "adversary",
+    "adversary, per head",
+    "pal",
+    "pal, attention",
+    "all ten",
+)
 """Plans that add parameters."""
 
 RANDOM = ("adversary, per head", "random_mask")

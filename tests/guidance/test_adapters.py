@@ -29,6 +29,7 @@ KINDS = {
     "mask": Plan((guide("mask", "window", 0),)),
     "attention_loss": PLANS["attention_loss"],
     "gate": PLANS["gate"],
+    "gate, query": Plan(PLANS["gate, query"].guides[:1]),
     "pal": PLANS["pal"],
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +83,7 @@ def test_guidance_save_writes_the_adapter_with_the_plan(kind: str, tmp_path: Pat
     model, handle = wrapped(kind, tmp_path / "base")
     guidance.save(handle, tmp_path / "adapter")
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
-    extra = {EXTRA_FILE} if kind in ("gate", "pal") else set()
+    extra = {EXTRA_FILE} if kind in ("gate", "gate, query", "pal") else set()
     assert names == {"adapter_config.json", "adapter_model.safetensors", PLAN_FILE, *extra}
     opened = opens(tmp_path / "adapter", handle, logits(model))
     assert isinstance(opened, peft.PeftModel)
@@ -93,7 +94,7 @@ def test_guidance_save_writes_the_adapter_with_the_plan(kind: str, tmp_path: Pat
     torch.testing.assert_close(logits(theirs.eval()), logits(model))
 
 
-@pytest.mark.parametrize("kind", ["gate", "pal"])
+@pytest.mark.parametrize("kind", ["gate", "gate, query", "pal"])
 def test_an_adapter_that_peft_saved_takes_the_plan_of_its_model(kind: str, tmp_path: Path) -> None:
     model, handle = wrapped(kind, tmp_path / "base")
     model.save_pretrained(tmp_path / "adapter")

@@ -184,6 +184,76 @@ def test_the_mass_of_the_keys_together_is_pulled_up_whatever_its_split(spec: Any
             torch.testing.assert_close(found[b, :, query], expected)
 
 
+def away_from(spec: Any, options: AttentionLoss, scores_HQK: Tensor, example: Example, reach: int | None) -> Tensor:
+    """The loss of one example in one layer: for each head and query, minus the logarithm of what other keys get."""
+    total = 0 * scores_HQK.sum()
+    for head, query in itertools.product(range(len(scores_HQK)), example.positions):
+        seen = [k for k in example.positions if reach is None or abs(k - query) <= reach]
+        named = [k for k, w in keys(spec, example, query).items() if k in seen and w > 0]
+        if not named or len(named) == len(seen):
+            continue
+        exponentials = {k: torch.exp(scores_HQK[head, query, k]) for k in seen}
+        mass = sum(exponentials[k] for k in named) / sum(exponentials.values())
+        if 1 - mass <= options.stop_at:
+            total = total - torch.log(1 - mass)
+    return total / max(len(example.positions), 1) ** 2 / len(scores_HQK)
+
+
+@pytest.mark.parametrize("reach", [None, 1])
+@every_pattern
+def test_attention_is_pushed_away_as_the_loops_push_it(spec: Any, reach: int | None) -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    for stop_at in (1.0, 0.7):
+        options = AttentionLoss(distance="kl", mass=True, away=True, stop_at=stop_at)
+        q, k = queries_and_keys()
+        scores = q @ k.transpose(-1, -2)
+        expected = torch.stack([away_from(spec, options, scores[b], EXAMPLES[b], reach) for b in range(4)])
+        wanted = target(spec, options, reach=reach)
+        found = options.reduce(wanted.distances(torch.log_softmax(masked(scores, reach), -1)), wanted)
+        torch.testing.assert_close(found, expected)
+        gradients = (
+            torch.autograd.grad((weights * each).sum(), (q, k), retain_graph=True) for each in (found, expected)
+        )
+        for mine, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_a_push_by_hand() -> None:
+    """Flat attention over four keys: -log(3/4), and each of the other keys is pulled by 1/12; the named one is pushed by 1/4."""
+    tokens = Tokens(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool))
+    scores = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    options = AttentionLoss(distance="kl", mass=True, away=True, reduction="frobenius")
+    wanted = target("next", options, tokens)
+    distances = wanted.distances(torch.log_softmax(scores, -1))
+    assert distances[0, 0].tolist() == pytest.approx([-math.log(3 / 4)] * 3 + [0])  # the last has no next token
+    (gradient,) = torch.autograd.grad(distances.sum(), scores)
+    assert gradient[0, 0, 0].tolist() == pytest.approx([-1 / 12, 1 / 4, -1 / 12, -1 / 12])
+    everything = target("all", options, tokens)
+    assert not everything.rows_BQ.any(), "a query that has no other key to look at does not count"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lead", [20.0, 100.0, 3e4])
+def test_a_push_from_a_key_that_has_all_attention_is_exact_and_finite(dtype: torch.dtype, lead: float) -> None:
+    """With a score that leads by c over three others, 1 - m is 3 exp(-c), so the loss is c - log 3; its pull is 1."""
+    tokens = Tokens(torch.zeros(1, 5, dtype=torch.long), torch.tensor([[True] * 4 + [False]]))
+    scores = torch.zeros(1, 1, 5, 5, dtype=dtype)
+    scores[..., 0] = lead
+    scores.requires_grad_()
+    options = AttentionLoss(distance="kl", mass=True, away=True)
+    wanted = target("first", options, tokens)
+    hidden = scores.masked_fill(~tokens.valid_BT, torch.finfo(dtype).min)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        distances = wanted.distances(torch.log_softmax(hidden, -1, dtype=torch.float32))
+    assert distances.dtype == torch.float32
+    rounded = float(torch.tensor(lead, dtype=dtype))
+    torch.testing.assert_close(distances[0, 0, :4], torch.full((4,), rounded - math.log(3)))
+    (gradient,) = torch.autograd.grad((distances * wanted.rows_BQ[:, None]).sum(), scores)
+    torch.testing.assert_close(gradient[0, 0, :4, 0].float(), torch.ones(4), rtol=2e-3, atol=0)
+    torch.testing.assert_close(gradient[0, 0, :4, 1:4].float(), torch.full((4, 3), -1 / 3), rtol=1e-2, atol=1e-3)
+    assert not gradient[..., 4].any() and not gradient[0, 0, 4].any()
+
+
 @pytest.mark.parametrize("reach", [None, 1])
 @every_pattern
 def test_a_part_of_a_pattern_is_that_part_of_its_matrix(spec: Any, reach: int | None) -> None:
@@ -229,6 +299,10 @@ def test_rows_whose_keys_have_enough_mass_are_not_pulled_any_more() -> None:
         ({"distance": "kl", "token_rows": "indicator"}, "sums to more than 1"),
         ({"mass": True}, "belong to the other distance"),
         ({"stop_at": 0.9}, "belong to the other distance"),
+        ({"away": True}, "away = true pushes the mass of the pattern"),
+        ({"away": True, "distance": "kl"}, "away = true pushes the mass of the pattern"),
+        ({"away": True, "distance": "kl", "mass": True, "boundary": "uniform"}, "leaves a query without keys"),
+        ({"away": True, "distance": "kl", "mass": True, "empty_rows": "uniform"}, "leaves a query without keys"),
         ({"distance": "kl", "stop_at": 1.5}, "not between 0 and 1"),
         ({"distance": "euclid"}, "not a choice"),
     ],

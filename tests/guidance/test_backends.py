@@ -84,6 +84,8 @@ LOSSES = (
     Guide("next", "attention_loss", heads=(0,)),
     Guide("first", "attention_loss", heads=(1,), distance="kl"),
     Guide("matching_token", "attention_loss", heads=(1, 2), distance="kl", mass=True, stop_at=0.5),
+    Guide("self", "attention_loss", heads=(1, 2), distance="kl", mass=True, away=True),
+    Guide({"or": ["first", "next"]}, "attention_loss", heads=(0,), distance="kl", mass=True, away=True, stop_at=0.9),
     Guide("window", "mask", heads=(2,)),
     Guide("previous", "attention_loss", heads=(2,), distance="kl", boundary="uniform"),
 )

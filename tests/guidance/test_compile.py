@@ -17,9 +17,9 @@ from tests.guidance.plans import EVERY, guide, installed, run
 COMPILED = {
     "bert": "all ten",
     "roberta": "attention_loss",
-    "xlm-roberta": "bias",
+    "xlm-roberta": "bias, learn",
     "camembert": "logit_loss",
-    "electra": "gate",
+    "electra": "gate, query",
     "modernbert": "attention_loss",
     "distilbert": "fix",
     "albert": "adversary",

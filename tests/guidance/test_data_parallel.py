@@ -16,7 +16,20 @@ from tests.guidance.plans import PLANS, installed, run
 from tests.tiny import processes
 
 CASES = [
-    *(("roberta", name) for name in ("attention_loss", "gate", "fix", "all off", "adversary", "random_mask", "pal")),
+    *(
+        ("roberta", name)
+        for name in (
+            "attention_loss",
+            "gate",
+            "gate, query",
+            "bias, learn",
+            "fix",
+            "all off",
+            "adversary",
+            "random_mask",
+            "pal",
+        )
+    ),
     ("deberta-v2", "fix"),
     ("albert", "adversary"),
     ("bart", "adversary"),

@@ -40,7 +40,7 @@ SHAPING = Plan(
 """Every mechanism that shapes a model, with patterns of places, ids, vocabulary and conditions."""
 
 INDIVIDUAL = ("mask", "mask, scaled", "bias", "bias, fading", "fix", "fix, boundaries", "fix, fading", "gaussian")
-OTHERS = ("off", "off, fading", "all off", "gate", "pal", "pal, attention")
+OTHERS = ("off", "off, fading", "all off", "gate", "gate, query", "bias, learn", "pal", "pal, attention")
 
 EXAMPLES = pattern_oracle.tokens(*pattern_oracle.EXAMPLES)
 
@@ -140,7 +140,7 @@ def test_every_shaping_plan_is_exported() -> None:
     shaping = {
         name for name, plan in PLANS.items() if any(not row.is_loss and not row.makes("attack") for row in plan.guides)
     }
-    assert shaping <= {*INDIVIDUAL, *OTHERS, "attention_loss, kl", "all ten"}
+    assert shaping <= {*INDIVIDUAL, *OTHERS, "attention_loss, kl", "attention_loss, away", "all ten"}
 
 
 def test_a_feature_that_only_a_parser_gives_is_refused_by_name() -> None:

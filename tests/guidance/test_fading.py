@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -166,17 +167,43 @@ def test_steps_that_are_no_numbers_of_steps_are_refused(given: Any) -> None:
         handle.advance(*given)
 
 
-def test_the_parameters_of_a_gate_that_has_faded_still_get_gradients_of_zero() -> None:
+@pytest.mark.parametrize(
+    "row",
+    [
+        Guide("", "gate", heads=(0, 2), schedule="linear"),
+        Guide("", "gate", heads=(0, 2), schedule="linear", input="query", per="channel"),
+        Guide("first", "bias", heads=(0, 2), schedule="linear", learn=True),
+    ],
+    ids=["gate", "query", "bias"],
+)
+def test_parameters_of_a_guide_that_has_faded_still_get_gradients_of_zero(row: Guide) -> None:
     """Data parallelism waits for the gradients of all parameters; the model is the unguided one all the same."""
-    model, _ = installed(Plan((Guide("", "gate", heads=(0, 2), schedule="linear"),)), step=4)
+    model, _ = installed(Plan((row,)), step=4)
     gates = [parameter for name, parameter in model.named_parameters() if is_extra(name)]
     with torch.no_grad():
         for gate in gates:
             gate.fill_(1.5)
-    assert torch.equal(logits(model), logits(installed(Plan())[0]))
+    torch.testing.assert_close(logits(model), logits(installed(Plan())[0]))
     model.train()
     logits(model).sum().backward()
     assert gates and all(gate.grad is not None and not gate.grad.any() for gate in gates)
+
+
+def test_a_gate_and_a_learned_bias_of_half_strength_go_half_of_the_way() -> None:
+    for row, whole, half in (
+        (Guide("first", "bias", heads=(0, 2), learn=True, schedule="linear"), 3.0, 1.5),
+        # 2 sigmoid(log 3) = 3/2, and half of the way from 1 there is 5/4 = 2 sigmoid(log 5/3)
+        (Guide("", "gate", heads=(0, 2), input="query", schedule="linear"), math.log(3), math.log(5 / 3)),
+    ):
+        found = []
+        for step, number in ((2, whole), (0, half)):
+            model, handle = installed(Plan((row,)), step=step)
+            for name, parameter in model.named_parameters():
+                if is_extra(name) and parameter.dim() == 1:
+                    torch.nn.init.constant_(parameter, number)
+            assert handle.strengths()[0] == 1 - step / 4
+            found.append(logits(model))
+        torch.testing.assert_close(*found)
 
 
 def test_a_constant_strength_is_that_of_a_guide_that_stopped_fading() -> None:

@@ -509,12 +509,21 @@ def test_patterns_that_look_ahead_are_refused_in_a_decoder(family: str, pattern:
 
 DECODER_PLANS: dict[str, tuple[Guide, ...]] = {
     "attention_loss": (guide("attention_loss", "previous", 0, stack="decoder"),),
+    "attention_loss, away": (
+        guide("attention_loss", "previous", 0, stack="decoder", distance="kl", mass=True, away=True),
+        guide("attention_loss", "first", 0, stack="decoder", attention="cross", distance="kl", mass=True, away=True),
+    ),
     "mask": (guide("mask", "window", 0, 2, stack="decoder"),),
     "bias": (guide("bias", "first", 1, stack="decoder"),),
     "fix": (guide("fix", "previous", 1, stack="decoder"), guide("fix", "first", 3, stack="decoder")),
     "gaussian": (guide("gaussian", "", 0, 1, stack="decoder"),),
     "off": (guide("off", "", 2, stack="decoder"),),
+    "bias, learn": (guide("bias", "first", 1, stack="decoder", learn=True),),
     "gate": (guide("gate", stack="decoder"),),
+    "gate, query": (
+        guide("gate", "", 0, 1, stack="decoder", input="query", per="channel"),
+        guide("gate", "", 2, stack="decoder", attention="cross", input="query"),
+    ),
     "adversary": (guide("adversary", stack="decoder"),),
     "random_mask": (guide("random_mask", stack="decoder", kind="magnitude", proportion=0.4),),
     "cross mask": (guide("mask", "first", 0, stack="decoder", attention="cross"),),
@@ -554,7 +563,7 @@ def test_decoders_give_the_same_alone_and_in_a_padded_batch(family: str, name: s
 
 
 @every_pair
-@pytest.mark.parametrize("name", ["mask", "bias", "fix", "gaussian", "off", "gate"])
+@pytest.mark.parametrize("name", ["mask", "bias", "bias, learn", "fix", "gaussian", "off", "gate", "gate, query"])
 def test_guiding_one_stack_does_not_change_the_other(family: str, name: str) -> None:
     inputs = {key: value for key, value in pair_batch().items() if key != "labels"}
     plain = tiny_model(family)
@@ -589,7 +598,7 @@ def _greedy(model: PreTrainedModel, handle: Handle, sources: dict[str, Tensor]) 
 
 
 @every_pair
-@pytest.mark.parametrize("name", ["mask", "bias", "fix", "gaussian", "off", "gate"])
+@pytest.mark.parametrize("name", ["mask", "bias", "bias, learn", "fix", "gaussian", "off", "gate", "gate, query"])
 @pytest.mark.parametrize("where", ["encoder", "decoder"])
 def test_generation_follows_the_plan(family: str, name: str, where: str) -> None:
     model, handle = installed(family, name if where == "encoder" else Plan(DECODER_PLANS[name]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from transformers import PreTrainedModel
 
 from guidance.errors import InputError, PlanError
 from guidance.guide import Guide
-from guidance.installation import Handle, install
+from guidance.installation import install
+from guidance.mechanisms.gate import QueryGateWeights
 from guidance.mechanisms.logit_loss import LogitLoss, row_losses
 from guidance.patterns.features import FEATURES, Cooccurrence
 from guidance.plan import Plan
@@ -79,14 +81,13 @@ def inputs_of(examples: dict[str, Sequence[Example]]) -> tuple[dict[str, Tensor]
     return inputs, columns
 
 
-def gates_of(model: PreTrainedModel, handle: Handle) -> dict[tuple[int, str], nn.Parameter]:
-    """The parameters of all gates, by row and module, set to random numbers."""
-    found: dict[tuple[int, str], nn.Parameter] = {}
+def learned_by(model: PreTrainedModel) -> dict[tuple[int, str, str], nn.Parameter]:
+    """The parameters of all gates and biases, by row, module and name, set to random numbers."""
+    found: dict[tuple[int, str, str], nn.Parameter] = {}
     for name, parameter in model.named_parameters():
-        if ".guided.gate" in name:
-            module, _, rest = name.partition(".guided.gate")
+        if match := re.fullmatch(r"(.+)\.guided\.(?:gate|bias)(\d+)\.(\w+)", name):
             nn.init.normal_(parameter)
-            found[int(rest.split(".")[0]), module] = parameter
+            found[int(match[2]), match[1], match[3]] = parameter
     return found
 
 
@@ -115,9 +116,9 @@ def check(
     model = tiny_model(family, **config).double().train()
     slow = copy.deepcopy(model)
     handle = install(model, plan_of(rows), _Tokenizer(), tables=TABLES)
-    gates = gates_of(model, handle)
+    learned = learned_by(model)
     oracle = Oracle(rows, examples, reach={1: 2} if family == "modernbert" else {})
-    oracle.gates = {key: nn.Parameter(gate.detach().clone()) for key, gate in gates.items()}
+    oracle.learned = {key: nn.Parameter(parameter.detach().clone()) for key, parameter in learned.items()}
 
     guidance = handle.guide(**inputs, **columns)
     output = (
@@ -146,9 +147,9 @@ def check(
     parameters = dict(model.named_parameters())
     for name, parameter in slow.named_parameters():
         close(parameters[name].grad, parameter.grad, name, tolerance)
-    for key, gate in gates.items():
-        close(gate.grad, oracle.gates[key].grad, f"gate {key}", tolerance)
-        assert gate.grad is not None and gate.grad.all()
+    for key, parameter in learned.items():
+        close(parameter.grad, oracle.learned[key].grad, f"learned {key}", tolerance)
+        assert parameter.grad is not None and parameter.grad.all()
 
     given = {**inputs, **columns}
     probabilities = handle.probabilities(given.pop("input_ids"), given.pop("attention_mask"), **given)
@@ -232,6 +233,19 @@ CASES: dict[str, list[Row]] = {
         Row("bias", (2,), "first", (1,)),
         Row("gate", (3,), layers=(0,)),
     ],
+    "gates that read the query": [
+        Row("gate", (0, 2), options={"input": "query", "per": "channel"}),
+        Row("mask", (0,), "window"),
+        Row("gate", (1,), options={"input": "query"}),
+        Row("gate", (3,), layers=(1,)),
+    ],
+    "biases that are learned": [
+        Row("bias", (0, 2), "first", options={"learn": True}),
+        Row("bias", (2,), "window", options={"inside": 7.0, "outside": 0.3, "size": 5, "learn": True}),
+        Row("mask", (2,), _window(7)),
+        Row("bias", (2,), "self", (1,)),
+        Row("bias", (3,), {"sum": ["next", {"name": "first", "weight": 0.5}]}, (0,), options={"learn": True}),
+    ],
 }
 
 FOR_CROSS: dict[str, list[Row]] = {
@@ -256,6 +270,13 @@ FOR_CROSS: dict[str, list[Row]] = {
         Row("fix", (2,), "none"),
     ],
     "disabled heads and gates": [Row("off", (0, 3), layers=(1,)), Row("gate", (1, 2))],
+    "gates that read the query": [
+        Row("gate", (1, 2), layers=(1,), options={"input": "query", "per": "channel"}),
+        Row("gate", (3,), options={"input": "query"}),
+    ],
+    "biases that are learned": [
+        Row("bias", (0, 3), "noun", options={"inside": 4.0, "outside": 1.0, "learn": True}),
+    ],
 }
 """The same with patterns that do not depend on the query."""
 
@@ -556,14 +577,68 @@ def test_every_mechanism_respects_a_sliding_window() -> None:
 
 
 @every_family
-def test_a_model_with_new_gates_equals_the_plain_model(family: str) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (Guide(mechanism="gate"),),
+        (
+            Guide(mechanism="gate", heads=(0, 3), input="query", per="channel"),
+            Guide(mechanism="gate", heads=1, input="query"),
+        ),
+    ],
+    ids=["numbers", "query"],
+)
+def test_a_model_with_new_gates_equals_the_plain_model(family: str, rows: tuple[Guide, ...]) -> None:
     inputs = {name: value for name, value in inputs_of_family(family).items() if name != "labels"}
     plain = tiny_model(family)
     model = copy.deepcopy(plain)
-    handle = install(model, Plan((Guide(mechanism="gate"),)))
+    handle = install(model, Plan(rows))
     found, expected = model(**inputs, guidance=handle.guide(**inputs)).logits, plain(**inputs).logits
     valid = inputs["decoder_attention_mask" if family in SEQ2SEQ else "attention_mask"].bool()
     torch.testing.assert_close(found[valid], expected[valid], rtol=0, atol=1e-5)
+
+
+@every_family
+def test_a_model_whose_biases_have_learned_nothing_yet_has_the_biases_that_were_given(family: str) -> None:
+    inputs = {name: value for name, value in inputs_of_family(family).items() if name != "labels"}
+    logits = []
+    for learn in (False, True):
+        row = Guide("first", "bias", heads=(1, 2), inside=5.0, learn=learn)
+        model = tiny_model(family)
+        handle = install(model, Plan((row,)))
+        logits.append(model(**inputs, guidance=handle.guide(**inputs)).logits)
+        assert row.learns == learn == bool(list(handle.parameters()))
+    assert torch.equal(*logits)
+
+
+def test_gates_that_read_the_query_by_hand() -> None:
+    """Two tokens, one head of two channels: W x + b is (0, 3), then (1, 2), so 2 sigmoid of that is the factor."""
+    weights = QueryGateWeights(1, 2, 2)
+    weights.load_state_dict({"weight": torch.tensor([[0.0, 1.0], [2.0, 1.0]]), "bias": torch.tensor([0.0, 1.0])})
+    factors = weights(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]))
+    logits = torch.tensor([[0.0, 3.0], [1.0, 2.0]])
+    assert factors.shape == (1, 2, 1, 2)
+    torch.testing.assert_close(factors[0, :, 0], 2 / (1 + torch.exp(-logits)))
+
+
+def test_gates_of_channels_read_the_query() -> None:
+    with pytest.raises(PlanError, match="belongs to gates that read the query") as raised:
+        Guide(mechanism="gate", per="channel")
+    assert raised.value.hint == 'input = "query"'
+
+
+@every_seq2seq
+def test_gates_of_channels_are_as_wide_as_a_head(family: str) -> None:
+    wider = {"d_kv": 6} if family in ("t5", "mt5") else {}
+    model = tiny_model(family, **wider)
+    rows = [
+        Guide(mechanism="gate", stack=stack, attention=attention, heads=(0, 2), input="query", per="channel")
+        for stack, attention in (ENCODER, DECODER, CROSS)
+    ]
+    handle = install(model, Plan(tuple(rows)))
+    width = model.config.d_model
+    channels = 6 if wider else width // 4
+    assert {tuple(p.shape) for p in handle.parameters()} == {(2 * channels, width), (2 * channels,)}
 
 
 SHAPING = {

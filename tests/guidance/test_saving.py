@@ -37,7 +37,11 @@ from tests.guidance.test_trainer import arguments, examples
 
 WINDOW = Plan((guide("mask", "window", 0), guide("fix", "previous", 1)))
 LOSS = Plan((guide("attention_loss", "next", 0),))
-KINDS = {"window": WINDOW, "loss": LOSS, **{name: PLANS[name] for name in ("gate", "adversary", "pal", "all ten")}}
+KINDS = {
+    "window": WINDOW,
+    "loss": LOSS,
+    **{name: PLANS[name] for name in ("gate", "gate, query", "bias, learn", "adversary", "pal", "all ten")},
+}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -529,6 +533,8 @@ CROSS = {
     "fix": Plan((guide("fix", "first", 1, stack="decoder", attention="cross"),)),
     "bias": Plan((guide("bias", "first", 1, stack="decoder", attention="cross", inside=5.0),)),
     "gate": Plan((guide("gate", "", 1, stack="decoder", attention="cross"),)),
+    "gate, query": Plan((guide("gate", "", 1, stack="decoder", attention="cross", input="query", per="channel"),)),
+    "gate, query, decoder": Plan((guide("gate", "", 1, stack="decoder", input="query"),)),
     "off": Plan((guide("off", "", 0, 1, stack="decoder", attention="cross"),)),
     "off, decoder": Plan((guide("off", "", 0, 1, stack="decoder"),)),
     "period": Plan((guide("mask", "period", 0, stack="decoder", attention="cross"), guide("mask", "window", 0))),

@@ -298,7 +298,7 @@ def test_parameters_that_a_plan_adds_are_trained_saved_and_resumed(tmp_path: Pat
 
 
 def test_weight_decay_leaves_gates_alone_and_shrinks_adversaries(tmp_path: Path) -> None:
-    plan = Plan((Guide(mechanism="gate"), Guide(mechanism="adversary")))
+    plan = Plan((Guide(mechanism="gate", input="query"), Guide(mechanism="adversary")))
     made = trainer(tmp_path, plan=plan, weight_decay=0.5)
     names = {id(parameter): name for name, parameter in made.model.named_parameters()}
     groups = made.create_optimizer().param_groups

@@ -63,7 +63,7 @@ def main() -> None:
         stored = sum(entry["bytes"] for entry in found.artifact.files.values())
         print(f"columns {', '.join(columns)}: {stored / tokens:.2f} bytes per token")
         roles = role_masks.choose(found.artifact)
-        count, pairs = len(roles.found), 0
+        count, pairs = len(roles.known), 0
         with role_masks.Opened(found.artifact, store) as opened:
             for split in data.artifact.counts["splits"]:
                 for _, lengths in opened.batches(split, 1 << 20):

@@ -229,8 +229,8 @@ def root(context: typer.Context, **values: Any) -> None:
     setting is taken from its flag, or else from GUIDE_<SETTING> in the environment, from guide.toml, or from its
     default.
     """
-    given = {name: value for name, value in values.items() if source_of(context, name) == "COMMANDLINE"}
-    context.obj = (context.obj or {}) | given
+    typed = {name: value for name, value in values.items() if source_of(context, name) == "COMMANDLINE"}
+    context.obj = (context.obj or {}) | typed
 
 
 root.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

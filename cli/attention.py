@@ -65,9 +65,9 @@ def attention_command(
     check_output_path(html, "--html", ".html")
     if head is not None and layer is None:
         raise InputError("--head without --layer", hint="--layer 3 --head 5")
-    read = (sys.stdin.read(1 << 20) if text is None else text).strip()
+    text = (sys.stdin.read(1 << 20) if text is None else text).strip()
     folder = find_folder(model, session.store)
-    looked = one_text.look(folder, read, device=device)
+    looked = one_text.look(folder, text, device=device)
     if looked.cut:
         tell("warning: the text was longer than the model reads, and was cut")
     chosen = [one for one in looked.heads if layer in (None, one.layer) and head in (None, one.head)]
@@ -77,7 +77,7 @@ def attention_command(
         write_file(png, _picture(looked, layer, head, model))
         session.tell(f"drawn: {png}")
     if html is not None:
-        write_file(html, _page(folder, read, device))
+        write_file(html, _page(folder, text, device))
         session.tell(f"written: {html}")
     rows = [
         {

@@ -167,10 +167,10 @@ def _compare_results(session: Session, kind: str, references: list[str]) -> None
         return say_json({"comparisons": [_as_json(tested) for tested in tests], **along})
     rows = []
     for tested in tests:
-        found = tested.difference
-        values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{found.effect:+.4f}")
-        interval = "" if math.isnan(found.low) else f"{found.low:+.4f} to {found.high:+.4f}"
-        test = (f"{found.p:.4f}", f"{tested.corrected:.4f}", f"{found.test}, {found.n:,} {tested.unit}")
+        difference = tested.difference
+        values = (f"{tested.first:.4f}", f"{tested.second:.4f}", f"{difference.effect:+.4f}")
+        interval = "" if math.isnan(difference.low) else f"{difference.low:+.4f} to {difference.high:+.4f}"
+        test = (f"{difference.p:.4f}", f"{tested.corrected:.4f}", f"{difference.test}, {difference.n:,} {tested.unit}")
         rows.append((tested.metric, tested.baseline, tested.other, *values, interval, *test))
     lines = table(TESTED, rows, whole=("baseline", "other"))
     if reached:

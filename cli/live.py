@@ -122,8 +122,8 @@ def fill_command(
         if number > 1 and not session.json:
             say()
         rows = [
-            (str(place), f"{candidate.score:.4f}", candidate.token, candidate.text)
-            for place, mask in enumerate(masks, 1)
+            (str(number), f"{candidate.score:.4f}", candidate.token, candidate.text)
+            for number, mask in enumerate(masks, 1)
             for candidate in mask
         ]
         session.answer(

@@ -64,14 +64,14 @@ def show_masks(
     check_output_path(png, "--png", ".png")
     with session.store.load(masks, kind="masks") as artifact, role_masks.Opened(artifact, session.store) as opened:
         roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
-        shown = opened.example(split, example, roles.found, sentence)
+        shown = opened.example(split, example, roles.known, sentence)
         if sentence is None and not whole and len(shown.labels) > LONG and shown.sentences > 1:
             session.tell(
                 f"showing sentence 0 of {shown.sentences}; "
                 f"--sentence N shows another, --whole shows all {len(shown.labels)} tokens"
             )
             sentence = 0
-            shown = opened.example(split, example, roles.found, sentence)
+            shown = opened.example(split, example, roles.known, sentence)
     if len(shown.labels) > MOST_TOKENS:
         raise InputError(
             f"{len(shown.labels)} tokens are too many for a picture, which shows at most {MOST_TOKENS}",
@@ -129,4 +129,4 @@ def export_masks(
         roles = role_masks.choose(artifact, [spec_of(text) for text in role or ()])
         rows = role_masks.export(opened, roles, dense, session.progress)
     _tell_missing(session, roles)
-    session.answer({"path": dense, "rows": rows, "roles": list(roles.found), "missing": roles.missing}, [dense])
+    session.answer({"path": dense, "rows": rows, "roles": list(roles.known), "missing": roles.missing}, [dense])

@@ -22,8 +22,8 @@ def suggestion(templates: Templates, artifact: Artifact, reference: str, store: 
     Args:
         reference: how to call the artifact itself.
     """
-    found = templates(artifact, store) if callable(templates) else templates
-    for template in (found,) if isinstance(found, str) else found:
+    lines = templates(artifact, store) if callable(templates) else templates
+    for template in (lines,) if isinstance(lines, str) else lines:
         kinds = re.findall(r"\{(\w+)\}", template)
         names = {kind: _name_of(kind, artifact, store) for kind in kinds}
         if all(names.values()):

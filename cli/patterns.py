@@ -101,7 +101,7 @@ def show_pattern(
     pattern = read_pattern(spec_of(name), options)
     check_output_path(png, "--png", ".png")
     features = _pairs(feature, "--feature")
-    example = one_text.read(text, store=session.store, tokenizer=tokenizer, parser=parser, given=features)
+    example = one_text.read(text, store=session.store, tokenizer=tokenizer, parser=parser, features=features)
     for note in example.notes:
         session.tell(note)
     if pattern.tables:
@@ -135,9 +135,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def _pairs(given: list[str] | None, flag: str) -> dict[str, str]:
+def _pairs(items: list[str] | None, flag: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for item in given or ():
+    for item in items or ():
         key, sign, value = item.partition("=")
         if not sign or not key:
             raise InputError(f"{flag} {item!r} is not NAME=VALUE")

@@ -56,11 +56,11 @@ def predict_command(
     """
     check_working_folder()
     check_output_path(out, "--out", *_WRITERS)
-    read = files or ["-"]
-    if "-" in read and sys.stdin.isatty():
+    sources = files or ["-"]
+    if "-" in sources and sys.stdin.isatty():
         session.tell("reading lines from the terminal; Ctrl-D ends")
     rows = predictions.predict(
-        model, read, config, store=session.store, stdin=sys.stdin.buffer, progress=session.progress
+        model, sources, config, store=session.store, stdin=sys.stdin.buffer, progress=session.progress
     )
     if out is None:
         for row in rows:

@@ -24,9 +24,9 @@ def register(stage: Stage[Any, Any]) -> None:
     assert about is not None, f"{stage.name} has no command"
 
     def run(session: Session, config: Any, **references: Any) -> Result | None:
-        given = {role: references[take.argument or role] for role, take in stage.takes.items()}
-        given |= {name: references[name] for name in stage.options}
-        result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **given, **session.options())
+        inputs = {role: references[take.argument or role] for role, take in stage.takes.items()}
+        options = {name: references[name] for name in stage.options} | session.options()
+        result: Result | None = stage.run(config, stdin=sys.stdin.buffer, **inputs, **options)
         if result is not None:
             tell_table(session, about.show(result.artifact, config))
         return result
@@ -64,6 +64,6 @@ def tell_table(session: Session, table: Table) -> None:
         session.tell(line)
 
 
-for place in STAGES:
-    module, name = place.split(":")
+for path in STAGES:
+    module, name = path.split(":")
     register(getattr(import_module(module), name))

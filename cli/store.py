@@ -204,15 +204,15 @@ def family(store: Store, manifest: dict[str, Any], *, seen: frozenset[str]) -> d
     node: dict[str, Any] = {"artifact": f"{manifest['kind']}/{recipe[:16]}", "stage": manifest.get("stage")}
     node["content"] = manifest["content"]
     node["inputs"] = {}
-    for role, given in sorted(manifest.get("inputs", {}).items()):
-        if "recipe" not in given or str(given["recipe"]) in seen | {recipe}:
-            node["inputs"][role] = dict(given)
+    for role, source in sorted(manifest.get("inputs", {}).items()):
+        if "recipe" not in source or str(source["recipe"]) in seen | {recipe}:
+            node["inputs"][role] = dict(source)
             continue
-        entry = {"artifact": f"{given.get('kind')}/{str(given['recipe'])[:16]}", "content": given.get("content")}
+        entry = {"artifact": f"{source.get('kind')}/{str(source['recipe'])[:16]}", "content": source.get("content")}
         try:
-            with store.open(store.folder(str(given.get("kind")), str(given["recipe"]))) as parent:
+            with store.open(store.folder(str(source.get("kind")), str(source["recipe"]))) as parent:
                 entry = family(store, parent.manifest, seen=seen | {recipe})
-            if parent.content != given.get("content"):
+            if parent.content != source.get("content"):
                 entry["note"] = "built again since: other content"
         except ArtifactMisplaced:
             entry["note"] = "its folder holds another artifact"

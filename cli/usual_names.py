@@ -58,15 +58,15 @@ USUAL: dict[str, str] = {
 """For options of ours, what others call them.  Where a command has several that fit, the first one is meant."""
 
 
-def intended(given: str, options: Iterable[str]) -> str | None:
+def intended(typed: str, options: Iterable[str]) -> str | None:
     """Which option of a command was probably meant by one that the command lacks; None if it cannot be told.
 
     Args:
-        given: as typed, with its dashes: ``--lr``.
+        typed: as the user wrote it, with its dashes: ``--lr``.
         options: the long options of the command.
     """
     known = set(options)
-    name = given.replace("_", "-")
+    name = typed.replace("_", "-")
     return usual(name, known) or next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 

@@ -172,12 +172,14 @@ def guided_attention(
         plan = Plan.load(PLAN)
         loaded = load_model(model.path / "snapshots" / f"step-{step}", AutoModelForMaskedLM, plan)
         handle = install(loaded, plan, wrapped)
-        found = handle.probabilities(ids)
-        first, last = (next(site for site in found if site.layer == n) for n in (0, handle.num_layers - 1))
+        attention = handle.probabilities(ids)
+        first, last = (next(site for site in attention if site.layer == n) for n in (0, handle.num_layers - 1))
         heads = {(first, a.heads[0]): handle.plan.labels[a.number] for a in handle.site_plans[first].assignments}
         heads |= {(site, site.num_heads - 1): "free" for site in (first, last)}
         maps[f"step {step} ({100 * step // total} %)"] = {
-            f"layer {site.layer}, head {head}\n({label})": found[site][0, head][:SHOWN_TOKENS, :SHOWN_TOKENS].numpy()
+            f"layer {site.layer}, head {head}\n({label})": attention[site][0, head][
+                :SHOWN_TOKENS, :SHOWN_TOKENS
+            ].numpy()
             for (site, head), label in heads.items()
         }
     tokens = [wrapped.decode([i]).strip() or "·" for i in ids[0, :SHOWN_TOKENS].tolist()]

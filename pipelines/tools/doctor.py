@@ -89,14 +89,16 @@ def extras() -> list[Finding]:
 
 def language_models() -> list[Finding]:
     """The installed spaCy models, found without importing spaCy."""
-    found = {entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="spacy_models") if entry.dist}
-    if not found:
+    models = {
+        entry.dist.name: entry.dist.version for entry in metadata.entry_points(group="spacy_models") if entry.dist
+    }
+    if not models:
         return [
             Finding(
                 "language model", "spacy", "absent", "none; install one with `python -m spacy download en_core_web_sm`"
             )
         ]
-    return [Finding("language model", name, "ok", version) for name, version in sorted(found.items())]
+    return [Finding("language model", name, "ok", version) for name, version in sorted(models.items())]
 
 
 def devices() -> list[Finding]:
@@ -134,15 +136,15 @@ def shadows() -> list[Finding]:
     findings = []
     for name in OURS:
         spec = importlib.util.find_spec(name)
-        found = Path(spec.origin).resolve().parent if spec and spec.origin else None
-        if found == ROOT / name:
+        folder = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        if folder == ROOT / name:
             others = [d for d in metadata.packages_distributions().get(name, []) if d != "attention-guide"]
             state: State = "bad" if others else "ok"
-            detail = f"also installed by {', '.join(others)}" if others else str(found)
+            detail = f"also installed by {', '.join(others)}" if others else str(folder)
             findings.append(Finding("import", name, state, detail))
         else:
             findings.append(
-                Finding("import", name, "bad", f"{found} shadows {ROOT / name}; install guide in its own environment")
+                Finding("import", name, "bad", f"{folder} shadows {ROOT / name}; install guide in its own environment")
             )
     return findings
 

@@ -132,8 +132,8 @@ class Curve:
         first = np.maximum(0, last - window)
         return (total[last] - total[first]) / (last - first)
 
-    def trend(self, window: int, places: Sequence[int] | np.ndarray) -> np.ndarray:
-        """A smooth curve through the losses, for pictures: its values at some places, counted from 0.
+    def trend(self, window: int, steps: Sequence[int] | np.ndarray) -> np.ndarray:
+        """A smooth curve through the losses, for pictures: its values at some steps, counted from 0.
 
         Local linear regression with tricube weights, which fall to 0 at a distance of ``window`` steps.  It looks both ways
         and fits a line at the ends, so it neither lags behind, as `smoothed` does, nor bends where a window becomes full.
@@ -142,15 +142,15 @@ class Curve:
         and with a width in steps.
         """
         losses = np.asarray(self.losses, dtype=np.float64)
-        values = np.empty(len(places))
-        for number, place in enumerate(places):
-            near = np.arange(max(0, place - window + 1), min(len(losses), place + window))
-            weights = (1 - np.abs((near - place) / window) ** 3) ** 3
+        values = np.empty(len(steps))
+        for number, step in enumerate(steps):
+            near = np.arange(max(0, step - window + 1), min(len(losses), step + window))
+            weights = (1 - np.abs((near - step) / window) ** 3) ** 3
             weights /= weights.sum()
             distance = near - weights @ near
             mean, spread = weights @ losses[near], weights @ distance**2
             slope = (weights * distance) @ losses[near] / spread if spread else 0.0
-            values[number] = mean + slope * (place - weights @ near)
+            values[number] = mean + slope * (step - weights @ near)
         return values
 
     def elapsed(self) -> np.ndarray:
@@ -277,8 +277,8 @@ def _known(table: pa.Table, name: str, label: str) -> tuple[np.ndarray, np.ndarr
         values: np.ndarray = column.drop_null().cast(pa.float64()).to_numpy()
     except pa.ArrowException as error:
         raise InputError(f"{label}: {name} holds {column.type}, not numbers") from error
-    for place in np.flatnonzero(~np.isfinite(values))[:1]:
-        raise NumericalError(f"{label}: {name} is {values[place]} at step {steps[place]}", hint="leave this run out")
+    for row in np.flatnonzero(~np.isfinite(values))[:1]:
+        raise NumericalError(f"{label}: {name} is {values[row]} at step {steps[row]}", hint="leave this run out")
     return steps, values
 
 

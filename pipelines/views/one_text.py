@@ -94,7 +94,7 @@ def read(
     store: Store,
     tokenizer: str | None = None,
     parser: str | None = None,
-    given: Mapping[str, str] | None = None,
+    features: Mapping[str, str] | None = None,
 ) -> OneText:
     """Turn a text into tokens with all available features.
 
@@ -103,13 +103,13 @@ def read(
         tokenizer: a folder with ``tokenizer.json`` or a tokenizer artifact; by default tokens are words, between [CLS]
             and [SEP].
         parser: ``spacy:NAME_OR_FOLDER``, for heads, relations, parts of speech, negation and stop words.
-        given: features of the user by name: comma-separated values, one per word or one per token.
+        features: those of the user by name: comma-separated values, one per word or one per token.
 
     Raises:
         InputError: the text is empty or too long, the tokenizer cannot be read, or a feature does not fit the text.
         MachineError: the spaCy model is not installed.
     """
-    for written in (text or "", *(given or {}).values()):
+    for written in (text or "", *(features or {}).values()):
         if any("\ud800" <= letter <= "\udfff" for letter in written):
             raise InputError("the text is not UTF-8")
     values: dict[str, Sequence[Any]] = {}
@@ -140,7 +140,9 @@ def read(
         **word_features(encoding, text, [words]),
     }
     word_of = columns["word"][0].tolist()
-    written_values = {name: _values(name, text, len(words), word_of, backend) for name, text in (given or {}).items()}
+    written_values = {
+        name: _values(name, text, len(words), word_of, backend) for name, text in (features or {}).items()
+    }
     for name, each in (values | written_values).items():
         columns[name] = torch.tensor([each if len(each) == len(ids) else _spread(name, each, word_of)])
     counts = _counted_in_text(ids, [word.sentence for word in words], word_of)
@@ -210,9 +212,9 @@ def _parse(text: str, parser: str) -> tuple[list[Word], dict[str, Sequence[Any]]
         sentence = {token.i: number for number, span in enumerate(doc.sents) for token in span}
         words = [replace(word, sentence=sentence[token.i]) for word, token in zip(words, kept, strict=True)]
     if doc.has_annotation("DEP"):
-        place = {token.i: number for number, token in enumerate(kept)}
+        number_of = {token.i: number for number, token in enumerate(kept)}
         words = [
-            replace(word, head=place.get(token.head.i, number), relation=token.dep_, lemma=token.lemma_)
+            replace(word, head=number_of.get(token.head.i, number), relation=token.dep_, lemma=token.lemma_)
             for number, (word, token) in enumerate(zip(words, kept, strict=True))
         ]
     values: dict[str, Sequence[Any]] = {"stop_word": [token.is_stop for token in kept]}

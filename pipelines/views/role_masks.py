@@ -42,7 +42,7 @@ ENTRIES = 1 << 24
 class Roles:
     """The roles that can be computed from a masks artifact, by name; and for each other one, why not."""
 
-    found: Mapping[str, Pattern]
+    known: Mapping[str, Pattern]
     missing: Mapping[str, str]
 
 
@@ -242,12 +242,12 @@ def export(opened: Opened, roles: Roles, folder: Path, progress: Progress) -> di
 
 
 def _write(opened: Opened, roles: Roles, split: str, path: Path, bar: Any) -> int:
-    schema, first = dense_schema(list(roles.found)), 0
+    schema, first = dense_schema(list(roles.known)), 0
     with parquet_file(path, schema) as writer:
-        for tokens, lengths in opened.batches(split, max(1, ENTRIES // max(1, len(roles.found)))):
+        for tokens, lengths in opened.batches(split, max(1, ENTRIES // max(1, len(roles.known)))):
             offsets = pa.array(np.concatenate([[0], np.cumsum(np.square(lengths))]).astype(np.int32))
             arrays = [pa.array(range(first, first + len(lengths)), pa.int64()), pa.array(lengths, pa.int32())]
-            for name, pattern in roles.found.items():
+            for name, pattern in roles.known.items():
                 dense = pattern.on(tokens).dense().bool().numpy()
                 flat = np.concatenate([mask[:n, :n].ravel() for mask, n in zip(dense, lengths, strict=True)])
                 arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat), type=schema.field(name).type))

@@ -75,10 +75,10 @@ def _read(model: Artifact, store: Store) -> tuple[Any, dict[str, Any]]:
     if config.steps is None or config.steps < WARM_UP + ROUNDS * STEPS:
         config = config.model_copy(update={"steps": WARM_UP + ROUNDS * STEPS, "epochs": None})
     inputs: dict[str, Any] = {}
-    for role, given in model.manifest["inputs"].items():
+    for role, source in model.manifest["inputs"].items():
         if role == "plan":
             continue
-        if "recipe" not in given:
+        if "recipe" not in source:
             raise InputError(f"{model.reference} was made from files ({role}), so its steps cannot be timed")
         inputs[role] = store.load_input(model, role)
     return config, inputs | {"plan": PlanText(model.read("plan.toml").decode())}

@@ -148,7 +148,7 @@ def test_dense_masks_match_the_patterns(
     with Artifact(store.find(made["masks"])) as masks, role_masks.Opened(masks, store) as opened:
         roles = role_masks.choose(masks)
         for row in found.to_pylist():
-            example = opened.example("train", row["sequence"], roles.found)
+            example = opened.example("train", row["sequence"], roles.known)
             assert len(example.labels) == row["length"]
             for name, mask in example.masks.items():
                 assert np.array_equal(np.reshape(row[name], (row["length"], row["length"])), mask), name

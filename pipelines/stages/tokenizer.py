@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from guidance.errors import InputError
 from pipelines.engine import stage
-from pipelines.engine.declaration import Command, Stage
+from pipelines.engine.declaration import Command, Opening, Stage
 from pipelines.engine.stage import Run
 from pipelines.inputs import Corpus
 from pipelines.storage.artifacts import Artifact
@@ -78,6 +79,12 @@ def check_size(config: Config, references: Mapping[str, Any]) -> None:
             f"a vocabulary of {config.vocab_size} has no entries left after {what}",
             hint=f"--vocab-size {least + 1} or more",
         )
+
+
+def _prepare(opening: Opening[Config]) -> None:
+    if opening.config.kind == "wordpiece":
+        # since version 2 the same text gives the same vocabulary
+        opening.stage = replace(STAGE, version=2)
 
 
 def training_texts(corpus: Artifact, column: str = "both") -> Iterator[list[str]]:
@@ -277,6 +284,7 @@ STAGE = Stage(
     build,
     takes={"corpus": Corpus()},
     check=check_size,
+    prepare=_prepare,
     command=Command(
         "build-tokenizer",
         "Train a tokenizer on a corpus.",

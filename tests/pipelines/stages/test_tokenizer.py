@@ -125,6 +125,13 @@ def test_training_again_gives_the_same_bytes(kind: str, store: Store) -> None:
     assert len(contents) == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_wordpieces_of_an_older_version_are_not_up_to_date(kind: str, store: Store) -> None:
+    text = make_corpus(store, TEXT)
+    made = tokenizer.run(text.reference, tokenizer.Config(kind=kind, vocab_size=300), store=store).artifact
+    assert made.manifest["stage_version"] == (2 if kind == "wordpiece" else 1)
+
+
 def test_artifacts_of_other_kinds_are_refused(store: Store) -> None:
     text = make_corpus(store, TEXT)
     made = tokenizer.run(text.reference, tokenizer.Config(vocab_size=300), store=store)

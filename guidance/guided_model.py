@@ -115,10 +115,6 @@ class GuidedModel:
         kind = (guide.stack, guide.attention)
         return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
 
-    def key_of(self, number: int) -> str:
-        """The name under which a site holds the parameters of a guide."""
-        return f"{self.plan.guides[number].mechanism}{number}"
-
     def learns(self, site: Site, number: int | None = None) -> bool:
         """Whether the module of a site is in training mode and has parameters that require gradients.
 
@@ -126,13 +122,12 @@ class GuidedModel:
             number: look at the parameters that this guide has added, not at all of them.
         """
         module = next(module for module, sites in self.sites.items() if site in sites)
-        owner = module if number is None else getattr(module, EXTRA)[self.key_of(number)]
+        owner = module if number is None else getattr(module, EXTRA)[self.plan.key_of(number)]
         return module.training and any(p.requires_grad for p in owner.parameters())
 
-    def parameters_of(self, module: nn.Module, number: int) -> nn.Module | None:
-        """What a guide has added to an attention module; None if nothing."""
+    def parameters_of(self, module: nn.Module, key: str) -> nn.Module | None:
+        """What a guide has added to an attention module under its key; None if nothing."""
         added: Mapping[str, nn.Module] = getattr(module, EXTRA, {})
-        key = self.key_of(number)
         return added[key] if key in added else None  # noqa: SIM401  a ModuleDict has no get
 
     def shaped_modules(self) -> list[nn.Module]:
@@ -220,7 +215,7 @@ class GuidedModel:
         over = frozenset(
             n
             for n, strength in strengths.items()
-            if not strength and all(self.parameters_of(module, n) is None for module in self.sites)
+            if not strength and all(self.parameters_of(module, self.plan.key_of(n)) is None for module in self.sites)
         )
         if over not in self._remaining:
             self._remaining[over] = {site: plan.without(over) for site, plan in self.site_plans.items()}

@@ -214,7 +214,7 @@ class Handle(GuidedModel):
                         hint="select the same heads in all of them",
                     )
                 added.__dict__["guide_decays"] = assignment.mechanism.decays
-                self._attach(module, self.key_of(number), added)
+                self._attach(module, assignment.key, added)
             if module in self.added:
                 self._hook(module.register_forward_pre_hook(_run_added_heads, with_kwargs=True))
             if any(assignment.mechanism.needs_layer_input for assignment in mine):

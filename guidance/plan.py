@@ -62,6 +62,10 @@ class Plan:
             labels[unique], next_number[label] = None, number + 1
         return tuple(labels)
 
+    def key_of(self, number: int) -> str:
+        """The name under which a site holds the parameters of a guide."""
+        return f"{self.guides[number].mechanism}{number}"
+
     @property
     def shapes_outputs(self) -> bool:
         """It matters at inference: without the plan, the model computes something else than it was trained to."""

@@ -25,9 +25,11 @@ class HeadAssignment:
 
     Attributes:
         number: of the guide in its plan, from 0.
+        key: the name under which the site holds the parameters of the guide.  Graphs cannot make it from the number.
     """
 
     number: int
+    key: str
     mechanism: Mechanism
     heads: tuple[int, ...]
 
@@ -228,7 +230,10 @@ def _site_plan(plan: Plan, site: Site, guides: Mapping[int, tuple[int, ...]]) ->
     for head in sorted({head for heads in guides.values() for head in heads}):
         _check_head(plan, site, head, [number for number, heads in guides.items() if head in heads])
     return SitePlan(
-        tuple(HeadAssignment(number, plan.guides[number].bound_mechanism, heads) for number, heads in guides.items()),
+        tuple(
+            HeadAssignment(number, plan.key_of(number), plan.guides[number].bound_mechanism, heads)
+            for number, heads in guides.items()
+        ),
         site.num_heads,
         frozenset(number for number in guides if plan.guides[number].is_partial),
     )

@@ -60,7 +60,7 @@ class AttentionCall:
             num_guided=batch.guided.num_guided[number],
             pattern=batch.pattern_inputs(number, site, self.scope),
             prepared=batch.prepared(number, site, self.scope),
-            parameters=batch.guided.parameters_of(self.module, number),
+            parameters=batch.guided.parameters_of(self.module, assignment.key),
             layer_input_BTd=self.layer_input,
             seeds_B=seeds_B,
             step=batch.step,

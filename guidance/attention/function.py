@@ -160,7 +160,8 @@ def _cheapest(call: AttentionCall) -> Tensor:
     order = tuple(head for heads, _ in parts for head in heads)
     output = torch.cat([part for _, part in parts], dim=2) if len(parts) > 1 else parts[0][1]
     if order != tuple(range(num_heads)):
-        output = output[:, :, sorted(range(num_heads), key=order.__getitem__)]
+        # graphs that take several plans cannot sort
+        output = output[:, :, [order.index(head) for head in range(num_heads)]]
     for assignment, replaced in fading:
         output = edited(output, assignment.heads, lambda own, a=assignment, r=replaced: call.faded(a, own, r), dim=2)  # type: ignore[misc]
     return output

@@ -161,11 +161,11 @@ def _counterparts(handle: Handle, folder: Path) -> Iterator[tuple[str, str]]:
         same = (guide, guide.inherited(progress))
         alike = [n for n, other in enumerate(handle.plan.guides) if other.mechanism == guide.mechanism]
         for n in sorted(alike, key=lambda n: handle.plan.guides[n] not in same):
-            yield f"{guide.mechanism}{number}", handle.key_of(n)
+            yield plan.key_of(number), handle.plan.key_of(n)
 
 
 def _by_key(extra: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors that a plan added, by the key of their guide and by the rest of their name; see `GuidedModel.key_of`."""
+    """Tensors that a plan added, by the key of their guide and by the rest of their name; see `Plan.key_of`."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in extra.items():
         before, _, rest = name.rpartition(f"{EXTRA}.")

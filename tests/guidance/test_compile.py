@@ -77,6 +77,19 @@ def test_several_losses_and_what_a_tokenizer_tells_are_one_graph(plan: str) -> N
     _check("bert", Plan.load(plan) if plan.startswith("preset:") else plan, "aot_eager", num_hidden_layers=1)
 
 
+def test_one_process_compiles_models_with_several_plans() -> None:
+    """The compiler then takes the numbers of guides and heads for variables, which it can neither write out nor sort."""
+    for rows in (
+        (guide("mask", "window", 0),),
+        (guide("mask", "first", 2), guide("gate", "", 1)),
+        (guide("fix", "next", 2), guide("attention_loss", "next", 1)),
+    ):
+        model, handle = installed("bert", Plan(rows), num_hidden_layers=1)
+        inputs = {key: value for key, value in inputs_of("bert").items() if key != "labels"}
+        result = run(torch.compile(model, backend="eager", fullgraph=True), handle, inputs)  # type: ignore[arg-type]
+        torch.testing.assert_close(result.total, run(model, handle, inputs).total, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.every
 def test_embeddings_are_guided_in_compiled_models_too() -> None:
     model, _ = installed("bert", Plan((guide("mask", "window", 0),)), num_hidden_layers=1)

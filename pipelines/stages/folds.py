@@ -52,31 +52,23 @@ def build(run: Run[Config]) -> None:
     """
     import numpy as np
 
-    given: Artifact = run.inputs["dataset"]
-    groups = text_digests(given, first_only=given.counts.get("shape") == "choices")
-    codes = _splits(list(groups.values()), run.config, given.reference)
-    counts = _write_blocks(run, given, codes)
-    labels = _write_documents(run, given, codes)
-    changed = {
-        "splits",
-        "examples",
-        "sharing_test_documents",
-        "sharing_text",
-        "words",
-        "sentences",
-        "blocks",
-        "characters",
-    }
-    run.out.counts |= {name: value for name, value in given.counts.items() if name not in changed}
-    names = [SPLITS[code] for code in np.unique(codes)]
+    dataset: Artifact = run.inputs["dataset"]
+    groups = text_digests(dataset, first_only=dataset.counts.get("shape") == "choices")
+    codes = _splits(list(groups.values()), run.config, dataset.reference)
+    counts = _write_blocks(run, dataset, codes)
+    labels = _write_documents(run, dataset, codes)
+    counted = ("blocks", "sentences", "words", "characters")
+    changed = {"splits", "examples", "sharing_test_documents", "sharing_text", *counted}
+    run.out.counts |= {name: value for name, value in dataset.counts.items() if name not in changed}
     for code, count in enumerate(np.bincount(codes, minlength=len(SPLITS)).tolist()):
         counts[SPLITS[code]]["documents"] = count
-    totals = {key: sum(counts[name][key] for name in names) for key in ("blocks", "sentences", "words", "characters")}
-    run.out.counts |= totals | {"splits": {name: dict(counts[name]) for name in names}}
-    if "examples" in given.counts:
+    names = [SPLITS[code] for code in np.unique(codes)]
+    run.out.counts |= {key: sum(counts[name][key] for name in names) for key in counted}
+    run.out.counts["splits"] = {name: dict(counts[name]) for name in names}
+    if "examples" in dataset.counts:
         run.out.counts["examples"] = {name: dict(sorted(labels[name].items())) for name in names if labels[name]}
-    if given.counts.get("shape") == "segments":
-        shared = _sharing(given, codes)
+    if dataset.counts.get("shape") == "segments":
+        shared = _sharing(dataset, codes)
         run.out.counts["sharing_test_documents"] = shared
         if shared:
             run.warn(
@@ -113,14 +105,14 @@ def _write_blocks(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> dic
     import pyarrow as pa
 
     schema = block_schema()
-    place = schema.get_field_index("split")
+    index = schema.get_field_index("split")
     counts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     with run.out.parquet(BLOCKS, schema) as writer:
         for batch in read_blocks(dataset, schema.names):
             split = codes[batch.column("document").to_numpy()]
             column = pa.DictionaryArray.from_arrays(pa.array(split, pa.int8()), pa.array(SPLITS))
             table = pa.Table.from_batches([batch])
-            writer.write_table(table.set_column(place, schema.field(place), column))
+            writer.write_table(table.set_column(index, schema.field(index), column))
             texts, sentences = table["text"].to_pylist(), table["sentences"].to_pylist()
             for code, text, spans in zip(split.tolist(), texts, sentences, strict=True):
                 own = {"blocks": 1, "sentences": len(spans), "words": len(text.split()), "characters": len(text)}
@@ -135,10 +127,10 @@ def _write_documents(run: Run[Config], dataset: Artifact, codes: np.ndarray) -> 
     schema = document_schema()
     with dataset.open(DOCUMENTS) as raw:
         table = open_parquet(raw).read()
-    place = schema.get_field_index("split")
+    index = schema.get_field_index("split")
     names = [SPLITS[code] for code in codes.tolist()]
     with run.out.parquet(DOCUMENTS, schema) as writer:
-        writer.write_table(table.set_column(place, schema.field(place), pa.array(names)).cast(schema))
+        writer.write_table(table.set_column(index, schema.field(index), pa.array(names)).cast(schema))
     labels: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     for name, label in zip(names, table["label"].to_pylist(), strict=True):
         if label is not None:

@@ -15,15 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import executor
 from pipelines.engine.declaration import SEQUENCES_FIRST, Command, Opening, Stage
-from pipelines.engine.shards import (
-    Shard,
-    evenly,
-    map_shards,
-    merge_tree,
-    parquet_file,
-    row_groups,
-    shards_of,
-)
+from pipelines.engine.shards import Shard, evenly, map_shards, merge_tree, parquet_file, row_groups, shards_of
 from pipelines.engine.stage import Result, Run, Work, knob
 from pipelines.inputs import Corpus, Tokenizer
 from pipelines.storage.artifacts import Artifact
@@ -72,15 +64,13 @@ def idf_schema() -> Any:
 
 def _count(work: Work[Config]) -> Sequence[Path]:
     """The partial files of the shards."""
-    config = work.config
+    config, shards = work.config, shards_of(work.inputs["corpus"], work.config.shard_size)
     settings: dict[str, Any] = {"unit": config.unit, "block": BLOCK_OF_COLUMN.get(config.column)}
     if "tokenizer" in work.inputs:
         from pipelines.text.encoding import tokenizer_folder
 
         settings["tokenizer"] = tokenizer_folder(work.inputs["tokenizer"])
-    return map_shards(
-        count, shards_of(work.inputs["corpus"], config.shard_size), settings, work.partial, config, work.progress
-    )
+    return map_shards(count, shards, settings, work.partial, config, work.progress)
 
 
 def build(run: Run[Config]) -> None:
@@ -217,7 +207,7 @@ def merge(paths: Sequence[Path], settings: Mapping[str, Any], path: Path) -> Non
     """Merge sorted partial files; memory is bounded by a few row groups."""
     schema = _partial_schema(sum(map(_units, paths)))
     with parquet_file(path, schema) as file:
-        for table in evenly(_summed([row_groups(path) for path in paths]), ROWS):
+        for table in evenly(_summed(list(map(row_groups, paths))), ROWS):
             file.write_table(table.cast(schema))
 
 

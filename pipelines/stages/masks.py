@@ -78,8 +78,11 @@ def _prepare(opening: Opening[Config], *, is_own_idf: bool = True) -> None:
     for role, table in tables.items():
         if role == "deps" or is_own_idf:
             _check_corpus(table, inputs["corpus"], data)
-    if "idf" in inputs:
-        _check_words(inputs["idf"])
+    if "idf" in inputs and "tokenizer" in inputs["idf"].manifest.get("inputs", {}):
+        raise ArtifactMismatch(
+            f"{inputs['idf'].reference} counts tokens, but masks need the idf of words",
+            hint="guide build-idf CORPUS, without a tokenizer",
+        )
     if (words := _stop_words(inputs)) is not None:
         opening.change(stop_words=digest(words))
 
@@ -95,14 +98,6 @@ def _check_corpus(table: Artifact, corpus: Artifact, data: Artifact) -> None:
         )
 
 
-def _check_words(table: Artifact) -> None:
-    if "tokenizer" in table.manifest.get("inputs", {}):
-        raise ArtifactMismatch(
-            f"{table.reference} counts tokens, but masks need the idf of words",
-            hint="guide build-idf CORPUS, without a tokenizer",
-        )
-
-
 def _stop_words(inputs: Mapping[str, Artifact]) -> list[str] | None:
     """spaCy's stop words for the parser's language; None if there are no trees, or no words for their language."""
     return stop_words(str(inputs["deps"].counts.get("language") or "xx")) if "deps" in inputs else None
@@ -112,10 +107,10 @@ def _stop_words(inputs: Mapping[str, Artifact]) -> list[str] | None:
 def stop_words(language: str) -> list[str] | None:
     """spaCy's stop words for a language code; None if it has none."""
     try:
-        found = require("spacy", "spacy").util.get_lang_class(language)
+        rules = require("spacy", "spacy").util.get_lang_class(language).Defaults
     except ImportError:  # spaCy does not have this language
         return None
-    return sorted(found.Defaults.stop_words) or None
+    return sorted(rules.stop_words) or None
 
 
 def mask_schema(columns: Sequence[str]) -> Any:
@@ -146,8 +141,8 @@ def _partials(work: Work[Config]) -> dict[str, list[Path]]:
     Raises:
         ShareDone: ``--shard`` asked for a share, which is done.
     """
-    inputs, config, found, is_share = work.inputs, work.config, {}, False
-    data = inputs["sequences"]
+    inputs, config, is_share = work.inputs, work.config, False
+    data, partials = inputs["sequences"], dict[str, list[Path]]()
     settings: dict[str, Any] = {"stop_words": _stop_words(inputs)}
     settings |= {role: str(inputs[role].path.absolute()) for role in ("corpus", "idf", "deps") if role in inputs}
     for split in SPLITS:
@@ -155,12 +150,12 @@ def _partials(work: Work[Config]) -> dict[str, list[Path]]:
         if data.files.get(name, {}).get("rows"):
             shards = _shards(data, name, config.shard_size)
             try:
-                found[split] = map_shards(_work, shards, settings, work.partial / split, config, work.progress)
+                partials[split] = map_shards(_work, shards, settings, work.partial / split, config, work.progress)
             except ShareDone:
                 is_share = True
     if is_share:
         raise ShareDone
-    return found
+    return partials
 
 
 def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
@@ -179,6 +174,8 @@ def _shards(data: Artifact, name: str, size: int) -> list[Shard]:
 
 def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
     """Write the partial file of a shard: the columns, with counts in the metadata of the schema."""
+    import pyarrow as pa
+
     from pipelines.statistics.role_tables import RoleTables, pieces_of
 
     tables = RoleTables(**settings)
@@ -192,17 +189,10 @@ def _work(shard: Shard, settings: Mapping[str, Any], path: Path) -> None:
         for name, has_value in _HAS_VALUE.items()
         if name in roles.columns
     }
+    offsets = pa.array(pieces.bounds, pa.int32())
+    arrays = [pa.ListArray.from_arrays(offsets, pa.array(roles.columns[f.name]), type=f.type) for f in schema]
     with parquet_file(path, schema.with_metadata({"counts": json.dumps(counts)})) as writer:
-        writer.write_table(_table(roles.columns, pieces.bounds, schema))
-
-
-def _table(columns: Mapping[str, Any], bounds: Any, schema: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    offsets = pa.array(bounds.astype(np.int32))
-    arrays = [pa.ListArray.from_arrays(offsets, pa.array(columns[f.name]), type=f.type) for f in schema]
-    return pa.table(arrays, schema=schema)
+        writer.write_table(pa.table(arrays, schema=schema))
 
 
 def build(run: Run[Config]) -> None:
@@ -210,25 +200,22 @@ def build(run: Run[Config]) -> None:
     partials = _partials(run)
     if not partials:
         raise InputError(f"{run.inputs['sequences'].reference} has no sequences")
-    totals: dict[str, dict[str, int]] = {}
-    names: list[str] = []
+    totals, names = dict[str, Counter[str]](), list[str]()
     for split, paths in partials.items():
-        counts: Counter[str] = Counter()
-        names = _merge(paths, run, f"{split}.parquet", counts)
-        totals[split] = dict(counts)
+        totals[split] = Counter()
+        with open(paths[0], "rb") as raw:
+            schema = mask_schema(open_parquet(raw).schema_arrow.names)
+        with run.out.parquet(f"{split}.parquet", schema) as writer:
+            for table in _groups(paths, totals[split]):
+                writer.write_table(table.cast(schema))
+        names = schema.names
     missing = {name: why for name, (_, why) in _SOURCES.items() if name not in names}
-    run.out.counts |= {"columns": names, "missing": missing, "splits": totals}
+    run.out.counts |= {
+        "columns": names,
+        "missing": missing,
+        "splits": {split: dict(own) for split, own in totals.items()},
+    }
     _warn(run, totals)
-
-
-def _merge(paths: Sequence[Path], run: Run[Config], name: str, counts: Counter[str]) -> list[str]:
-    """Merge partial files into one and add up their counts; returns the names of the columns."""
-    with open(paths[0], "rb") as raw:
-        schema = mask_schema(open_parquet(raw).schema_arrow.names)
-    with run.out.parquet(name, schema) as writer:
-        for table in _groups(paths, counts):
-            writer.write_table(table.cast(schema))
-    return list(schema.names)
 
 
 def _groups(paths: Sequence[Path], counts: Counter[str]) -> Iterator[Any]:

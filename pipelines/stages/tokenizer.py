@@ -7,6 +7,7 @@ depend on the digest of the files, not on the recipe.  The other four kinds are 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -115,9 +116,8 @@ def build(run: Run[Config]) -> None:
 
     letters: set[str] = set()
     # checked here, because training accepts any text and would give an empty vocabulary
-    for batch in training_texts(corpus, config.column):
-        for text in batch:
-            letters.update(letter for letter in set(text) if not letter.isspace())
+    for text in itertools.chain.from_iterable(training_texts(corpus, config.column)):
+        letters.update("".join(text.split()))
         if len(letters) > 1:
             break
     if not letters:
@@ -149,42 +149,40 @@ def train(texts: Callable[[], Iterator[list[str]]], config: Config) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     kind, special = config.kind, special_tokens(config.kind)
-    tokens = list(special.values())
+    tokens, unknown = list(special.values()), special["unk"]
+    frequency: dict[str, Any] = {"min_frequency": config.min_frequency}
     common: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": tokens, "show_progress": False}
     # split punctuation from letters, so that no merge can spell a special token such as <s>
-    spaced = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
+    spaced = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")])
+    model: Any
     trainer: Any
+    words: Any
+    decoder: Any = decoders.Metaspace()
     if kind == "byte-bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, initial_alphabet=alphabet, **common)
+        model, trainer = models.BPE(), trainers.BpeTrainer(initial_alphabet=alphabet, **frequency, **common)
+        words, decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     elif kind == "bpe":
-        tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(spaced)
-        tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, limit_alphabet=1000, **common)
+        model = models.BPE(unk_token=unknown)
+        trainer, words = trainers.BpeTrainer(limit_alphabet=1000, **frequency, **common), spaced
     elif kind == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(spaced)
-        tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token=special["unk"], **common)
+        model, trainer, words = models.Unigram(), trainers.UnigramTrainer(unk_token=unknown, **common), spaced
     elif kind == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk"]))
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(min_frequency=config.min_frequency, limit_alphabet=1000, **common)
+        model = models.WordPiece(unk_token=unknown)
+        trainer = trainers.WordPieceTrainer(limit_alphabet=1000, **frequency, **common)
+        words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     else:
-        tokenizer = Tokenizer(models.WordLevel(unk_token=special["unk"]))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        trainer = trainers.WordLevelTrainer(min_frequency=config.min_frequency, **common)
+        model, trainer = models.WordLevel(unk_token=unknown), trainers.WordLevelTrainer(**frequency, **common)
+        words, decoder = pre_tokenizers.Whitespace(), None
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = words
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    lowercase = [normalizers.Lowercase()] if config.lowercase else []
     if config.numbers:
-        number = normalizers.Replace(Regex(NUMBER), "NUM")
-        lowercase = [normalizers.Lowercase()] if config.lowercase else []
-        tokenizer.normalizer = normalizers.Sequence([*lowercase, number])
-    elif config.lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.normalizer = normalizers.Sequence([*lowercase, normalizers.Replace(Regex(NUMBER), "NUM")])
+    elif lowercase:
+        tokenizer.normalizer = lowercase[0]
     elif kind == "wordpiece":
         tokenizer.normalizer = normalizers.BertNormalizer(
             handle_chinese_chars=True, strip_accents=False, lowercase=False
@@ -196,23 +194,14 @@ def train(texts: Callable[[], Iterator[list[str]]], config: Config) -> Any:
     for index, token in enumerate(tokens):
         if tokenizer.token_to_id(token) != index:
             raise RuntimeError(f"special token {token} has id {tokenizer.token_to_id(token)}, not {index}")
-    template = processors.TemplateProcessing
-    post: Any
+    single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
     if kind in ("wordpiece", "word"):
-        post = template(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(token, tokens.index(token)) for token in ("[CLS]", "[SEP]")],
-        )
-    else:
-        post = template(
-            single="<s> $A </s>",
-            pair="<s> $A </s> </s> $B </s>",
-            special_tokens=[(token, tokens.index(token)) for token in ("<s>", "</s>")],
-        )
-        if kind == "byte-bpe":
-            # trim_offsets leaves the space before a word out of its offsets
-            post = processors.Sequence([processors.ByteLevel(trim_offsets=True), post])
+        single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+    named = [(token, tokens.index(token)) for token in (single.split()[0], single.split()[2])]
+    post: Any = processors.TemplateProcessing(single=single, pair=pair, special_tokens=named)
+    if kind == "byte-bpe":
+        # trim_offsets leaves the space before a word out of its offsets
+        post = processors.Sequence([processors.ByteLevel(trim_offsets=True), post])
     tokenizer.post_processor = post
     return tokenizer
 
@@ -245,27 +234,24 @@ def _train_wordpiece(untrained: Any, trainer: Any, texts: Callable[[], Iterator[
 
 def folder_files(tokenizer: Any, config: Config) -> dict[str, bytes]:
     """The files for ``AutoTokenizer.from_pretrained``, by name."""
-    special = dict(special_tokens(config.kind))
+    special, pair_types = special_tokens(config.kind), config.kind in ("wordpiece", "word")
     # name both bos/eos and cls/sep, since models use either
-    begin, end = special.get("bos") or special["cls"], special.get("eos") or special["sep"]
-    roles = special | {"cls": begin, "sep": end}
-    names = {f"{role}_token": token for role, token in sorted(roles.items())}
-    pair_types = config.kind in ("wordpiece", "word")
-    inputs = ["input_ids", *(["token_type_ids"] if pair_types else []), "attention_mask"]
-    settings = names | {
+    roles = {**special, "cls": special.get("bos") or special["cls"], "sep": special.get("eos") or special["sep"]}
+    names = {f"{role}_token": token for role, token in roles.items()}
+    settings = {
+        **names,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.model_max_length,
-        "model_input_names": inputs,
+        "model_input_names": ["input_ids", *(["token_type_ids"] if pair_types else []), "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-
-    def as_json(value: Any) -> bytes:
-        return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
-
+    files = {"tokenizer_config.json": settings, "special_tokens_map.json": names}
     return {
         "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
-        "tokenizer_config.json": as_json(settings),
-        "special_tokens_map.json": as_json(names),
+        **{
+            name: (json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
+            for name, content in files.items()
+        },
     }
 
 

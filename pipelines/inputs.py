@@ -37,12 +37,12 @@ class Dataset(Stored):
         super().__init__("corpus", f"A dataset: {REFERENCE}.", **more)
 
     def open(self, reference: str, opening: Opening[Any]) -> Artifact:
-        found = super().open(reference, opening)
-        if not is_dataset(found):
+        corpus = super().open(reference, opening)
+        if not is_dataset(corpus):
             raise InputError(
-                f"{found.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
+                f"{corpus.reference} is running text, not examples of a task", hint="guide build-dataset FILE"
             )
-        return found
+        return corpus
 
 
 def is_dataset(corpus: Artifact) -> bool:
@@ -71,9 +71,9 @@ class Model(Take):
     def open(self, reference: str, opening: Opening[Any]) -> Artifact | Files:
         from pipelines.training.plan_inputs import model_inputs
 
-        found = model_inputs(reference, opening.store, measured_patterns(opening.config))
-        model: Artifact | Files = found.pop("model")
-        opening.inputs |= found
+        inputs = model_inputs(reference, opening.store, measured_patterns(opening.config))
+        model: Artifact | Files = inputs.pop("model")
+        opening.inputs |= inputs
         return model
 
 
@@ -101,5 +101,5 @@ class TextFiles(Take):
         from pipelines.text.sources import expand
 
         names = [reference] if isinstance(reference, str) else reference
-        found = opening.stack.enter_context(expand(names, any_kind=True, stdin=None, in_folders=self.in_folders))
-        return found.files(None, None)
+        sources = opening.stack.enter_context(expand(names, any_kind=True, stdin=None, in_folders=self.in_folders))
+        return sources.files(None, None)

@@ -173,13 +173,13 @@ def names(take: Take, default: Any = "", **rules: Any) -> Any:
 
 def take_of(info: Any) -> Take | None:
     """What a field made by `names` names."""
-    found: Take | None = (info.json_schema_extra or {}).get("take")
-    return found
+    take: Take | None = (info.json_schema_extra or {}).get("take")
+    return take
 
 
 def roles(name: str, number: int) -> list[str]:
     """The roles of several inputs of one kind, in their order: ``sequences``, ``sequences-2``, …"""
-    return [name, *(f"{name}-{place}" for place in range(2, number + 1))][:number]
+    return [name, *(f"{name}-{n}" for n in range(2, number + 1))][:number]
 
 
 class Stored(Take):

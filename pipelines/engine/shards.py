@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from guidance.errors import InputError, MachineError
 from pipelines.engine.executor import Config, run_all
@@ -31,7 +31,7 @@ from pipelines.storage.manifest import ArtifactDamaged, ArtifactInUse
 from pipelines.storage.store import Store
 from pipelines.storage.tables import BLOCKS
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 FAN_IN = 16
 """How many partial files one merge reads."""
@@ -118,7 +118,7 @@ def shards_of(corpus: Artifact, size: int) -> list[Shard]:
     with corpus.open(BLOCKS) as file:
         metadata = open_parquet(file).metadata
     text_column = [metadata.schema.column(i).path for i in range(metadata.num_columns)].index("text")
-    found: list[Shard] = []
+    shards: list[Shard] = []
     held: list[tuple[int, int, int]] = []
     characters = 0
     for number in range(metadata.num_row_groups):
@@ -128,11 +128,11 @@ def shards_of(corpus: Artifact, size: int) -> list[Shard]:
         bounds = [rows * part // parts for part in range(parts + 1)]
         for start, stop in itertools.pairwise(bounds):
             if held and characters + weight / parts > size:
-                found.append(Shard(str(path), tuple(held)))
+                shards.append(Shard(str(path), tuple(held)))
                 held, characters = [], 0
             held.append((number, start, stop))
             characters += weight / parts
-    return [*found, Shard(str(path), tuple(held))] if held else found
+    return [*shards, Shard(str(path), tuple(held))] if held else shards
 
 
 # what workers read
@@ -151,15 +151,15 @@ def open_checked(path: str | Path) -> Iterator[Any]:
         raise ArtifactDamaged(f"{path}: unreadable ({str(error)[:160]!r})") from error
 
 
-def remembered(function: Callable[..., Found]) -> Callable[..., Found]:
+def remembered(function: Callable[..., Value]) -> Callable[..., Value]:
     """Cache a function whose first argument is the path of a file: results for a few files, until the file changes."""
 
     @functools.lru_cache(maxsize=4)
-    def cached(version: tuple[int, ...], *task: Any) -> Found:
+    def cached(version: tuple[int, ...], *task: Any) -> Value:
         return function(*task)
 
     @functools.wraps(function)
-    def call(path: str, *rest: Any) -> Found:
+    def call(path: str, *rest: Any) -> Value:
         about = os.stat(path)
         return cached((about.st_ino, about.st_size, about.st_mtime_ns), path, *rest)
 
@@ -184,17 +184,7 @@ def row_groups(path: Path, columns: Sequence[str] | None = None) -> Iterator[Any
 # map, merge, and the partial files between them
 
 
-class Task(Protocol):
-    """One unit of work, usually a `Shard`."""
-
-    @property
-    def name(self) -> str:
-        """Names the partial file; the same for the same unit of work."""
-
-
-AnyTask = TypeVar("AnyTask", bound=Task)
-
-MapFunction = Callable[[AnyTask, Mapping[str, Any], Path], None]
+MapFunction = Callable[[Any, Mapping[str, Any], Path], None]
 """Writes the partial file of a shard, given the settings.  A module-level function, so that workers can import it."""
 
 Merge = Callable[[Sequence[Path], Mapping[str, Any], Path], None]
@@ -206,8 +196,8 @@ class ShareDone(Exception):
 
 
 def map_shards(
-    function: MapFunction[AnyTask],
-    shards: Sequence[AnyTask],
+    function: MapFunction,
+    shards: Sequence[Any],
     settings: Mapping[str, Any],
     folder: Path,
     config: Config,
@@ -219,6 +209,7 @@ def map_shards(
     """Process every shard that has no valid partial file yet; returns the partial files in text order.
 
     Args:
+        shards: each with a ``name``, after which its partial file is called.
         settings: what ``function`` needs besides the shard, as plain data that is sent along with every shard.  Paths
             must be absolute, since workers of a cluster run in other folders.
         folder: holds the partial files of one recipe.
@@ -265,14 +256,15 @@ def _merged_name(paths: Sequence[Path]) -> str:
     return "merged-" + hashlib.sha256("\n".join(path.name for path in paths).encode()).hexdigest()[:32]
 
 
-Make = Callable[[Path], None]
-
 Share = Callable[[Work[Any]], object]
 """Processes the shards that ``--shard`` selects, and raises `ShareDone`."""
 
 
 def _partial_files(
-    jobs: Sequence[tuple[str, Make]], folder: Path, config: Config, advance: Callable[[int], None] = lambda number: None
+    jobs: Sequence[tuple[str, Callable[[Path], None]]],
+    folder: Path,
+    config: Config,
+    advance: Callable[[int], None] = lambda number: None,
 ) -> list[Path]:
     """One partial file per (name, make) pair: a valid one of an earlier run, or else a new one."""
     folder = folder.absolute()
@@ -290,13 +282,13 @@ def _partial_files(
     return [paths[number] for number in range(len(jobs))]
 
 
-def _reuse_or_make(make: Make, folder: str, name: str, existing: Sequence[str]) -> str:
+def _reuse_or_make(make: Callable[[Path], None], folder: str, name: str, existing: Sequence[str]) -> str:
     """The file name of a partial file, ``<name>.<digest>.partial``; damaged existing ones are deleted."""
-    for found in existing:
-        path = Path(folder, found)
+    for file_name in existing:
+        path = Path(folder, file_name)
         with contextlib.suppress(InputError):
-            if found == f"{name}.{file_digest(path)[:16]}.partial":
-                return found
+            if file_name == f"{name}.{file_digest(path)[:16]}.partial":
+                return file_name
         with machine_errors(f"cannot remove the damaged file {path}"):
             path.unlink(missing_ok=True)
     temporary = Path(folder, f".{name}.{secrets.token_hex(8)}")
@@ -326,11 +318,11 @@ def _wait_for(path: Path) -> None:
 
 def _warn_of_other_shards(names: set[str], folder: Path) -> None:
     """Warn a user who forgot --shard-size and would repeat finished work."""
-    found = {path.name.split(".")[0] for path in folder.glob("[0-9]*.partial")} - names
-    if found:
+    others = {path.name.split(".")[0] for path in folder.glob("[0-9]*.partial")} - names
+    if others:
         log.warning(
             "%d partial files belong to another --shard-size and are not used; give that --shard-size to use them",
-            len(found),
+            len(others),
         )
 
 

@@ -281,7 +281,7 @@ def _build(
         "config": config.model_dump(mode="json"),
         "inputs": {role: given.describe() for role, given in inputs.items()},
         "seed": getattr(config, "seed", None),
-        "packages": {package: found for package in PACKAGES if (found := _version(package))},
+        "packages": {package: version for package in PACKAGES if (version := _version(package))},
         "git": _git_revision(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

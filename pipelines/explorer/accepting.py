@@ -61,7 +61,7 @@ def accept(
 
 
 def _decisions(marked: Mapping[str, Any]) -> list[tuple[int, int, str]]:
-    found = []
+    decisions = []
     rows = marked.get("decisions")
     for row in rows if isinstance(rows, list) else []:
         known = isinstance(row, dict) and all(type(row.get(name)) is int for name in ("layer", "head"))
@@ -71,10 +71,10 @@ def _decisions(marked: Mapping[str, Any]) -> list[tuple[int, int, str]]:
             raise InputError(
                 f"head {row['layer']}-{row['head']} is one that a plan added", hint="put its pattern into every layer"
             )
-        found.append((int(row["layer"]), int(row["head"]), str(row["pattern"])))
-    if not found:
+        decisions.append((int(row["layer"]), int(row["head"]), str(row["pattern"])))
+    if not decisions:
         raise InputError("no head is marked")
-    return found
+    return decisions
 
 
 def _asked(patterns: list[str]) -> list[str]:

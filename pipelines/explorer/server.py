@@ -54,16 +54,16 @@ def free_socket(host: str, port: int) -> socket.socket:
     MachineError if the port is taken, or the address is not of this machine."""
     wanted = [port] if port else [*range(DEFAULT_PORT, DEFAULT_PORT + _PORTS), 0]
     for number in wanted:
-        found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, number))
-            found.listen()  # another server may have bound it too, but only one can listen
+            listening.bind((host, number))
+            listening.listen()  # another server may have bound it too, but only one can listen
         except OSError as error:
-            found.close()
+            listening.close()
             problem = error
             continue
-        return found
+        return listening
     raise MachineError(f"port {port} of {host} cannot be used ({problem.strerror})", hint="choose another --port")
 
 
@@ -110,29 +110,29 @@ class Guard:
         await self.app(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        found: dict[bytes, list[bytes]] = {}
+        headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
-            found.setdefault(name, []).append(value)
-        hosts = found.get(b"host", [])
+            headers.setdefault(name, []).append(value)
+        hosts = headers.get(b"host", [])
         known = (*self.hosts, "{}:{}".format(_in_address(scope["server"][0]), scope["server"][1]).encode())
         if len(hosts) != 1 or hosts[0] not in known:
             return 403, "this page is for this machine only"
-        if any(origin not in [b"http://" + host for host in known] for origin in found.get(b"origin", [])):
+        if any(origin not in [b"http://" + host for host in known] for origin in headers.get(b"origin", [])):
             return 403, "another site asked"
-        if any(site not in (b"same-origin", b"none") for site in found.get(b"sec-fetch-site", [])):
+        if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
             return 403, "another site asked"
         if scope["method"] not in ("GET", "POST"):
             return 405, "GET or POST"
         if scope["method"] == "POST":
-            kinds = [kind.partition(b";")[0].strip() for kind in found.get(b"content-type", [])]
+            kinds = [kind.partition(b";")[0].strip() for kind in headers.get(b"content-type", [])]
             if kinds != [b"application/json"]:
                 return 415, "JSON only"
-            sizes = found.get(b"content-length", [])
+            sizes = headers.get(b"content-length", [])
             if any(not size.isdigit() or int(size) > MOST_BODY for size in sizes):
                 return 413, f"at most {MOST_BODY:,} bytes"
         if scope["path"] in PAGE or scope["path"] == "/api/session":
             return None
-        if scope["path"].startswith("/api/") and not self._is_known(found.get(b"cookie", [])):
+        if scope["path"].startswith("/api/") and not self._is_known(headers.get(b"cookie", [])):
             return 401, "open the address that the command printed"
         return None
 

@@ -19,8 +19,7 @@ from guidance.probes.relevance import keys_of, outstanding
 from guidance.sites import Site
 from pipelines.engine.declaration import Opening
 from pipelines.explorer.worker import Worker
-from pipelines.probing.importance import importance_of
-from pipelines.probing.losses import HeldOut
+from pipelines.probing.losses import HeldOut, importance_of
 from pipelines.probing.patterns import lack, read_written
 from pipelines.probing.sequences import WatchedSequences
 from pipelines.probing.survey import Survey, survey

@@ -1,10 +1,10 @@
-"""The loss of a trained model on held-out data, batch by batch: of its task, or of its masked words."""
+"""The loss of a trained model on held-out data, batch by batch, of its task or of its masked words; and the importance of its heads to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from guidance.errors import InputError
 from guidance.objectives.masked_lm import masked_lm_loss
 from guidance.objectives.selection import logits_at
 from guidance.plan import Plan
+from guidance.probes.importance import Importance, check_finite, switched_off
+from guidance.sites import Site
 from pipelines.probing.probe import SequencesConfig
+from pipelines.progress import Progress
 from pipelines.training.batches import Examples
 from pipelines.training.evaluations import measured_by
 from pipelines.training.learner import folder_of
@@ -197,3 +200,55 @@ class HeldOut:
             logits_NV = logits_at(self.model, inputs.places_N, **inputs.model, **extra).logits
             total = masked_lm_loss(logits_NV, inputs.labels_N)
             yield Loss(total, batch.chosen, len(masked))
+
+
+def importance_of(
+    held_out: HeldOut,
+    progress: Progress,
+    form: Literal["elementwise", "joint"] = "elementwise",
+    accumulate: Literal["gradients", "scores"] = "gradients",
+) -> dict[Site, Tensor]:
+    """The Taylor importance of each head, by site, (H,).
+
+    Args:
+        form, accumulate: see `pipelines.stages.probe_importance.Config`.
+
+    Raises:
+        InputError: nothing is judged.
+        NumericalError: the importance of a head is not finite.
+    """
+    model, judged = held_out.model, 0.0
+    model.zero_grad()
+    counted = Importance(model, held_out.handle.sites, form)
+    scores: dict[Site, Tensor] = {}
+    with progress.task("importance", total=held_out.number, unit="examples") as bar:
+        for loss in held_out.losses():
+            bar.advance(loss.examples)
+            if not loss.count:
+                continue
+            judged += loss.count
+            (loss.total / loss.count).backward()
+            if accumulate == "scores":
+                scores = {site: scores.get(site, 0) + own for site, own in counted.scores().items()}
+                model.zero_grad()
+    held_out.check_judged(judged)
+    scores = scores if accumulate == "scores" else counted.scores()
+    check_finite(scores)
+    return scores
+
+
+def rises_of(held_out: HeldOut, progress: Progress) -> tuple[dict[Site, Tensor], float]:
+    """How much the mean loss rises without each head, by site, (H,), and the loss of the whole model."""
+    sites = held_out.handle.sites
+    passes = 1 + sum(own[0].num_heads for own in sites.values())
+    rises: dict[Site, Tensor] = {}
+    with progress.task("importance", total=passes * held_out.number, unit="examples") as bar:
+        whole = held_out.mean(bar.advance)
+        for module, own in sites.items():
+            losses = []
+            for head in range(own[0].num_heads):
+                with switched_off(held_out.model, sites, [(module, head)]):
+                    losses.append(held_out.mean(bar.advance))
+            rises |= dict.fromkeys(own, torch.tensor(losses, dtype=torch.float64) - whole)
+    check_finite(rises)
+    return rises, whole

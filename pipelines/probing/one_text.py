@@ -62,8 +62,8 @@ class TextAttention:
         """The attention of one head, (T, T).  Raises InputError if the model has no such head."""
         for site, maps in self.maps.items():
             if site.layer == layer and site.attention == kind and 0 <= head < site.num_heads:
-                found: np.ndarray = maps[head]
-                return found
+                attention_TT: np.ndarray = maps[head]
+                return attention_TT
         layers, heads = (1 + max(each) for each in ((s.layer for s in self.maps), (s.num_heads - 1 for s in self.maps)))
         raise InputError(
             f"there is no head {layer}-{head}: the model has layers 0 to {layers - 1} with heads 0 to {heads - 1}"

@@ -179,13 +179,13 @@ def token_labels(tokenizer: Any, ids: np.ndarray) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(ids.tolist())
     special = set(tokenizer.all_special_tokens)
     marks = tuple(mark for mark in ("Ġ", "▁") if any(name.startswith(mark) for name in names))
-    found: list[str] = []
+    labels: list[str] = []
     for name in names:
         if name in special or name.startswith("##") or not marks:
-            found.append(name)
+            labels.append(name)
             continue
         text = tokenizer.convert_tokens_to_string([name]).strip()
         begins = name.startswith(marks)
-        continues = not begins and text[:1].isalnum() and bool(found) and found[-1][-1:].isalnum()
-        found.append(f"##{text}" if continues else text or ("␣" if begins else name))
-    return found
+        continues = not begins and text[:1].isalnum() and bool(labels) and labels[-1][-1:].isalnum()
+        labels.append(f"##{text}" if continues else text or ("␣" if begins else name))
+    return labels

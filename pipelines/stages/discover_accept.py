@@ -76,7 +76,7 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list
     Raises:
         InputError: there is nothing to inject; or two patterns are given for one head.
     """
-    found = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
+    heads_of = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
     if config.heads:
         own: dict[str, list[tuple[int, int]]] = {}
         taken: dict[tuple[int, int], str] = {}
@@ -94,12 +94,12 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list
             "no head stands out on a pattern, so there is nothing to accept",
             hint="--patterns NAME injects one anyway; `guide discover score --deviations 2` is less strict",
         )
-    if config.into == "found" and (missing := [name for name in names if name not in found]):
+    if config.into == "found" and (missing := [name for name in names if name not in heads_of]):
         raise InputError(
             f"no head stands out on {missing[0]}",
             hint="--into each-layer, or name the heads: --heads 2-5=" + missing[0],
         )
-    return [(name, found.get(name, [])) for name in dict.fromkeys(names)]
+    return [(name, heads_of.get(name, [])) for name in dict.fromkeys(names)]
 
 
 def one_each(

@@ -90,8 +90,7 @@ def build(run: Run[Config]) -> None:
 
 def _importance(run: Run) -> tuple[dict[Any, Any] | None, str | None]:
     """The importance of heads, and for which loss; None if the model has no loss on these data."""
-    from pipelines.probing.importance import importance_of
-    from pipelines.probing.losses import HeldOut
+    from pipelines.probing.losses import HeldOut, importance_of
 
     if not run.config.importance:
         return None, None

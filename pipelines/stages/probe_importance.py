@@ -64,8 +64,7 @@ def measure(run: Run[Config]) -> Findings:
             labels.
     """
     from guidance.probes.importance import normalised
-    from pipelines.probing.importance import importance_of, rises_of
-    from pipelines.probing.losses import HeldOut
+    from pipelines.probing.losses import HeldOut, importance_of, rises_of
 
     config = run.config
     held_out = HeldOut(run.inputs, config, config.seed)

@@ -205,14 +205,14 @@ def _picture(rows: Sequence[Mapping[str, Any]], model: str) -> bytes:
     from pipelines.drawing import figure_of, png
 
     figure, ((axes,),) = figure_of(7.0, 1.2 + 0.3 * len(rows))
-    places = list(range(len(rows)))[::-1]
-    axes.barh(places, [row["loss"] for row in rows], color="#0072B2", height=0.7, label="the model")
+    heights = list(range(len(rows)))[::-1]
+    axes.barh(heights, [row["loss"] for row in rows], color="#0072B2", height=0.7, label="the model")
     marks = (("unigram", "|", "#999999", "word frequencies"), ("ngrams", "D", "#D55E00", "up to five tokens"))
     for floor, mark, colour, label in marks:
         if rows and rows[0][floor] is not None:
-            axes.scatter([row[floor] for row in rows], places, marker=mark, color=colour, label=label, zorder=3)
+            axes.scatter([row[floor] for row in rows], heights, marker=mark, color=colour, label=label, zorder=3)
     axes.set_yticks(
-        places, [row["value"] if row["slice"] == "all" else f"{row['slice']}: {row['value']}" for row in rows]
+        heights, [row["value"] if row["slice"] == "all" else f"{row['slice']}: {row['value']}" for row in rows]
     )
     axes.set_xlabel("nats per masked token")
     axes.set_title(f"Loss of {model}, against counts of tokens", fontsize=11, parse_math=False)

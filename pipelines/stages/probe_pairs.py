@@ -265,7 +265,7 @@ def _pairs(run: Run) -> Iterator[Pair]:
         raise InputError("there are no minimal pairs in these files")
 
 
-def _pair(line: str, paradigm: str, place: str) -> Pair:
+def _pair(line: str, paradigm: str, where: str) -> Pair:
     if line.lstrip().startswith("{"):
         try:
             row = json.loads(line)
@@ -278,11 +278,11 @@ def _pair(line: str, paradigm: str, place: str) -> Pair:
         name = paradigm
     if not (isinstance(good, str) and isinstance(bad, str) and good.strip() and bad.strip() and isinstance(name, str)):
         raise InputError(
-            f"{place}: not a minimal pair",
+            f"{where}: not a minimal pair",
             hint='JSON lines with "sentence_good" and "sentence_bad", or a good sentence, a tab and a bad one',
         )
     for text in (name, good, bad):
-        check_unicode(text, "a text", place)
+        check_unicode(text, "a text", where)
     return Pair(name, good.strip(), bad.strip())
 
 

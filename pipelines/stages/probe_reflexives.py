@@ -142,15 +142,15 @@ def _sentences(run: Run) -> Iterator[Reflexive]:
             if not line.strip():
                 continue
             cells = line.rstrip("\r\n").split("\t")
-            words, place = tuple(cells[0].split()), whole_number(cells[1].strip()) if len(cells) > 1 else None
+            words, reflexive = tuple(cells[0].split()), whole_number(cells[1].strip()) if len(cells) > 1 else None
             antecedent, *others = (places_of(cell.split(), words) for cell in cells[2:] or [""])
-            if place is None or place >= len(words) or len(antecedent) != 2 or not all(others):
+            if reflexive is None or reflexive >= len(words) or len(antecedent) != 2 or not all(others):
                 raise InputError(
                     f"{name!r}, line {number}: not a sentence, the number of its reflexive, and its determiner and noun",
                     hint="three columns with tabs between, such as: the man can see himself, 4, the man; in further columns other noun "
                     "phrases of the sentence",
                 )
-            yield Reflexive(words, place, (antecedent[0], antecedent[1]), tuple(others))
+            yield Reflexive(words, reflexive, (antecedent[0], antecedent[1]), tuple(others))
 
 
 def _table(artifact: Artifact, config: Config) -> Table:

@@ -121,7 +121,7 @@ def _add(
     wanted = torch.stack([keys_of(pattern, tokens) for pattern in patterns.values()], dim=1)
     if config.special and config.diagonal:
         relevance.begin(batch.numbers, uniform(wanted, kept_BT))
-        found = watched.watch(batch, lambda attention: masses(attention, wanted, kept_BT))
+        by_site = watched.watch(batch, lambda attention: masses(attention, wanted, kept_BT))
     else:
         even_B1TT = (valid_BT[:, :, None] & valid_BT[:, None, :]).float()[:, None]
 
@@ -129,8 +129,8 @@ def _add(
             return masses(among(attention, kept_BT, diagonal=config.diagonal), wanted, kept_BT)
 
         relevance.begin(batch.numbers, masses_among(even_B1TT)[:, 0])
-        found = watched.watch(batch, masses_among)
-    for site, masses_BHP in found.items():
+        by_site = watched.watch(batch, masses_among)
+    for site, masses_BHP in by_site.items():
         relevance.add(site, masses_BHP)
 
 

@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from guidance.errors import NumericalError
 from guidance.statistics.roles import COLUMNS, Pieces, Rarity, Roles, Words, parts_of_speech, relations, role_columns
 from guidance.statistics.words import word_spans
-from pipelines.engine.shards import open_checked, remembered
-from pipelines.statistics.text_ranges import FAR, TextRange, rows_in
+from pipelines.engine.shards import footer, open_checked, remembered
 from pipelines.storage.manifest import ArtifactDamaged
 from pipelines.storage.tables import BLOCKS, IDF, TREES
 from pipelines.text.blocks import BLOCK_LIMIT
 
 __all__ = ["RoleTables", "pieces_of"]
+
+FAR = 1 << 62
+"""A position beyond the end of every document."""
 
 
 class RoleTables:
@@ -90,15 +94,15 @@ class RoleTables:
         if not len(ordinary):
             return [""] * len(pieces.document)
         wanted = TextRange.of(pieces, ordinary)
-        found: dict[int, list[tuple[int, str]]] = {}
+        blocks: dict[int, list[tuple[int, str]]] = {}
         for table in rows_in(self.corpus / BLOCKS, _BLOCK_COLUMNS, wanted, "start", wanted.places, 2 * BLOCK_LIMIT):
             for row in _block_rows([table]):
-                found.setdefault(row["document"], []).append((row["start"], row["text"]))
+                blocks.setdefault(row["document"], []).append((row["start"], row["text"]))
         texts = []
         for document, start, end in zip(
             pieces.document.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True
         ):
-            rows = found.get(document, [])
+            rows = blocks.get(document, [])
             last = bisect.bisect_right(rows, start, key=lambda row: row[0]) - 1
             texts.append(rows[last][1][start - rows[last][0] : end - rows[last][0]] if last >= 0 else "")
         return texts
@@ -199,11 +203,11 @@ def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
     spans: list[tuple[int, int]] = []
     forms: list[str] = []
 
-    def add(number: int, place: int, text: str) -> None:
-        found = word_spans(text)
-        document.extend([number] * len(found))
-        spans.extend((place + first, place + last) for first, last in found)
-        forms.extend(text[first:last].lower() for first, last in found)
+    def add(number: int, start: int, text: str) -> None:
+        own = word_spans(text)
+        document.extend([number] * len(own))
+        spans.extend((start + first, start + last) for first, last in own)
+        forms.extend(text[first:last].lower() for first, last in own)
 
     if parsed is None:
         for row in _block_rows(blocks):
@@ -219,16 +223,16 @@ def _split(blocks: list[Any], parsed: Any, wanted: TextRange) -> dict[str, Any]:
             first, last = (column.flatten().field(name).to_numpy() for name in ("start", "end"))
             inside = wanted.holds(numbers[row_of], sentence, wanted.sentences, 0)
             texts = table.column("text")
-            for place in np.flatnonzero(inside).tolist():
-                row = row_of[place]
-                if (int(numbers[row]), int(sentence[place])) not in known:
-                    text = texts[int(row)].as_py()[first[place] : last[place]]
-                    add(int(numbers[row]), int(starts[row]) + int(first[place]), text)
-    places = np.array(spans, np.int64).reshape(-1, 2)
+            for n in np.flatnonzero(inside).tolist():
+                row = row_of[n]
+                if (int(numbers[row]), int(sentence[n])) not in known:
+                    text = texts[int(row)].as_py()[first[n] : last[n]]
+                    add(int(numbers[row]), int(starts[row]) + int(first[n]), text)
+    bounds = np.array(spans, np.int64).reshape(-1, 2)
     return {
         "document": np.array(document, np.int64),
-        "start": places[:, 0],
-        "end": places[:, 1],
+        "start": bounds[:, 0],
+        "end": bounds[:, 1],
         "head": np.full(len(document), -1, np.int64),
         "form": forms,
     }
@@ -254,3 +258,87 @@ def pieces_of(rows: Any) -> Pieces:
         raise ArtifactDamaged("a file of sequences has columns of different lengths")
     flat = (column.flatten().to_numpy().astype(np.int64) for column in lists)
     return Pieces(np.concatenate([[0], np.cumsum(sizes)]), *flat)
+
+
+class TextRange:
+    """The stretch of the corpus that some pieces cover.
+
+    Attributes:
+        documents: the documents, sorted.
+        places: first code point in the first document, and last one in the last document.
+        sentences: likewise for numbers of sentences.
+    """
+
+    def __init__(self, documents: Any, places: tuple[int, int], sentences: tuple[int, int]) -> None:
+        self.documents, self.places, self.sentences = documents, places, sentences
+
+    @classmethod
+    def of(cls, pieces: Pieces, ordinary: Any) -> TextRange:
+        """The stretch of some pieces; ``ordinary`` are the indices of those that are not special tokens, at least one."""
+        documents = np.unique(pieces.document[ordinary])
+        first = ordinary[pieces.document[ordinary] == documents[0]]
+        last = ordinary[pieces.document[ordinary] == documents[-1]]
+        return cls(
+            documents,
+            (int(pieces.start[first].min()), int(pieces.end[last].max())),
+            (int(pieces.sentence[first].min()), int(pieces.sentence[last].max())),
+        )
+
+    @classmethod
+    def empty(cls) -> TextRange:
+        """A range without documents."""
+        return cls(np.zeros(0, np.int64), (0, 0), (0, 0))
+
+    def holds(self, document: Any, place: Any, bounds: tuple[int, int], length: Any) -> Any:
+        """Which rows of a table overlap with the stretch, a boolean array.
+
+        Args:
+            document, place, length: for each row its document, where it begins there, and how long it is.
+            bounds: the limits that ``place`` is compared with: `places` or `sentences`.
+        """
+        first, last = self.documents[0], self.documents[-1]
+        after = (document > first) | (place + length >= bounds[0])
+        before = (document < last) | (place <= bounds[1])
+        return np.isin(document, self.documents) & after & before
+
+
+def rows_in(
+    path: Path, columns: Sequence[str], wanted: TextRange, place: str, bounds: tuple[int, int], reach: int
+) -> Iterator[Any]:
+    """The rows of a table, sorted by the text, that overlap with a range: a ``pyarrow.Table`` for each row group.
+
+    Args:
+        place: name of the column that says where in its document a row begins.
+        bounds: the limits in ``wanted`` that belong to this column.
+        reach: how far a row can extend beyond where it begins.
+    """
+    if not len(wanted.documents):
+        return
+    low, high = (int(wanted.documents[0]), bounds[0] - reach), (int(wanted.documents[-1]), bounds[1])
+    with open_checked(path) as file:
+        for number, (first, last) in enumerate(_extents(str(path), place)):
+            if first <= high and last >= low:
+                table = file.read_row_group(number, columns=list(columns))
+                numbers, places = (table.column(name).to_numpy() for name in ("document", place))
+                lengths = pc.utf8_length(table["text"]).to_numpy() if "text" in columns else 0
+                inside = wanted.holds(numbers, places, bounds, lengths)
+                if inside.any():
+                    yield table.filter(pa.array(inside)).combine_chunks()
+
+
+@remembered
+def _extents(path: str, place: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The first and last (document, place) of each row group; 0 and `FAR` where the statistics do not tell the place."""
+    metadata = footer(path)
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    extents = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        documents, places = (group.column(names.index(name)).statistics for name in ("document", place))
+        if documents is None or places is None or not documents.has_min_max or not places.has_min_max:
+            extents.append(((0, 0), (FAR, FAR)))
+        elif documents.min == documents.max:
+            extents.append(((documents.min, places.min), (documents.max, places.max)))
+        else:
+            extents.append(((documents.min, 0), (documents.max, FAR)))
+    return extents

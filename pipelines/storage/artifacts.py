@@ -158,9 +158,9 @@ class Artifact:
                 if size == entry["bytes"]:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if sha256 != entry["sha256"]:
-                found = f"{size} bytes, not {entry['bytes']}" if size != entry["bytes"] else "its digest differs"
+                problem = f"{size} bytes, not {entry['bytes']}" if size != entry["bytes"] else "its digest differs"
                 raise ArtifactDamaged(
-                    f"{self.path / name}: damaged ({found})",
+                    f"{self.path / name}: damaged ({problem})",
                     hint=f"rerun {self.manifest['stage']} with the same settings; it rebuilds damaged artifacts",
                 )
 
@@ -170,12 +170,12 @@ class Artifact:
 
     def unlisted_files(self) -> list[str]:
         """Files in the directory that the manifest does not list."""
-        found = set()
+        present = set()
         for folder, folders, files in os.walk(self.path):
             links = (name for name in folders if os.path.islink(os.path.join(folder, name)))
             inside = os.path.relpath(folder, self.path)
-            found |= {name if inside == "." else f"{inside}/{name}" for name in (*files, *links)}
-        return sorted(found - set(self.manifest["files"]) - {MANIFEST})
+            present |= {name if inside == "." else f"{inside}/{name}" for name in (*files, *links)}
+        return sorted(present - set(self.manifest["files"]) - {MANIFEST})
 
     def close(self) -> None:
         self._lock.release()

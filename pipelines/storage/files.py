@@ -249,10 +249,10 @@ class Lock:
     def in_place(self) -> bool:
         """True if the path still leads to what is locked, which may have been replaced while we waited."""
         try:
-            found, locked = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
+            there, locked = os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)
         except FileNotFoundError:
             return False
-        return (found.st_dev, found.st_ino) == (locked.st_dev, locked.st_ino)
+        return (there.st_dev, there.st_ino) == (locked.st_dev, locked.st_ino)
 
     def __enter__(self) -> Lock:
         return self

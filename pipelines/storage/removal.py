@@ -64,14 +64,14 @@ def collect(store: Store, *, unnamed: bool = False, dry_run: bool = False) -> li
 
 def users(store: Store, *recipes: str) -> dict[Path, set[str]]:
     """The folders of the artifacts that were made from artifacts of these recipes, and from which of them."""
-    found = {}
+    by_folder = {}
     for folder in store.folders():
         if _mentions(folder, recipes):
             with contextlib.suppress(InputError), store.open(folder) as artifact:
                 inputs = artifact.manifest.get("inputs", {}).values()
                 if used := {given.get("recipe") for given in inputs}.intersection(recipes):
-                    found[folder] = used
-    return found
+                    by_folder[folder] = used
+    return by_folder
 
 
 def _mentions(folder: Path, recipes: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,8 +207,8 @@ class Store:
         if not NAME.fullmatch(name):
             return []
         folder = self.root / "names" / name
-        found = [version for entry in _entries(folder) if (version := read_name(folder / entry)) is not None]
-        return sorted(found, key=lambda version: version.version)
+        versions = [version for entry in _entries(folder) if (version := read_name(folder / entry)) is not None]
+        return sorted(versions, key=lambda version: version.version)
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -274,9 +274,9 @@ class Store:
                 other name is fine for a copy.
         """
         artifact = Artifact(folder)
-        place = Path(os.path.abspath(folder))
-        is_other = ID.fullmatch(place.name) is not None and place.name != artifact.id
-        if is_other or (place.parent.name != artifact.kind and self.holds(folder)):
+        path = Path(os.path.abspath(folder))
+        is_other = ID.fullmatch(path.name) is not None and path.name != artifact.id
+        if is_other or (path.parent.name != artifact.kind and self.holds(folder)):
             artifact.close()
             home = self.folder(artifact.kind, artifact.recipe)
             raise ArtifactMisplaced(
@@ -287,8 +287,8 @@ class Store:
 
     def holds(self, folder: Path) -> bool:
         """Whether a path, however it is written, is that of an artifact in this store."""
-        place = Path(os.path.realpath(folder))
-        return place.parent.parent == Path(os.path.realpath(self.root)) and self.is_folder(place)
+        path = Path(os.path.realpath(folder))
+        return path.parent.parent == Path(os.path.realpath(self.root)) and self.is_folder(path)
 
     @staticmethod
     def is_folder(path: Path) -> bool:
@@ -309,7 +309,7 @@ class Store:
     def named(self, reference: str) -> Name | None:
         """The version that ``name`` or ``name@n`` refers to; None if there is none."""
         name, _, version = reference.partition("@")
-        versions = [found for found in self.versions(name) if version in ("", str(found.version))]
+        versions = [known for known in self.versions(name) if version in ("", str(known.version))]
         return versions[-1] if versions else None
 
     def find(self, reference: str) -> Path:
@@ -329,11 +329,9 @@ class Store:
             return folder
         kind, _, prefix = reference.rpartition("/")
         if _PREFIX.fullmatch(prefix):
-            found = [folder for folder in self.folders(kind or None) if folder.name.startswith(prefix[:ID_LENGTH])]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise _ambiguous(reference, found)
+            fitting = [folder for folder in self.folders(kind or None) if folder.name.startswith(prefix[:ID_LENGTH])]
+            if fitting:
+                return _only(reference, fitting)
         if os.path.exists(reference):
             raise ArtifactMissing(f"{reference!r}: not a guide artifact (it has no {MANIFEST})")
         if unfinished := self.find_unfinished(None, reference):
@@ -381,26 +379,26 @@ class Store:
         known = artifact.manifest.get("inputs", {}).get(role, {})
         reference = f"{known.get('kind', role)}/{str(known.get('recipe', ''))[:16]}"
         try:
-            found = self.load(reference, verify=verify)
+            source = self.load(reference, verify=verify)
         except ArtifactMissing as error:
             raise ArtifactMissing(
                 f"the {role} of {artifact.reference}, {reference}, is not in {self.root}",
                 hint="build it again from the same text; it gets the same id",
             ) from error
-        if found.content != known.get("content"):
+        if source.content != known.get("content"):
             raise ArtifactMissing(
-                f"{found.reference} was rebuilt with other content after {artifact.reference} was built from it",
+                f"{source.reference} was rebuilt with other content after {artifact.reference} was built from it",
                 hint=f"build the {artifact.kind} again",
             )
-        return found
+        return source
 
     # unfinished work
 
     def unfinished(self) -> list[Path]:
         """The folders of unfinished work, which the same command would continue."""
         root = self.root / ".partial"
-        found = [root / kind / id for kind in _entries(root) for id in _entries(root / kind) if ID.fullmatch(id)]
-        return [folder for folder in found if folder.is_dir()]
+        folders = [root / kind / id for kind in _entries(root) for id in _entries(root / kind) if ID.fullmatch(id)]
+        return [folder for folder in folders if folder.is_dir()]
 
     def unfinished_name(self, folder: Path) -> str | None:
         """The name that unfinished work will give its artifact; None if it was begun without a name."""
@@ -432,12 +430,10 @@ class Store:
         """
         given, _, rest = reference.rpartition("/")
         folders = [f for f in self.unfinished() if kind in (None, f.parent.name) and given in ("", f.parent.name)]
-        found = [] if given else [folder for folder in folders if self.unfinished_name(folder) == rest]
-        if not found and _PREFIX.fullmatch(rest):
-            found = [folder for folder in folders if folder.name.startswith(rest[:ID_LENGTH])]
-        if len(found) > 1:
-            raise _ambiguous(reference, found)
-        return found[0] if found else None
+        fitting = [] if given else [folder for folder in folders if self.unfinished_name(folder) == rest]
+        if not fitting and _PREFIX.fullmatch(rest):
+            fitting = [folder for folder in folders if folder.name.startswith(rest[:ID_LENGTH])]
+        return _only(reference, fitting) if fitting else None
 
     def forget_unfinished(self, kind: str, recipe: str) -> None:
         """Remove the leftovers of a finished recipe, unless another run is working on it again."""
@@ -447,6 +443,9 @@ class Store:
                     remove_tree(self.partial(kind, recipe))
 
 
-def _ambiguous(reference: str, found: Iterable[Path]) -> ArtifactAmbiguous:
-    matches = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in found)
-    return ArtifactAmbiguous(f"{reference!r} is ambiguous; it matches {matches}", hint="give more digits of the id")
+def _only(reference: str, folders: Sequence[Path]) -> Path:
+    """The only one of some folders; raises ArtifactAmbiguous if there are more."""
+    if len(folders) > 1:
+        matches = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in folders)
+        raise ArtifactAmbiguous(f"{reference!r} is ambiguous; it matches {matches}", hint="give more digits of the id")
+    return folders[0]

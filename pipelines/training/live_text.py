@@ -186,14 +186,14 @@ class Translator(LiveModel):
 
     def translate(self, texts: Sequence[str]) -> list[str]:
         """The translation of each text, in one line; an empty text has an empty one."""
-        places = [place for place, text in enumerate(texts) if text.strip()]
-        found = [""] * len(texts)
-        if places:
-            batch = self.read([texts[place] for place in places])
+        texts_at = {n: text for n, text in enumerate(texts) if text.strip()}
+        translations = [""] * len(texts)
+        if texts_at:
+            batch = self.read(list(texts_at.values()))
             rows = translate(self.model, self.handle, batch.inputs, batch.columns, **self._search)
-            for place, ids in zip(places, rows, strict=True):
-                found[place] = _one_line(self._decoder.decode(ids, skip_special_tokens=True))
-        return found
+            for n, ids in zip(texts_at, rows, strict=True):
+                translations[n] = _one_line(self._decoder.decode(ids, skip_special_tokens=True))
+        return translations
 
 
 @dataclass(frozen=True)
@@ -253,12 +253,12 @@ class Filler(LiveModel):
         batch = self.read([text])
         if self.cut:
             raise InputError(f"the text is longer than the {self.longest} tokens that the model allows", hint="cut it")
-        places = (batch.inputs["input_ids"][0] == self.special["mask"]).nonzero()[:, 0]
-        if not len(places):
+        masks_N = (batch.inputs["input_ids"][0] == self.special["mask"]).nonzero()[:, 0]
+        if not len(masks_N):
             raise InputError(f"the text has no mask: {text[:80]!r}", hint=f"write {self.mask} for the word to fill in")
         with torch.no_grad():
             extra = self.handle.at_inference(**batch.inputs, **batch.columns)
-            logits_NV = logits_at(self.model, places, **batch.inputs, **extra).logits.float()
+            logits_NV = logits_at(self.model, masks_N, **batch.inputs, **extra).logits.float()
         if not torch.isfinite(logits_NV).all():
             raise NumericalError(f"{self.folder}: its scores are not finite")
         scores_NV = logits_NV.softmax(-1)
@@ -267,7 +267,7 @@ class Filler(LiveModel):
         scores_NV[:, never] = -1.0
         scores_NV[:, known:] = -1.0
         best = scores_NV.topk(min(top, known - len(set(never))), dim=-1)
-        spans = [batch.encodings[0].offsets[place] for place in places.tolist()]
+        spans = [batch.encodings[0].offsets[token] for token in masks_N.tolist()]
         return [
             [self._candidate(text, span, id_, score) for id_, score in zip(ids, scores, strict=True)]
             for span, ids, scores in zip(spans, best.indices.tolist(), best.values.tolist(), strict=True)
@@ -308,13 +308,13 @@ def words_of(text: str, spans: Sequence[tuple[int, int]] | None = None) -> list[
 
 def _open_tokenizer(folder: Path, spells_masks: bool = False) -> tuple[Any, dict[str, int | None]]:
     """The tokenizer of a folder and its special tokens."""
-    found = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if TOKENIZER_FILES[0] not in found:
+    names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if TOKENIZER_FILES[0] not in names:
         raise InputError(
             f"{folder}: has no {TOKENIZER_FILES[0]}",
             hint="AutoTokenizer.from_pretrained(...).save_pretrained(folder) in Python writes one, if its tokenizer is fast",
         )
-    files = tokenizer_files(Files.of((folder / name for name in found), found))
+    files = tokenizer_files(Files.of((folder / name for name in names), names))
     tokenizer = load_tokenizer(files)
     tokenizer.encode_special_tokens = not spells_masks
     return tokenizer, special_ids(files, tokenizer)

@@ -184,7 +184,7 @@ def _with_short_words(message: str) -> str:
     """A message in which words that people cannot read, such as numbers of thousands of digits, are cut; no name of a file is."""
     import re
 
-    return re.sub(r"([^\s/]{100})[^\s/]{200,}", r"\1…", message)
+    return re.sub(r"""([^\s/'",;]{100})[^\s/'",;]{200,}""", r"\1…", message)
 
 
 def _describe_usage(error: Any) -> tuple[str, str]:

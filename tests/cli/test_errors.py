@@ -144,6 +144,7 @@ def test_numbers_of_thousands_of_digits_are_not_echoed(guide, command):
     assert answer.code == 2
     assert len(answer.err) < 1000
     assert "set_int_max_str_digits" not in answer.err
+    assert answer.err.splitlines()[0].count("'") % 2 == 0, "quotes are closed"
 
 
 def test_long_paths_are_shown_whole(guide, monkeypatch):

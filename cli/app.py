@@ -16,6 +16,9 @@ from cli.output import say, tell
 from cli.settings import load_settings, source_of
 from cli.usual_names import intended
 
+EXAMPLES = ("guide build-corpus text/*.txt --name wiki", "guide ls", "guide lineage wiki")
+"""The examples of `guide --help`."""
+
 GROUPS = ("Start", "Data", "Train", "Understand", "Store", "Help")
 """Headings of `guide --help`, in order."""
 
@@ -93,47 +96,39 @@ class Page(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands, listed under headings."""
+    """A group of commands: all of them, listed under headings, or a family, which shares a first word.
 
-    examples: tuple[str, ...] = ("guide build-corpus text/*.txt --name wiki", "guide ls", "guide lineage wiki")
+    Attributes:
+        group: of a family, the heading under which `guide --help` lists it.
+    """
 
-    def title(self, command: Any) -> str:
-        """The heading of a command in the list."""
-        return getattr(command, "group", "Help")
+    group = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.group and not args and not ctx.resilient_parsing:
+            tell(ctx.get_help())
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        visible = [(name, c) for name, c in self.commands.items() if not c.hidden]
-        for title in (*GROUPS, "Commands"):
-            rows = [(name, first_sentence(c.help)) for name, c in visible if self.title(c) == title]
+        headings: dict[str, list[tuple[str, str]]] = {title: [] for title in GROUPS}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                title = "Commands" if self.group else getattr(command, "group", "Help")
+                headings.setdefault(title, []).append((name, first_sentence(command.help)))
+        for title, rows in headings.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(formatter, self.examples)
+        of_family = tuple(page.examples[0] for page in self.commands.values() if isinstance(page, Page))
+        write_examples(formatter, of_family if self.group else EXAMPLES)
 
 
 def first_sentence(text: str | None) -> str:
     """The first sentence of a docstring, or its first paragraph if that is shorter, as one line."""
     paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[a-z)])\.\s", paragraph, maxsplit=1)[0].removesuffix(".")
-
-
-class Family(Group):
-    """The commands that share a first word; its examples are the first one of each command."""
-
-    group = "Help"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
-            tell(ctx.get_help())
-        return super().parse_args(ctx, args)
-
-    def title(self, command: Any) -> str:
-        return "Commands"
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(formatter, tuple(page.examples[0] for page in self.commands.values() if isinstance(page, Page)))
 
 
 def write_examples(formatter: Any, examples: tuple[str, ...]) -> None:
@@ -167,7 +162,7 @@ def parent_app(name: str) -> tuple[typer.Typer, str, str]:
         return app, name, ""
     heading, summary = FAMILIES[first]
     if first not in _families:
-        page = type("Page", (Family,), {"group": heading})
+        page = type("Family", (Group,), {"group": heading})
         _families[first] = typer.Typer(cls=page, callback=root, help=summary, **_APP_OPTIONS)
         app.add_typer(_families[first], name=first)
     return _families[first], last, heading

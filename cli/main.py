@@ -51,15 +51,13 @@ COMMANDS = (
     "compare",
     "evaluate",
     "live",
-    "predict",
     "glue",
     "discover",
     "attention",
-    "convert",
     "patterns",
     "plan",
     "store",
-    "models",
+    "tools",
 )
 """Modules of this package that define commands, in the order of the help page."""
 

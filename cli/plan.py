@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from cli import completion
-from cli.next_commands import newest
-from cli.options import Session, command
+from cli.options import Session, command, newest
 from cli.output import check_output_path
 from cli.tables import table
 from guidance.errors import GateFailed, InputError, PlanError

@@ -32,12 +32,7 @@ _SOURCE = "guide_source_"
 def guide_batch(
     guided: GuidedModel, batch: Mapping[str, Any], *, step: int = 0, measuring: bool = True
 ) -> BatchGuidance:
-    """The guidance of a batch.
-
-    Args:
-        batch: the arguments of `guidance.Handle.guide`.
-        measuring: losses will be asked for.
-    """
+    """The guidance of a batch of the arguments of `guidance.Handle.guide`; ``measuring``: losses will be asked for."""
     tokens = tokens_of(guided, batch)
     _check_features(guided, tokens, measuring)
     return BatchGuidance(guided, tokens, step, measuring=measuring, strengths=guided.strengths())

@@ -269,11 +269,7 @@ class Guide:
     def inherited(self, progress: tuple[int, int] | None) -> Guide | None:
         """What a model that starts from a trained one keeps of this row: the row at the strength that it has there.
 
-        Args:
-            progress: the step that training is at, and the last one; see `guidance.checkpoint.read_progress`.
-
-        Returns:
-            None for a row that is disabled, acts in training only, or has faded.
+        None for a row that is disabled, acts in training only, or has faded at the given step of all steps.
         """
         if not self.shapes:
             return None

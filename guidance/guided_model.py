@@ -116,11 +116,7 @@ class GuidedModel:
         return sum((site.stack, site.attention) == kind for sites in self.sites.values() for site in sites)
 
     def learns(self, site: Site, number: int | None = None) -> bool:
-        """Whether the module of a site is in training mode and has parameters that require gradients.
-
-        Args:
-            number: look at the parameters that this guide has added, not at all of them.
-        """
+        """Whether the module of a site, or what a guide has added to it, is in training mode and has trainable parameters."""
         module = next(module for module, sites in self.sites.items() if site in sites)
         owner = module if number is None else getattr(module, EXTRA)[self.plan.key_of(number)]
         return module.training and any(p.requires_grad for p in owner.parameters())
@@ -260,23 +256,17 @@ class GuidedModel:
     def needs(self, *, training: bool = True) -> dict[str, str]:
         """The features that each batch has to bring, by name, each with the label of a guide that reads it.
 
-        What a tokenizer tells of the ids is not among them.
-
-        Args:
-            training: whether guides that only add a loss count.
+        What a tokenizer tells of the ids is not among them; without ``training``, neither is what only losses read.
         """
         vocabularies = {"": self.vocabulary, "decoder_": self.decoder_vocabulary}
         known = {prefix + name for prefix, own in vocabularies.items() if own for name in Vocabulary.FEATURES}
         return {name: label for name, label in self.reads(training=training).items() if name not in known}
 
     def reads(self, *, training: bool = True) -> dict[str, str]:
-        """The features that the plan reads, by name, each with the label of a guide that reads it.
+        """The features that the plan reads, by name, each with a guide's label; without ``training``, losses are left out.
 
         Those of a decoder's tokens have ``decoder_`` before their name, as `Handle.guide` takes them; cross-attention reads
         tokens of the encoder.
-
-        Args:
-            training: whether guides that only add a loss count.
         """
         reads: dict[str, str] = {}
         for number in self.num_guided:

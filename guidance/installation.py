@@ -42,11 +42,7 @@ class Handle(GuidedModel):
     def __init__(
         self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", forward: bool = False, **given: Any
     ) -> None:
-        """Resolve the plan; `install` also puts it into the model.
-
-        Args:
-            given: see `GuidedModel`.
-        """
+        """Resolve the plan, with the arguments of `GuidedModel`; `install` also puts it into the model."""
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModel(
                 f"{type(model).__name__} is not a model of transformers",
@@ -424,11 +420,7 @@ def install(
 
 
 def _check_given(handle: Handle, training: bool, columns: Collection[str] | None) -> None:
-    """Raises PlanError for a table that was not given, and for a feature that no batch will have.
-
-    Args:
-        columns: the features that every batch will have; None if that is not known.
-    """
+    """Raises PlanError for a table that was not given, and for a feature that is not among the columns, if these are known."""
     for number, guide in handle.guides.items():
         if guide.enabled and (training or not (guide.is_loss or number in handle.over)):
             for name in guide.tables:

@@ -66,11 +66,7 @@ def declared(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given options, converted to the types that the function declares.
-
-    Args:
-        what: names the function in messages.
-    """
+    """The given options, converted to the types that a function declares; ``what`` names the function in messages."""
     known = declared(function)
     target = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(target, include_extras=True)

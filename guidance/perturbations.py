@@ -28,22 +28,14 @@ def perturbed(embeddings: nn.Module, delta_BTD: Tensor) -> Iterator[None]:
 
 
 def freelb_start(seeds_B: Tensor, valid_BT: Tensor, width: int, size: float) -> Tensor:
-    """δ₀ ~ U(-1, 1) · size / √(n·d), where n is the number of valid tokens of an example.
-
-    Args:
-        seeds_B: int64, a random seed for each example.
-    """
+    """δ₀ ~ U(-1, 1) · size / √(n·d), where n is the number of valid tokens of an example; drawn from its int64 seed."""
     tokens_B11 = valid_BT.sum(-1).clamp(min=1)[:, None, None]
     noise_BTD = 2 * uniform_numbers(seeds_B, 1, valid_BT.shape[1], width)[:, 0] - 1
     return noise_BTD * valid_BT[..., None] * size / (tokens_B11 * width).sqrt()
 
 
 def freelb_ascend(delta_BTD: Tensor, gradient_BTD: Tensor, valid_BT: Tensor, rate: float, bound: float = 0.0) -> Tensor:
-    """δ + rate · g / max(‖g‖, 1e-8), with L2 norms over whole examples, rescaled to ``bound`` where it is longer.
-
-    Args:
-        bound: the largest norm; 0 for none.
-    """
+    """δ + rate · g / max(‖g‖, 1e-8), with L2 norms over whole examples, rescaled to ``bound`` (0: none) where it is longer."""
     gradient_BTD = gradient_BTD * valid_BT[..., None]
     norm_B11 = gradient_BTD.flatten(1).norm(dim=1)[:, None, None].clamp(min=1e-8)
     delta_BTD = delta_BTD + rate * gradient_BTD / norm_B11
@@ -54,11 +46,7 @@ def freelb_ascend(delta_BTD: Tensor, gradient_BTD: Tensor, valid_BT: Tensor, rat
 
 
 def smart_start(seeds_B: Tensor, valid_BT: Tensor, width: int, size: float) -> Tensor:
-    """δ₀ ~ N(0, size²), by the method of Box and Muller.
-
-    Args:
-        seeds_B: int64, a random seed for each example.
-    """
+    """δ₀ ~ N(0, size²), by the method of Box and Muller; drawn from the int64 seed of each example."""
     first, second = uniform_numbers(seeds_B, 2, valid_BT.shape[1], width).unbind(1)
     normal_BTD = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()
     return normal_BTD * valid_BT[..., None] * size

@@ -146,8 +146,7 @@ class SitePlan:
 def plan_sites(plan: Plan, sites: Sequence[Site], part: str = "model", scores: Any = None) -> dict[Site, SitePlan]:
     """What a plan says about each site.  Guides that are off, of another part, or without any effect are left out.
 
-    Args:
-        scores: of heads, for the rules ``least important`` and ``most important``.
+    The scores of heads are for the rules ``least important`` and ``most important``.
     """
     by_site: dict[Site, dict[int, tuple[int, ...]]] = {}
     for number, guide in enumerate(plan.guides):

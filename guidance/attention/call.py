@@ -93,11 +93,7 @@ class AttentionCall:
         return [(masks, tuple(head for _, head in group)) for masks, group in groupby(each, key=lambda pair: pair[0])]
 
     def record(self, heads: tuple[int, ...], attention_BhQK: Tensor, replaced_by: HeadAssignment | None = None) -> None:
-        """Keep the probabilities of some heads, if they are wanted.
-
-        Args:
-            replaced_by: what gives them; if its guide fades, those that the head has itself are kept already.
-        """
+        """Keep the probabilities of some heads, if they are wanted: those that replace a fading head join its own."""
         recorded = self.batch.recorded
         if recorded is None:
             return

@@ -76,11 +76,7 @@ def adapter_files(model: Any) -> dict[str, bytes]:
 
 
 def base_folder(folder: Path, given: str | Path | None) -> Path:
-    """The folder of the model to which an adapter belongs.
-
-    Args:
-        given: by the caller; by default the one that the adapter names, from here or from the adapter's folder.
-    """
+    """The folder of an adapter's model: the given one, or the one that the adapter names, from here or from its folder."""
     named = given if given is not None else _settings(folder).get("base_model_name_or_path")
     for base in (Path(str(named)), folder / str(named)):
         if named and base.is_dir():

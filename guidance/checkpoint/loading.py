@@ -180,11 +180,7 @@ def _fill(
     source: str,
     named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
 ) -> None:
-    """Copy stored parameters into the modules that a plan added.
-
-    Args:
-        named: from the tensors of the model to those under the names in the file.
-    """
+    """Copy stored parameters, whose names in the file ``named`` gives, into the modules that a plan added."""
     wanted = {name: tensor for name, tensor in named(model.state_dict()).items() if is_extra(name)}
     _check_names(wanted, extra, source)
     for name, stored in extra.items():

@@ -61,11 +61,7 @@ MOST_LAYERS_OR_HEADS = 10_000
 
 
 def read_config(data: bytes, source: str) -> Any:
-    """A model's configuration, reduced to the keys that its class declares.
-
-    Args:
-        source: names the file in messages.
-    """
+    """A model's configuration, reduced to the keys that its class declares; ``source`` names the file in messages."""
     try:
         settings = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -337,12 +333,7 @@ def open_model(
 
 
 def new_model(folder: Path, auto_class: Any, **fields: Any) -> PreTrainedModel:
-    """A model with new random weights, of the shape that the configuration in a local folder gives.
-
-    Args:
-        auto_class: for example ``AutoModel``.
-        fields: of the configuration to change.
-    """
+    """A model of an auto class with new random weights, of the shape of a folder's configuration with some fields changed."""
     config, _ = _read_configuration(folder, fields)
     with _opening(folder):
         made: PreTrainedModel = auto_class.from_config(config)

@@ -105,13 +105,10 @@ class GuidedDebertaLayer(DebertaV2Layer):
 
 
 def switch(model: nn.Module, name: str) -> Callable[[], None]:
-    """Make all parts of a model look up the attention function of that name in the interface of transformers.
+    """Make all parts of a model look up the attention function of that name in transformers; returns what undoes it.
 
     Setting it on the whole model is not enough: in older versions of transformers the stacks of T5 have their own
     configurations and silently keep their function.  Models without the interface stay as they are.
-
-    Returns:
-        A function that undoes it.
     """
     parts = [p for p in model.modules() if isinstance(p, PreTrainedModel) and not _is_deberta(p)]
     before = [str(part.config._attn_implementation or "sdpa") for part in parts]

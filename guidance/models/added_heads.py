@@ -71,11 +71,7 @@ class ProjectedAttention(nn.Module):
         self.guide_sites: tuple[Site, ...] = ()
 
     def forward(self, layer_input_BTd: Tensor, attend: Callable[..., Tensor]) -> Tensor:
-        """What the extra heads add for a layer's input, (B, T, d).
-
-        Args:
-            attend: the attention function, from (self, query, key, value, dropout) to (B, T, heads, D).
-        """
+        """What the extra heads add for a layer's input, (B, T, d); ``attend`` gives their output (B, T, heads, D)."""
         states = self.down(layer_input_BTd)
         query, key, value = (
             linear(states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
@@ -107,11 +103,7 @@ PRE_NORM: dict[str, str] = {
 
 
 def added_sites(pal: Pal, sites: Mapping[nn.Module, tuple[Site, ...]]) -> dict[nn.Module, tuple[Site, ...]]:
-    """The sites of a model's extra heads, by the attention module beside which they stand; one for each of its calls.
-
-    Args:
-        sites: the sites of the model, by module.
-    """
+    """The sites of a model's extra heads, by the attention module beside which they stand; one for each of its calls."""
     encoder = {m: own for m, own in sites.items() if (own[0].stack, own[0].attention) == ("encoder", "self")}
     if not encoder:
         raise PlanError("[pal]: heads are added beside an encoder's self-attention, which the model does not have")

@@ -87,11 +87,7 @@ def used_parameters(
     sites: Mapping[nn.Module, tuple[Site, ...]],
     guide: Callable[[Mapping[str, Tensor]], Any] | None = None,
 ) -> set[nn.Parameter]:
-    """The trainable parameters on which the outputs depend, found with a tiny batch.
-
-    Args:
-        guide: makes the guidance for a batch; None to call the model without guidance.
-    """
+    """The trainable parameters on which the outputs for a tiny batch depend; ``guide`` makes its guidance, if any."""
     batch = _tiny_batch(model, sites)
     with evaluating(model), torch.enable_grad():
         output = model(**batch, **({"guidance": guide(batch)} if guide else {}))

@@ -96,12 +96,9 @@ _NUM_HEADS = ("num_attention_heads", "num_heads", "n_heads")
 
 
 def find_sites(model: nn.Module, *, required: bool = True) -> dict[nn.Module, tuple[Site, ...]]:
-    """Every attention module of a model, with its sites in the order of its calls.
+    """Every attention module of a model, with its sites in the order of its calls; none is an error if they are ``required``.
 
     Modules that installed packages name as entry points are imported first if the model is of no known family.
-
-    Args:
-        required: whether a model without any is an error.
     """
     if not any(family_of(module) for module in model.modules()):
         load_entry_points()

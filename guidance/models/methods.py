@@ -40,11 +40,7 @@ class WholeForward:
 
 
 def replace_forward(model: nn.Module) -> Callable[[], None]:
-    """Make ``model.forward(...)`` call the model as a whole.
-
-    Returns:
-        A function that undoes it.
-    """
+    """Make ``model.forward(...)`` call the model as a whole; returns a function that undoes it."""
     if "forward" in model.__dict__:
         raise InputError("another library has replaced model.forward", hint="install the plan before that")
     model.__dict__["forward"] = forward = WholeForward(model)

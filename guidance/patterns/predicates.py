@@ -77,11 +77,7 @@ class Predicate(ABC):
         grad_BHQK.addcmul_(grad_BHQ.unsqueeze(-1), self.dense()[:, None].to(grad_BHQK.dtype))
 
     def rows(self, places_BR: Tensor) -> Tensor:
-        """The weights of some queries with every key: float32 (B, R, K).
-
-        Args:
-            places_BR: int64, the positions of these queries.
-        """
+        """The weights of the queries at some positions with every key: float32 (B, R, K)."""
         examples = torch.arange(len(places_BR), device=places_BR.device)[:, None, None]
         keys_K = torch.arange(self.valid_BT.shape[1], device=places_BR.device)
         return self.value_at(examples, places_BR[..., None], keys_K).float()

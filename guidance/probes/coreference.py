@@ -131,8 +131,7 @@ def among_all_words(asked: Sequence[Query]) -> list[Query]:
 def answers(attention_HWW: Tensor, asked: Sequence[Query]) -> Tensor:
     """Whether each head looks most at a target, for each query: bool, (H, N).  A tie with a wrong word counts as wrong.
 
-    Args:
-        attention_HWW: between all words of the text, special tokens included.
+    The attention is between all words of the text, special tokens included.
     """
     right = torch.zeros(len(attention_HWW), len(asked), dtype=torch.bool)
     for number, query in enumerate(asked):
@@ -273,12 +272,7 @@ class Tally:
         return int(sum(self.total[kind].sum() for kind in kinds or KINDS if kind in self.total))
 
     def accuracy(self, *kinds: Kind, half: int | None = None) -> Tensor:
-        """The share of questions that each head answers right, (H,); NaN without questions.
-
-        Args:
-            kinds: of mentions; all by default.
-            half: of the documents; both by default.
-        """
+        """The share of questions that each head answers right, (H,), of some kinds and a half, or of all; NaN without questions."""
         chosen = [kind for kind in kinds or KINDS if kind in self.right]
         if not chosen:
             return torch.full((1,), torch.nan)

@@ -23,11 +23,7 @@ DIRECTIONS = ("head", "dependent")
 
 
 def most_attended(attention_HWW: Tensor) -> Tensor:
-    """For each word the other word with the highest attention, (H, W); -1 where two are equally high.
-
-    Args:
-        attention_HWW: between the words of a sentence, without special tokens.
-    """
+    """For each ordinary word the other one with the highest attention, (H, W); -1 where two are equally high."""
     size = attention_HWW.shape[-1]
     if size < 2:
         return torch.full(attention_HWW.shape[:2], -1, device=attention_HWW.device)
@@ -52,12 +48,7 @@ class Parser:
     total: dict[str, int] = field(default_factory=dict)
 
     def add(self, attention_HWW: Tensor, heads: Sequence[int], relations: Sequence[str]) -> None:
-        """Add a sentence.
-
-        Args:
-            attention_HWW: between its words.
-            heads: of each word the number of its head in the sentence, or `ROOT`; relations: its relation to it.
-        """
+        """Add a sentence: attention between its words, their heads (numbers of words, or `ROOT`) and their relations to them."""
         guesses = [most_attended(maps).cpu() for maps in (attention_HWW, attention_HWW.transpose(-1, -2))]
         for word, (head, relation) in enumerate(zip(heads, relations, strict=True)):
             if head == ROOT or relation in UNSCORED:

@@ -63,9 +63,6 @@ def candidates(
     A pattern is kept if some head is more than ``deviations`` above the mean of all heads on the first half of the examples, and
     again on the second, and looks there more than a head that looks at all tokens alike.  With one example there is no second
     half, and nothing is kept.
-
-    Args:
-        importance: of each site the importance of each head, (H,).
     """
     important = {
         (site.layer, int(head))

@@ -96,11 +96,7 @@ def _matrices(model: nn.Module, name: str, module: nn.Module, site: Site) -> Ite
 def switched_off(
     model: nn.Module, sites: Mapping[nn.Module, tuple[Site, ...]], heads: Iterable[tuple[nn.Module, int]]
 ) -> Iterator[None]:
-    """Within the context some heads contribute nothing: their columns of the output matrix are 0.
-
-    Args:
-        heads: the attention module and the number of each.
-    """
+    """Within the context some heads of modules contribute nothing: their columns of the output matrix are 0."""
     names = {module: name for name, module in model.named_modules()}
     before: list[tuple[Tensor, Tensor]] = []
     try:

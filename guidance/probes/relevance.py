@@ -83,12 +83,7 @@ class Relevance:
         self._uniform = torch.zeros(len(self.names), dtype=torch.float64)
 
     def begin(self, numbers: Sequence[int], uniform_BP: Tensor) -> None:
-        """Announce the examples of a batch.
-
-        Args:
-            numbers: of the examples; even ones are the first half.
-            uniform_BP: see `uniform`.
-        """
+        """Announce the examples of a batch: their numbers, of which even ones are the first half, and their `uniform`."""
         self._is_second = torch.tensor([number % 2 == 1 for number in numbers])
         self.examples["second"] += int(self._is_second.sum())
         self.examples["first"] += int((~self._is_second).sum())

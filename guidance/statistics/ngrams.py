@@ -118,10 +118,7 @@ def estimates(
 
 
 def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Places, num_words: int) -> dict[str, float]:
-    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`.
-
-    Args:
-        counted, held, fitted, read, num_words: see `estimates`.
+    """The mean negative log-likelihood of the words at the places of ``read``, in nats, under each of `FLOORS`; see `estimates`.
 
     Example:
         Training on ``a b a b`` and fitted on the like, ``a`` after ``b`` costs almost nothing, and log 2 as a unigram.
@@ -133,11 +130,7 @@ def floors(counted: Places, held: NDArray[np.bool_], fitted: Places, read: Place
 
 
 def count(counted: Places, asked: Places, context: Sequence[int]) -> tuple[Ints, Ints]:
-    """How often the context of each asked place was counted, n(c), and how often with the word there, n(c, w): int64_N each.
-
-    Args:
-        context: the offsets of its tokens.
-    """
+    """How often the context of each asked place was counted, n(c), and how often with the word there, n(c, w): int64_N each."""
     at = counted.at
     group, asked_group = np.zeros(len(counted), np.int64), np.zeros(len(asked), np.int64)
     for offset in context:
@@ -220,10 +213,8 @@ def _mix(weights: Floats, seen: Ints, with_word: Ints, before: Floats) -> Floats
 def unigram_nats(counted: Ints, read: Ints, ordinary: Ints) -> float | None:
     """The cross-entropy of ids under the frequencies of others, in nats: what word frequencies alone give.
 
-    A quick estimate of the first floor, with one added to each count; ids that are not ordinary are left out.
-
-    Returns:
-        None if there is nothing to count or to read.
+    A quick estimate of the first floor, with one added to each count; ids that are not ordinary are left out.  None if there is
+    nothing to count or to read.
     """
     size = int(ordinary.max(initial=0)) + 1
     known, wanted = (_counts(ids, size)[ordinary].astype(np.float64) for ids in (counted, read))

@@ -119,6 +119,45 @@ def test_blocks_of_queries_give_values_and_gradients_of_the_reference(
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_blocks_push_attention_away_as_loops_over_the_attention_of_transformers_do(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With padding, and in the second layer of ModernBERT a sliding window."""
+    named = {0: (lambda q: {q - 1, q, q + 1}), 1: (lambda q: {0}), 3: (lambda q: {q - 1})}
+    rows = [
+        Guide(pattern, "attention_loss", heads=(head,), distance="kl", mass=True, away=True)
+        for head, pattern in zip(named, ("window", "first", "previous"), strict=True)
+    ]
+    lengths = (7, 5, 6)  # in windows without any key, which shorter ones have, transformers divides zero by zero
+    inputs, weights = batch(lengths), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(blocks, "BLOCK_ENTRIES", 2 * 3 * 3 * 7)
+    # transformers rounds this to float32
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda scores, dim, dtype=None: torch.softmax(scores, dim))
+    model, slow = tiny_model(family).double(), tiny_model(family, "eager").double()
+    guided = guidance.install(model, Plan(tuple(rows))).guide(**inputs)
+    model(**inputs, guidance=guided)
+    found = torch.stack(list(guided.per_example().values()))
+    expected = torch.zeros_like(found)
+    for layer, attention_BHQK in enumerate(slow(**inputs, output_attentions=True).attentions):
+        reach = 2 if family == "modernbert" and layer == 1 else 7
+        for b, length in enumerate(lengths):
+            for row, (head, keys_of) in enumerate(named.items()):
+                for query in range(length):
+                    seen = {key for key in range(length) if abs(key - query) <= reach}
+                    keys = seen & keys_of(query)
+                    if keys and keys != seen:
+                        mass = sum(attention_BHQK[b, head, query, key] for key in keys)
+                        expected[row, b] = expected[row, b] - torch.log(1 - mass) / length**2
+    torch.testing.assert_close(found, expected)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    ours = dict(model.named_parameters())
+    for name, parameter in slow.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name].grad, parameter.grad)
+
+
 def test_blocks_serve_the_first_pass_of_heads_that_are_attacked_in_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan((*LOSSES, Guide(mechanism="adversary", heads=(0, 1))))
     changes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

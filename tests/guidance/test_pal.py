@@ -441,3 +441,16 @@ def test_a_saved_model_comes_back_bit_for_bit(family: str, placement: str, tmp_p
     saved, loaded = model.state_dict(), again.state_dict()
     assert set(saved) == set(loaded) and any(".guided.pal." in name for name in saved)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+def test_a_bias_on_an_added_head_can_be_learned(tmp_path: Path) -> None:
+    row = Guide("next", "bias", heads=("pal:1",), learn=True)
+    model, handle = prepared("bert", Plan((row,), pal()))
+    inputs = batch()
+    logits = model(**inputs, guidance=handle.guide(**inputs)).logits
+    logits.square().mean().backward()
+    strengths = [parameter for name, parameter in model.named_parameters() if ".guided.bias0." in name]
+    assert len(strengths) == 2 and all(strength.grad.all() for strength in strengths)
+    save(handle, tmp_path)
+    opened, _ = load(tmp_path)
+    torch.testing.assert_close(opened.double()(**inputs).logits, logits)

@@ -25,13 +25,15 @@ PLANS = {
     "gaussian": '[[guide]]\nmechanism = "gaussian"\nheads = [0]',
     "off": '[[guide]]\nmechanism = "off"\nheads = [1]\nlayers = [0]',
     "gate": '[[guide]]\nmechanism = "gate"',
+    "learned": '[[guide]]\nmechanism = "gate"\ninput = "query"\nper = "channel"\n\n'
+    '[[guide]]\npattern = "next"\nmechanism = "bias"\nlearn = true',
     "pal": '[pal]\nwidth = 8\nheads = 2\n\n[[guide]]\npattern = "next"\nmechanism = "fix"\nheads = ["pal:0"]',
     "adversary": '[[guide]]\nmechanism = "adversary"\ntau = 0.1',
     "random": '[[guide]]\nmechanism = "random_mask"',
     "loss": '[[guide]]\npattern = { or = ["next", "previous"] }\nmechanism = "attention_loss"\nheads = [0]',
 }
-SHAPING = {"mask", "segments", "bias", "fix", "gaussian", "off", "gate", "pal"}
-EXTRA = {"gate", "pal", "adversary"}
+SHAPING = {"mask", "segments", "bias", "fix", "gaussian", "off", "gate", "learned", "pal"}
+EXTRA = {"gate", "learned", "pal", "adversary"}
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -109,7 +111,7 @@ def test_a_run_with_an_adversary_is_reproducible(store: Store, tmp_path: Path) -
         assert whole.read(name) == again.read(name)
 
 
-@pytest.mark.parametrize("name", ["adversary", "gate", "pal"])
+@pytest.mark.parametrize("name", ["adversary", "gate", "learned", "pal"])
 def test_init_takes_over_what_a_plan_has_learned(
     name: str, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

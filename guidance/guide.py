@@ -14,7 +14,7 @@ from typing import Any
 from guidance.errors import PlanError, UnknownName
 from guidance.mechanisms import MECHANISMS
 from guidance.mechanisms.base import Mechanism
-from guidance.options import MOST_DIGITS, check_digits, read, too_many_digits
+from guidance.options import MOST_DIGITS, check_digits, read_options, too_many_digits
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.pattern import Pattern
 from guidance.sites import Selector
@@ -239,7 +239,7 @@ class Guide:
         """Its mechanism with its options."""
         mine = {key: value for key, value in self.options.items() if key in self._mechanism_options}
         kind = MECHANISMS[self.mechanism]
-        return kind(**read(kind, mine, self.mechanism))
+        return kind(**read_options(kind, mine, self.mechanism))
 
     @property
     def is_loss(self) -> bool:

@@ -40,7 +40,7 @@ class Handle(GuidedModel):
     """
 
     def __init__(
-        self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", forward: bool = False, **given: Any
+        self, model: PreTrainedModel, plan: Plan, *, backend: str = "auto", forward: bool = False, **more: Any
     ) -> None:
         """Resolve the plan, with the arguments of `GuidedModel`; `install` also puts it into the model."""
         if not isinstance(model, PreTrainedModel):
@@ -48,7 +48,7 @@ class Handle(GuidedModel):
                 f"{type(model).__name__} is not a model of transformers",
                 hint="give the model that it wraps: ddp.module, or peft_model.get_base_model()",
             )
-        super().__init__(model, plan, **given)
+        super().__init__(model, plan, **more)
         self.backends = choose_backends(backend, self.site_plans.values())
         self.forward = forward
         # functions of modules and bound methods, so that a model can be copied and pickled with its plan
@@ -287,9 +287,9 @@ class _EveryKey(BatchGuidance):
 
     def __init__(self, handle: Handle, batch: Mapping[str, Any]) -> None:
         nowhere = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
-        given = {key: value for key, value in batch.items() if key != "use_cache"}
-        given |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
-        super().__init__(handle, tokens_of(handle, given), strengths=dict.fromkeys(handle.fading, torch.tensor(0.5)))
+        inputs = {key: value for key, value in batch.items() if key != "use_cache"}
+        inputs |= {"mispredicted": nowhere, "decoder_mispredicted": nowhere}
+        super().__init__(handle, tokens_of(handle, inputs), strengths=dict.fromkeys(handle.fading, torch.tensor(0.5)))
 
     def predicate(self, number: int, site: Site, scope: AttentionScope) -> Predicate:
         return Pairs(scope.allowed_BQK, torch.ones_like(scope.allowed_BQK[:, 0]))

@@ -12,7 +12,7 @@ from guidance.errors import InputError
 from guidance.mechanisms.attention_loss import AttentionLoss
 from guidance.mechanisms.base import PatternInputs
 from guidance.mechanisms.logit_loss import LogitLoss, Rows, row_losses
-from guidance.options import read
+from guidance.options import read_options
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens, Vocabulary
 from guidance.patterns.predicates import AttentionScope
@@ -71,7 +71,7 @@ def attention_loss(
     """
     tokens = _tokens(ids, mask, tokenizer, tables, columns)
     _check_shape("probabilities", probabilities, ids)
-    mechanism = AttentionLoss(**read(AttentionLoss, options or {}, "attention_loss"))
+    mechanism = AttentionLoss(**read_options(AttentionLoss, options or {}, "attention_loss"))
     bound = read_pattern(spec)
     length = ids.shape[1]
     scope = AttentionScope(tokens.valid_BT[:, None].expand(-1, length, -1), is_causal=False, hides_padding_only=True)
@@ -108,7 +108,7 @@ def logit_loss(
     """
     tokens = _tokens(ids, mask, tokenizer, tables, {**columns, "mispredicted": mispredicted})
     _check_shape("scores", scores, ids)
-    mechanism = LogitLoss(**read(LogitLoss, options or {}, "logit_loss"))
+    mechanism = LogitLoss(**read_options(LogitLoss, options or {}, "logit_loss"))
     rows = Rows.of(tokens)
     weights_BRK = rows.weights_BRK(read_pattern(spec).on(tokens))
     # queries are the rows of the scores, keys the unit vectors

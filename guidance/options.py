@@ -65,15 +65,15 @@ def declared(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def read(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given options, converted to the types that a function declares; ``what`` names the function in messages."""
+def read_options(function: Callable[..., Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Options, converted to the types that a function declares; ``what`` names the function in messages."""
     known = declared(function)
     target = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(target, include_extras=True)
-    for name in given:
+    for name in options:
         if name not in known:
             raise UnknownName(f"option of {what}", name, known)
-    return {name: _value(name, hints[name], value) for name, value in given.items()}
+    return {name: _value(name, hints[name], value) for name, value in options.items()}
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:

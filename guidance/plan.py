@@ -28,7 +28,7 @@ from guidance.errors import InputError, PlanError, UnknownName
 from guidance.guide import DEFAULTS, KEYS, Guide, selectors_of
 from guidance.mechanisms import MECHANISMS
 from guidance.models.added_heads import Pal
-from guidance.options import read, too_many_digits
+from guidance.options import read_options, too_many_digits
 from guidance.patterns import PATTERNS
 from guidance.patterns.combinations import pattern_names
 from guidance.registry import missing_package
@@ -231,7 +231,7 @@ def _guide(row: Any) -> Guide:
 def _pal(table: Any) -> Pal:
     if not isinstance(table, dict):
         raise PlanError("it is a table")
-    options = read(Pal, {key: value for key, value in table.items() if key != "layers"}, "pal")
+    options = read_options(Pal, {key: value for key, value in table.items() if key != "layers"}, "pal")
     if "layers" in table:
         options["layers"] = selectors_of("layers", table["layers"])
     return Pal(**options)

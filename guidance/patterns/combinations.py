@@ -69,35 +69,35 @@ def weighted_sum(tokens: Tokens, parts: Sequence[Pattern], weights: Sequence[flo
     return Weights(reduce(torch.add, terms), tokens.valid_BT)
 
 
-def read_pattern(spec: str | Mapping[str, Any], given: Mapping[str, Any] = {}) -> Pattern:
+def read_pattern(spec: str | Mapping[str, Any], options: Mapping[str, Any] = {}) -> Pattern:
     """The pattern that a plan describes.
 
     Args:
         spec: a name; a name with options, ``{"name": "window", "size": 5}``; or a combination, ``{"or": [...]}``,
             ``{"and": [...]}``, ``{"not": ...}``, ``{"queries": ...}`` or ``{"sum": [...]}``, whose parts are descriptions
             again.  A part of a sum may have a ``weight``.  ``{"where": "distance == 1"}`` is a condition.
-        given: further options, if ``spec`` is a name.
+        options: further ones, if ``spec`` is a name.
 
     Raises:
         UnknownName: the pattern or one of its options does not exist.
         PlanError: the description is not valid in another way.
     """
     if isinstance(spec, str):
-        return PATTERNS.find(spec).bound(given)
+        return PATTERNS.find(spec).bound(options)
     if not isinstance(spec, Mapping):
         raise PlanError(f"pattern = {spec!r} is neither a name nor a table", hint=_SHAPES)
     if "name" in spec:
         inner = {name: value for name, value in spec.items() if name != "name"}
-        if repeated := sorted(inner.keys() & given.keys()):
+        if repeated := sorted(inner.keys() & options.keys()):
             raise PlanError(f"the option {repeated[0]!r} of the pattern is given twice")
         if not isinstance(spec["name"], str):
             raise PlanError(f"the name of a pattern is {spec['name']!r}", hint=_SHAPES)
-        return PATTERNS.find(spec["name"]).bound({**inner, **given})
+        return PATTERNS.find(spec["name"]).bound({**inner, **options})
     if len(spec) != 1 or next(iter(spec)) not in _COMBINATIONS:
         raise PlanError(f"pattern = {dict(spec)!r} does not describe a pattern", hint=_SHAPES)
-    if given:
+    if options:
         raise PlanError(
-            f"a combination has no option {next(iter(given))!r}",
+            f"a combination has no option {next(iter(options))!r}",
             hint='options belong to its parts: { name = "window", size = 5 }',
         )
     ((operation, items),) = spec.items()

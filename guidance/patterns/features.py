@@ -196,9 +196,9 @@ class TokensWithoutIds(Tokens):
         """Raises IdsNotKnown."""
         raise IdsNotKnown("inputs_embeds come without token ids", hint=_IDS)
 
-    def __init__(self, like_BT: Tensor, *given: Any) -> None:
-        Tokens(like_BT, *given)  # checks the shapes
-        for name, value in zip(("valid_BT", "columns", "tables"), given, strict=True):
+    def __init__(self, like_BT: Tensor, *values: Any) -> None:
+        Tokens(like_BT, *values)  # checks the shapes
+        for name, value in zip(("valid_BT", "columns", "tables"), values, strict=True):
             object.__setattr__(self, name, value)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guidance import options as option
 from guidance.errors import GuideError, PlanError
+from guidance.options import declared, read_options
 from guidance.patterns.features import Tokens
 from guidance.patterns.predicates import Pairs, Predicate, Rule, Weights
 
@@ -108,16 +108,16 @@ class Pattern:
     @property
     def option_names(self) -> tuple[str, ...]:
         """The options that a plan may give."""
-        return tuple(option.declared(self._function))
+        return tuple(declared(self._function))
 
-    def bound(self, given: Mapping[str, Any]) -> Pattern:
+    def bound(self, options: Mapping[str, Any]) -> Pattern:
         """The pattern with options.
 
         Raises:
             UnknownName: an option that it does not have.
             PlanError: a value of another type or out of range.
         """
-        chosen = option.read(self._function, given, f"pattern {self.name!r}")
+        chosen = read_options(self._function, options, f"pattern {self.name!r}")
         if not chosen:
             return self
         changes = self.option_facts(chosen) if self.option_facts else {}

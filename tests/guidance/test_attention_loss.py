@@ -14,7 +14,7 @@ from guidance.errors import InputError, PlanError
 from guidance.mechanisms.attention_loss import AttentionLoss
 from guidance.mechanisms.base import PatternInputs
 from guidance.mechanisms.targets import GuidedSoftmax, SquaredTarget
-from guidance.options import read
+from guidance.options import read_options
 from guidance.patterns.catalogue import PATTERNS
 from guidance.patterns.combinations import read_pattern
 from guidance.patterns.features import Tokens
@@ -309,7 +309,7 @@ def test_rows_whose_keys_have_enough_mass_are_not_pulled_any_more() -> None:
 )
 def test_options_that_have_no_meaning_for_a_distance_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        AttentionLoss(**read(AttentionLoss, options, "attention_loss"))
+        AttentionLoss(**read_options(AttentionLoss, options, "attention_loss"))
 
 
 def test_next_token_on_uniform_attention_by_hand() -> None:
@@ -425,9 +425,9 @@ def test_an_example_of_only_padding_has_no_loss_and_no_gradient(reduction: str) 
 
 def test_unknown_options_are_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match="did you mean 'reduction'") as raised:
-        read(AttentionLoss, {"reductoin": "frobenius"}, "attention_loss")
+        read_options(AttentionLoss, {"reductoin": "frobenius"}, "attention_loss")
     assert "reduction" in str(raised.value.hint)
     with pytest.raises(PlanError, match="reduction = 'sum'") as raised:
-        read(AttentionLoss, {"reduction": "sum"}, "attention_loss")
+        read_options(AttentionLoss, {"reduction": "sum"}, "attention_loss")
     assert "group_mean" in str(raised.value.hint)
     assert AttentionLoss() == AttentionLoss("group_mean", "uniform", "normalised", "uniform", "squared")

@@ -100,17 +100,17 @@ class Sources(Take):
         # workers on other machines see the store, but not this machine's temporary folder
         is_remote = STDIN in reference and config.executor == "dask"
         spool = opening.stack.enter_context(opening.store.private("corpus", "stdin")) if is_remote else None
-        found = opening.stack.enter_context(
+        sources = opening.stack.enter_context(
             expand(reference, any_kind=config.format is not None, stdin=opening.stdin, spool=spool)
         )
-        if found.paths:
-            opening.inputs["text"] = found.files(config.source, config.license)
-        if found.builtin:
+        if sources.paths:
+            opening.inputs["text"] = sources.files(config.source, config.license)
+        if sources.builtin:
             from pipelines.text.builtin_docs import python_docs_files
 
             opening.inputs["builtin"] = python_docs_files()
-        if found.skipped:
-            log.info("%d files skipped: hidden, of unknown format, or the same as another file", found.skipped)
+        if sources.skipped:
+            log.info("%d files skipped: hidden, of unknown format, or the same as another file", sources.skipped)
 
 
 def _check(config: Config, references: Mapping[str, Any]) -> None:
@@ -187,18 +187,15 @@ def _read(work: Work[Config], notes: Notes) -> Sequence[Path]:
     return map_shards(draft, shards, settings, work.partial, config, work.progress, sizes=sizes, unit="B")
 
 
-def _pieces(inputs: Mapping[str, Any], config: Config, notes: Notes) -> Iterator[tuple[int, Piece]]:
-    """The pieces of all files, each with the number of its file."""
-    text: Files | None = inputs.get("text")
-    number = 0
-    for number, (path, name) in enumerate(zip(text.paths, text.names, strict=True) if text else (), 1):
-        kind = format_of(name, config.format)
-        piece = Piece(str(path.absolute()), name, kind, path.stat().st_size)
-        for part in _parts(piece, config, notes):
-            yield number, part
+def _pieces(inputs: Mapping[str, Any], config: Config, notes: Notes) -> Iterator[Piece]:
+    """The pieces of all files."""
+    text: Files = inputs.get("text") or Files.of((), ())
+    for number, (path, name) in enumerate(zip(text.paths, text.names, strict=True), 1):
+        piece = Piece(number, str(path.absolute()), name, format_of(name, config.format), path.stat().st_size)
+        yield from _parts(piece, config, notes)
     if "builtin" in inputs:
         size = sum(path.stat().st_size for path in inputs["builtin"].paths)
-        yield number + 1, Piece("", _BUILTIN, _BUILTIN, size)
+        yield Piece(len(text.paths) + 1, "", _BUILTIN, _BUILTIN, size)
 
 
 def _parts(piece: Piece, config: Config, notes: Notes) -> Sequence[Piece]:
@@ -233,19 +230,15 @@ def draft(shard: Bundle, settings: Mapping[str, Any], path: Path) -> None:
             if piece.kind == _BUILTIN:
                 from pipelines.text.builtin_docs import python_docs_documents
 
-                keep_lines = config.sentences == "line"
-                documents = python_docs_documents(settings["builtin"], notes, keep_lines=keep_lines)
+                documents = python_docs_documents(settings["builtin"], notes, keep_lines=config.sentences == "line")
             elif piece.kind == "text":
                 documents = _text_documents(piece, config, notes, writer.line_files)
             else:
                 documents = _record_documents(piece, config, notes)
             is_file = piece.kind == "text" and config.documents == "file"
+            continues, is_open = is_file and piece.start > 0, is_file and piece.stop is not None
             for document in documents:
-                writer.add(
-                    document,
-                    continues=is_file and piece.start > 0,
-                    is_open=is_file and piece.stop is not None,
-                )
+                writer.add(document, continues=continues, is_open=is_open)
 
 
 @functools.lru_cache(maxsize=1)
@@ -257,10 +250,8 @@ def _splitter(spec: str) -> Any:
 def _text_documents(piece: Piece, config: Config, notes: Notes, line_files: list[str]) -> Iterator[Document]:
     """The documents of a plain text file, or of a part of it.  Adds its name to ``line_files`` if lines are sentences."""
     with open_text(Path(piece.path), piece.name, config.encoding, piece.start, piece.stop) as stream:
-        is_whole = piece.start == 0 and piece.stop is None
-        chunks = decode(
-            stream, piece.name, config.encoding, notes, position=piece.start, line=piece.line, is_whole=is_whole
-        )
+        of_piece: Any = {"position": piece.start, "line": piece.line, "is_whole": piece.is_whole}
+        chunks = decode(stream, piece.name, config.encoding, notes, **of_piece)
         has_lines = piece.has_sentence_lines
         if piece.start == 0:
             head: list[str] = []
@@ -288,23 +279,19 @@ def _record_documents(piece: Piece, config: Config, notes: Notes) -> Iterator[Do
     """The documents of a file of records or of a treebank, or of a part of it."""
     path, name = Path(piece.path), piece.name
     fields = Fields(config.text_field, config.id_field, config.sentences == "line")
-    if piece.kind == "parquet":
+    if piece.kind in ("parquet", "arrow"):
         groups = None if piece.stop is None else range(piece.start, piece.stop)
-        rows = functools.partial(parquet_rows, groups=groups, first=piece.line)
-        yield from column_documents(path, name, fields, notes, rows)
-        return
-    if piece.kind == "arrow":
-        yield from column_documents(path, name, fields, notes, arrow_rows)
-        return
+        of_parquet = functools.partial(parquet_rows, groups=groups, first=piece.line)
+        rows = of_parquet if piece.kind == "parquet" else arrow_rows
+        return column_documents(path, name, fields, notes, rows)
     lines = open_lines(path, name, config.encoding, notes, start=piece.start, stop=piece.stop, line=piece.line)
     if piece.kind == "jsonl":
-        yield from json_documents(lines, name, fields, notes)
-    elif piece.kind == "conllu":
-        yield from conllu_documents(lines, name, notes)
-    else:
-        quoting = config.quoting if config.quoting is not None else piece.kind == "csv"
-        delimiter = "," if piece.kind == "csv" else "\t"
-        yield from table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
+        return json_documents(lines, name, fields, notes)
+    if piece.kind == "conllu":
+        return conllu_documents(lines, name, notes)
+    quoting = config.quoting if config.quoting is not None else piece.kind == "csv"
+    delimiter = "," if piece.kind == "csv" else "\t"
+    return table_documents(lines, name, fields, notes, delimiter=delimiter, quoting=quoting)
 
 
 STAGE: Stage[Config, Result | None] = Stage(

@@ -21,7 +21,7 @@ from pipelines.engine.declaration import Command, Opening, Stage, Take
 from pipelines.engine.stage import Files, Result, Run
 from pipelines.progress import log
 from pipelines.storage.store import Store
-from pipelines.text.blocks import Document, Example, Notes
+from pipelines.text.blocks import Document, Notes
 from pipelines.text.corpus_files import PAIR, SPLITS, split_of, text_digest
 from pipelines.text.examples import Layout, document_of, read_parallel
 from pipelines.text.formats import FORMATS, Format, format_for
@@ -103,7 +103,7 @@ def run(
     **options: Any,
 ) -> Result:
     """Run the stage; for each split (train, valid, test) its files, and for parallel text those of the other side."""
-    others = {f"{split}{PAIR}": list(found) for split, found in (pairs or {}).items()}
+    others = {f"{split}{PAIR}": list(own) for split, own in (pairs or {}).items()}
     given: dict[str, Any] = {**files, **others, **options}
     result: Result = STAGE.run(config, store=store, **given)
     return result
@@ -115,7 +115,7 @@ class Examples(Take):
     def open(self, reference: Sequence[str], opening: Opening[Config]) -> Files:
         config, is_parallel = opening.config, any(role.endswith(PAIR) for role in opening.references)
         kind = FORMATS.get(config.format or "")
-        found = opening.stack.enter_context(
+        sources = opening.stack.enter_context(
             expand(
                 reference,
                 any_kind=is_parallel or config.format is not None,
@@ -123,9 +123,9 @@ class Examples(Take):
                 in_folders=kind.takes if kind and kind.is_structured else known_extension,
             )
         )
-        if found.builtin:
+        if sources.builtin:
             raise InputError("the built-in text has no labels", hint="guide build-corpus builtin:python-docs")
-        return found.files(config.source, config.license)
+        return sources.files(config.source, config.license)
 
 
 class TrainingExamples(Examples):
@@ -136,7 +136,7 @@ class TrainingExamples(Examples):
 
 
 def _check(config: Config, references: Mapping[str, Any]) -> None:
-    given = {role: list(found) for role, found in references.items() if found}
+    given = {role for role, reference in references.items() if reference}
     if "files" in given and "train" in given:
         raise InputError(
             "training examples are given twice: as arguments and with --train", hint="leave out one of the two"
@@ -201,18 +201,13 @@ def _prepare(opening: Opening[Config]) -> None:
                 f"--{split} has {own} files and --{split}-pair has {other}",
                 hint="give the same number of files, in the same order",
             )
-    if (model := model_files(_sentences(opening.config))) is not None:
+    if (model := model_files(opening.config.sentences or "rules")) is not None:
         inputs["parser"] = model
     if format_for(
         opening.config, [name for role in SPLITS if role in inputs for name in inputs[role].names]
     ).is_structured:
         # long sentences of documents are divided; all others are as in version 3
         opening.stage = replace(STAGE, version=4)
-
-
-def _sentences(config: Config) -> str:
-    assert config.sentences is not None, "set by _resolved"
-    return config.sentences
 
 
 def build(run: Run[Config]) -> None:
@@ -229,7 +224,8 @@ def build(run: Run[Config]) -> None:
     config, notes = run.config, Notes()
     files = _files(run, notes)
     kind = format_for(config, [file.name for split in SPLITS for file in files.get(split, ())])
-    valid, test, split_sentences = config.valid_fraction or 0.0, config.test_fraction, splitter(_sentences(config))
+    valid, test = config.valid_fraction or 0.0, config.test_fraction
+    split_sentences = splitter(config.sentences or "rules")
     of_text = functools.partial(split_of, valid=valid, test=test)
     structured = Documents(kind.shape, kind.has_gold, config, split_sentences, of_text, notes)
     if kind.is_structured:
@@ -240,11 +236,12 @@ def build(run: Run[Config]) -> None:
     texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     draft, counts = run.out.path / "draft.parquet", run.out.counts
     with draft_writer(draft, split_sentences, Notes()) as writer:
-        for document, example in documents:
+        for document in documents:
             writer.add(document)
-            texts[example.split].append(text_digest(block.text for block in document.blocks))
-            if example.label is not None:
-                labels[example.split].update(example.label.split() if kind.shape == "tags" else [example.label])
+            split, label = document.split or "train", document.label
+            texts[split].append(text_digest(block.text for block in document.blocks))
+            if label is not None:
+                labels[split].update(label.split() if kind.shape == "tags" else [label])
     counts |= write_corpus([draft], run.out, notes, valid=valid, test=test, of_examples=True)
     draft.unlink()
     counts |= {"shape": kind.shape} if kind.shape != "examples" else {}
@@ -270,7 +267,6 @@ def build(run: Run[Config]) -> None:
 
 
 _Files = Mapping[str, Sequence[TextFile]]
-_Documents = Iterator[tuple[Document, Example]]
 
 
 def _files(run: Run[Config], notes: Notes) -> _Files:
@@ -284,7 +280,7 @@ def _files(run: Run[Config], notes: Notes) -> _Files:
 
 def _examples(
     run: Run[Config], kind: Format, files: _Files, split_of_text: Callable[[str], str], notes: Notes
-) -> _Documents:
+) -> Iterator[Document]:
     """The examples of all files."""
     splits = {split: files[split] for split in SPLITS if split in files}
     total = sum(file.path.stat().st_size for own in splits.values() for file in own)
@@ -298,13 +294,13 @@ def _examples(
                 else:
                     records = kind.read(file, split, run.config)
                 for record in records:
-                    document = document_of(record, file.name, split, "/".join(prefix), run.config, split_of_text, notes)
-                    if document is not None and document.example is not None:
-                        yield document, document.example
+                    of_file = (file.name, split, "/".join(prefix), run.config)
+                    if document := document_of(record, *of_file, split_of_text, notes):
+                        yield document
                 bar.advance(file.path.stat().st_size, note=file.name.encode("unicode_escape").decode()[-30:])
 
 
-def _structured(run: Run[Config], kind: Format, files: _Files, structured: Documents) -> _Documents:
+def _structured(run: Run[Config], kind: Format, files: _Files, structured: Documents) -> Iterator[Document]:
     """The documents of all files."""
 
     splits = [split for split in SPLITS if split in files]
@@ -318,9 +314,8 @@ def _structured(run: Run[Config], kind: Format, files: _Files, structured: Docum
         for split, given in read(files):
             prefix = [split] if len(splits) > 1 else []
             prefix += [given.name] if len(files[split]) > 1 or given.id is None else []
-            document = structured.document(split, given, "/".join(prefix))
-            if document is not None and document.example is not None:
-                yield document, document.example
+            if document := structured.document(split, given, "/".join(prefix)):
+                yield document
             bar.advance(1)
 
 

@@ -47,13 +47,13 @@ def build(run: Run[Config]) -> None:
     train = Examples.read(data, "train", len(tokenizer))
     masked = masked_rows(data, tokenizer, masker, config)
     with run.progress.task("floors"):
-        found = floors_of(train, masked, masker, seed=config.seed)
-    if found is None:
+        floors = floors_of(train, masked, masker, seed=config.seed)
+    if floors is None:
         raise InputError(
             f"{data.reference}: no training text to count, or no masked token in {config.split!r} to predict"
         )
-    run.out.write_json("floors.json", {"schema": 1, **vars(found)})
-    run.out.counts |= vars(found)
+    run.out.write_json("floors.json", {"schema": 1, **vars(floors)})
+    run.out.counts |= vars(floors)
 
 
 STAGE = Stage("floors", "floors", 2, Config, build, takes={"sequences": Sequences()})

@@ -48,21 +48,6 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Example:
-    """The parts of a task's example besides its text.
-
-    Attributes:
-        split: train, valid or test.
-        pair: the second text, which is also the second block; "" if it is empty, None if the task has no pairs.
-        label: as written in the file.
-    """
-
-    split: str
-    pair: str | None = None
-    label: str | None = None
-
-
-@dataclass(frozen=True)
 class Document:
     """A document that is being read; ``blocks`` can be iterated once.
 
@@ -70,14 +55,18 @@ class Document:
         id: the user's id; with None the id becomes a digest of the text.
         source: name of the file it comes from, as the user gave it.
         place: where it begins, for messages.
-        example: set for an example of a task.  Examples are kept even if their text is a duplicate.
+        split: of an example of a task: train, valid or test.  Examples are kept even if their text is a duplicate.
+        pair: its second text, which is also the second block; "" if it is empty, None if the task has no pairs.
+        label: as written in the file.
     """
 
     id: str | None
     source: str
     place: str
     blocks: Iterable[Block]
-    example: Example | None = None
+    split: str | None = None
+    pair: str | None = None
+    label: str | None = None
 
 
 @dataclass
@@ -295,15 +284,15 @@ def text_documents(
     """
     if layout == "line":
         for number, lines in _line_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, line=line):
-            if blocks := list(lines):
-                yield Document(None, source, f"{source!r}, line {number}", blocks)
+            if own := list(lines):
+                yield Document(None, source, f"{source!r}, line {number}", own)
         return
     page = PAGE if layout == "file" and keep_lines else 0
-    found = text_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, page=page, line=line)
+    blocks = text_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, page=page, line=line)
     if layout == "file":
-        yield Document(source, source, repr(source), found)
+        yield Document(source, source, repr(source), blocks)
         return
-    for number, group in itertools.groupby(found, key=lambda block: block.line):
+    for number, group in itertools.groupby(blocks, key=lambda block: block.line):
         yield Document(None, source, f"{source!r}, line {number}", group)
 
 

@@ -27,16 +27,16 @@ def python_docs_files() -> Files:
         MachineError: this Python comes without the source of its standard library.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    found = sorted(
+    names = sorted(
         path.relative_to(library).as_posix()
         for path in library.rglob("*.py")
         if not _SKIPPED.intersection(path.relative_to(library).parts)
     )
-    if _TOPICS not in found:
+    if _TOPICS not in names:
         raise MachineError(f"{BUILTIN}: this Python lacks {library / _TOPICS}", hint="give a text file instead")
     version = ".".join(platform.python_version_tuple()[:2])
     provenance = [{"source": f"CPython {version} documentation and docstrings", "license": "PSF-2.0"}]
-    return Files.of((library / name for name in found), found, provenance)
+    return Files.of((library / name for name in names), names, provenance)
 
 
 def python_docs_documents(files: Files, notes: Notes, *, keep_lines: bool = False) -> Iterator[Document]:

@@ -82,10 +82,9 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
     with corpus.open(BLOCKS) as raw:
         try:
             file = open_parquet(raw)
-            found = file.schema_arrow
             for name in columns:
                 wanted = block_schema().field(name)
-                types = [str(field.type) for field in found if field.name == name]
+                types = [str(field.type) for field in file.schema_arrow if field.name == name]
                 if types != [str(wanted.type)]:
                     raise ArtifactMismatch(
                         f"{corpus.path / BLOCKS}: column {name!r} is {types or 'missing'}, expected {wanted.type}"
@@ -100,10 +99,10 @@ def read_blocks(corpus: Artifact, columns: Iterable[str], *, batch: int = 2048) 
 
 def text_digest(texts: Iterable[str]) -> bytes:
     """A digest of the blocks of a document, without differences of case and white space."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for text in texts:
-        found.update(" ".join(text.casefold().split()).encode() + b"\n")
-    return found.digest()
+        sha256.update(" ".join(text.casefold().split()).encode() + b"\n")
+    return sha256.digest()
 
 
 def text_digests(corpus: Artifact, *, first_only: bool = False, split: str | None = None) -> dict[int, bytes]:
@@ -120,7 +119,7 @@ def text_digests(corpus: Artifact, *, first_only: bool = False, split: str | Non
         for own, document, block, text in zip(splits, *columns, strict=True):
             if split in (None, own) and (block == 0 or not first_only):
                 texts.setdefault(document, []).append(text)
-    return {document: text_digest(found) for document, found in texts.items()}
+    return {document: text_digest(own) for document, own in texts.items()}
 
 
 def whole_documents(corpus: Artifact) -> Iterator[Any]:

@@ -95,10 +95,9 @@ class DraftWriter:
             return
         if is_whole and not is_visible:
             self._notes.warn("a document has only invisible characters", document.place)
-        about = {"id": document.id, "source": document.source, "place": document.place}
-        about |= vars(document.example) if document.example else {}
-        counts = {"document": self._number, "blocks": blocks, "characters": characters}
-        self._documents.append({**about, **counts, "digest": sha256.digest() if is_whole else None})
+        row = {name: getattr(document, name) for name in _TEXTS}
+        row |= {"document": self._number, "blocks": blocks, "characters": characters}
+        self._documents.append(row | {"digest": sha256.digest() if is_whole else None})
         self._number += 1
 
     def _check_characters(self, block: Block, source: str) -> bool:

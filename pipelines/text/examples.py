@@ -15,7 +15,7 @@ from pydantic import Field
 from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.storage.manifest import digest
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, block_of, bounded_lines, paragraphs
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, bounded_lines, paragraphs
 from pipelines.text.readers import TextFile, format_of, whole_number
 from pipelines.text.records import (
     check_unicode,
@@ -353,7 +353,7 @@ def document_of(
         split = split_of(digest([block.text for block in blocks] if record.parts else [blocks[0].text, pair]))
     own = record.id if record.id is not None else str(record.number)
     id_ = f"{prefix}/{own}" if prefix else own
-    return Document(id_, record.source or name, record.place, blocks, Example(split, pair, label))
+    return Document(id_, record.source or name, record.place, blocks, split, pair, label)
 
 
 def _part(part: str | tuple[str, ...], record: Record, name: str, layout: Layout, notes: Notes) -> Block | None:
@@ -367,9 +367,7 @@ def _part(part: str | tuple[str, ...], record: Record, name: str, layout: Layout
 def _block(text: str, record: Record, name: str, layout: Layout, notes: Notes) -> Block | None:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = ((record.number, line) for _, line in bounded_lines([text]) if line)
-    found = list(
-        itertools.islice(paragraphs(lines, source=name, notes=notes, keep_lines=layout.sentences == "line"), 2)
-    )
-    if len(found) > 1:
+    own = list(itertools.islice(paragraphs(lines, source=name, notes=notes, keep_lines=layout.sentences == "line"), 2))
+    if len(own) > 1:
         notes.warn(f"a text over {BLOCK_LIMIT:,} characters was cut off", record.place)
-    return Block(found[0].text, record.number, found[0].sentences) if found else None
+    return Block(own[0].text, record.number, own[0].sentences) if own else None

@@ -7,8 +7,9 @@ cut does not change what is read from it.
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,7 @@ class Piece:
     """A file, or a part of it.
 
     Attributes:
+        number: of its file.
         path: absolute path; "" for text that is no file.
         name: name of the file in the corpus.
         kind: its format.
@@ -40,6 +42,7 @@ class Piece:
         has_sentence_lines: whether each line is one sentence; None if not known yet.
     """
 
+    number: int
     path: str
     name: str
     kind: str
@@ -49,20 +52,24 @@ class Piece:
     line: int = 1
     has_sentence_lines: bool | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole file."""
+        return self.start == 0 and self.stop is None
+
 
 @dataclass(frozen=True)
 class Bundle:
-    """Consecutive pieces that are read together; ``first`` and ``last`` are the numbers of their files."""
+    """Consecutive pieces that are read together."""
 
     pieces: tuple[Piece, ...]
-    first: int
-    last: int
 
     @property
     def name(self) -> str:
         """A name that depends on the files and bytes alone, and on the columns of drafts, which are the second ones."""
-        start, stop = self.pieces[0].start, self.pieces[-1].stop
-        return f"{self.first:08d}-{start:014d}-{self.last:08d}-{'end' if stop is None else f'{stop:014d}'}-2"
+        first, last = self.pieces[0], self.pieces[-1]
+        end = "end" if last.stop is None else f"{last.stop:014d}"
+        return f"{first.number:08d}-{first.start:014d}-{last.number:08d}-{end}-2"
 
     @property
     def size(self) -> int:
@@ -70,18 +77,17 @@ class Bundle:
         return sum(piece.size for piece in self.pieces)
 
 
-def bundles(pieces: Iterable[tuple[int, Piece]], size: int) -> Iterator[Bundle]:
-    """Consecutive pieces, each with the number of its file, in bundles of about ``size`` bytes."""
-    held: list[tuple[int, Piece]] = []
-    total = 0
-    for number, piece in pieces:
+def bundles(pieces: Iterable[Piece], size: int) -> Iterator[Bundle]:
+    """Consecutive pieces in bundles of about ``size`` bytes."""
+    held, total = list[Piece](), 0
+    for piece in pieces:
         if held and total + piece.size > size:
-            yield Bundle(tuple(piece for _, piece in held), held[0][0], held[-1][0])
+            yield Bundle(tuple(held))
             held, total = [], 0
-        held.append((number, piece))
+        held.append(piece)
         total += piece.size
     if held:
-        yield Bundle(tuple(piece for _, piece in held), held[0][0], held[-1][0])
+        yield Bundle(tuple(held))
 
 
 def can_cut(encoding: str) -> bool:
@@ -96,17 +102,16 @@ def cut_file(piece: Piece, size: int, cut: Cut) -> tuple[list[Piece], bool]:
         cut: where parts may begin: after a blank line, after a line whose number is a multiple of `PAGE`, or after any line.
     """
     starts = [(0, 1)]  # byte and number of line
-    offset, line = 0, 1
-    kinds = [0, 0, 0]
+    offset, line, kinds = 0, 1, [0, 0, 0]
     with machine_errors(f"cannot read {piece.path!r}"), open(piece.path, "rb") as file:
         while data := file.read(_CHUNK):
             if data.endswith(b"\r") and len(data) == _CHUNK:  # its line feed may follow
                 data = data[:-1]
                 file.seek(-1, 1)
             at = max(0, starts[-1][0] + size - offset)
-            while at < len(data) and (found := _find(data, at, line, cut)):
-                starts.append((offset + found, line + sum(_count(data[:found]))))
-                at = found + size
+            while at < len(data) and (start := _find(data, at, line, cut)):
+                starts.append((offset + start, line + sum(_count(data[:start]))))
+                at = start + size
             counts = _count(data)
             kinds = [total + count for total, count in zip(kinds, counts, strict=True)]
             line += sum(counts)
@@ -132,8 +137,8 @@ def _find(data: bytes, at: int, line: int, cut: Cut) -> int | None:
     if cut == "line":
         return data.find(b"\n", at) + 1 or None
     if cut == "blank line":
-        found = _BLANK_LINE.search(data, at)
-        return found.end() if found else None
+        blank = _BLANK_LINE.search(data, at)
+        return blank.end() if blank else None
     for number, end in enumerate(_LINE_END.finditer(data), line):
         if end.end() > at and number % PAGE == 0:
             return end.end()
@@ -154,20 +159,18 @@ def cut_parquet(piece: Piece, size: int) -> list[Piece]:
             ]
     except (pa.ArrowException, OSError, MemoryError):
         return [piece]
-    parts: list[Piece] = []
-    start, total = 0, 0
+    bounds, total = [0], 0
     for number, weight in enumerate(weights):
-        if number > start and total + weight > size:
-            parts.append(_of_groups(piece, start, number, rows, total))
-            start, total = number, 0
+        if number > bounds[-1] and total + weight > size:
+            bounds.append(number)
+            total = 0
         total += weight
-    if not parts:
+    if len(bounds) == 1:
         return [piece]
-    return [*parts, _of_groups(piece, start, len(rows), rows, total)]
-
-
-def _of_groups(piece: Piece, start: int, stop: int, rows: Sequence[int], size: int) -> Piece:
-    return replace(piece, start=start, stop=stop, line=sum(rows[:start]) + 1, size=size)
+    return [
+        replace(piece, start=start, stop=stop, line=sum(rows[:start]) + 1, size=sum(weights[start:stop]))
+        for start, stop in itertools.pairwise([*bounds, len(rows)])
+    ]
 
 
 def beginning(path: Path | str, size: int) -> bytes:

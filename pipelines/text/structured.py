@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.storage.manifest import digest
-from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Example, Notes, block_of, pieces_of
+from pipelines.text.blocks import BLOCK_LIMIT, Block, Document, Notes, block_of, pieces_of
 from pipelines.text.examples import Layout
 from pipelines.text.records import check_unicode
 from pipelines.text.sentences import Splitter
@@ -110,7 +110,7 @@ class Documents:
                 return None
         check_unicode(document.id or "", "the id", document.place)
         own = "/".join(filter(None, (prefix, document.id)))
-        return Document(own or document.name, document.name, document.place, blocks, Example(split, pair, None))
+        return Document(own or document.name, document.name, document.place, blocks, split, pair)
 
     def _blocks(self, document: Structured, notes: Notes) -> list[Block]:
         blocks: list[Block] = []

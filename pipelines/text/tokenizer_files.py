@@ -38,8 +38,8 @@ def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) ->
         with store.open(store.find(reference)) as artifact:
             folder = artifact.path if artifact.kind == "model" else Path()
     if folder != Path():
-        found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-        return Files.of((folder / name for name in found), found)
+        names = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+        return Files.of((folder / name for name in names), names)
     return stack.enter_context(store.load(reference, kind="tokenizer"))
 
 
@@ -95,15 +95,15 @@ def special_ids(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, int | N
         InputError: no token can begin or end a sequence.
     """
     named = named_tokens(files)
-    found: dict[str, int | None] = {}
+    roles: dict[str, int | None] = {}
     for role, (first, second, *usual) in _ROLES.items():
         texts = [named[key] for key in (first, second) if key in named] or usual
         ids = [tokenizer.token_to_id(text) for text in texts]
-        found[role] = next((id_ for id_ in ids if id_ is not None), None)
+        roles[role] = next((id_ for id_ in ids if id_ is not None), None)
     for role, what in (("cls", "begin"), ("sep", "end")):
-        if found[role] is None:
+        if roles[role] is None:
             raise InputError(f"the tokenizer has no token to {what} a sequence with (cls/bos, sep/eos)")
-    return found
+    return roles
 
 
 def plain_tokenizer(files: Mapping[str, bytes], tokenizer: Any) -> dict[str, bytes]:

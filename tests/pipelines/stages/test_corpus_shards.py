@@ -186,7 +186,7 @@ def test_parts_begin_where_asked_and_know_their_lines(tmp_path: Path) -> None:
         f"Line {n}.{end}" for n, end in zip(range(1, 2001), ["\n", "\r\n", "\n\n", "\r\r\n"] * 500, strict=True)
     )
     path.write_bytes(data.encode())
-    piece = Piece(str(path), "a.txt", "text", len(data))
+    piece = Piece(1, str(path), "a.txt", "text", len(data))
     for cut in ("line", "page", "blank line"):
         parts, is_mixed = cut_file(piece, 1_000, cut)  # type: ignore[arg-type]
         assert is_mixed and len(parts) > 5

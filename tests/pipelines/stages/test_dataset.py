@@ -17,6 +17,7 @@ from guidance.errors import InputError
 from guidance.patterns.features import RELATIONS
 from pipelines.stages import dataset, idf, masks, sequences, tokenizer
 from pipelines.stages.dependencies import dependency_schema
+from pipelines.statistics.role_tables import RoleTables
 from pipelines.storage.artifacts import Artifact
 from pipelines.storage.manifest import digest
 from pipelines.storage.store import Store
@@ -336,7 +337,7 @@ def test_features_of_an_example_cover_text_and_pair(store: Store, tmp_path: Path
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     texts = {(row["document"], row["block"]): row["text"] for row in blocks(made)}
-    tables = masks.RoleTables(str(made.path), idf=str(counted.artifact.path), deps=str(deps))
+    tables = RoleTables(str(made.path), idf=str(counted.artifact.path), deps=str(deps))
     encoding = backend.encode(texts[0, 0], texts[0, 1])
     columns = tables.of_examples([0], [encoding]).columns
     #   [CLS] The dog ran . It was late . [SEP] A dog runs . [SEP]

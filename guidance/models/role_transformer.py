@@ -50,10 +50,6 @@ def sinusoids(length: int, width: int) -> Tensor:
     return table.float()
 
 
-def _table_size(config: Any) -> tuple[int, int]:
-    return config.max_position_embeddings, config.hidden_size
-
-
 class RoleAttention(nn.Module):
     """Attention without biases of queries, keys and values, whose heads are joined by one matrix."""
 
@@ -108,7 +104,7 @@ class _RoleModel(WordModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RoleTransformerModel):
-            initialization.copy_(module.positions, sinusoids(*_table_size(module.config)))
+            initialization.copy_(module.positions, sinusoids(len(module.positions) - 1, module.config.hidden_size))
         else:
             super()._init_weights(module)
 
@@ -120,7 +116,8 @@ class RoleTransformerModel(_RoleModel):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.positions: Tensor
-        self.register_buffer("positions", sinusoids(*_table_size(config)), persistent=False)
+        positions = sinusoids(config.max_position_embeddings, config.hidden_size)
+        self.register_buffer("positions", positions, persistent=False)
         self.layers = nn.ModuleList(RoleLayer(config, number) for number in range(config.num_hidden_layers))
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.post_init()

@@ -5,15 +5,12 @@ This is the seam for a backend that computes the same numbers without writing th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from guidance.probes.relevance import masses
-from guidance.sites import Site
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,3 @@ def summarise(attention_BHQK: Tensor, patterns_BPQK: Tensor, valid_BT: Tensor, *
         highest,
         torch.stack(diagonals, dim=-1) / lengths_B1[:, None],
     )
-
-
-def watch_summaries(
-    handle: Any,
-    receive: Callable[[Site, Summary], object],
-    patterns_BPQK: Tensor,
-    inputs: Mapping[str, Tensor],
-    *,
-    reach: int = 0,
-) -> None:
-    """Show a function the `Summary` of each layer, one after the other; the maps of only one layer are in memory.
-
-    Args:
-        handle: a `guidance.installation.Handle`.
-        inputs: ``input_ids``, ``attention_mask``, and the features that the plan reads.
-    """
-    valid_BT = inputs["attention_mask"].bool()
-
-    def watch(site: Site, attention_BHQK: Tensor) -> None:
-        receive(site, summarise(attention_BHQK, patterns_BPQK, valid_BT, reach=reach))
-
-    handle.watch(watch, **inputs)

@@ -54,17 +54,14 @@ class Page(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:
+        except Exception as raised:
+            error: Any = raised
             if hasattr(error, "possibilities"):  # Typer does not export the class of errors about unknown options
-                self._name_intended(error)
+                options = (option for param in self.params for option in param.opts if option.startswith("--"))
+                meant = intended(error.option_name, options)
+                error.message = f"no such option: {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
+                error.possibilities = ()
             raise
-
-    def _name_intended(self, error: Any) -> None:
-        """Let an error about an unknown option name the one that was probably meant."""
-        options = (option for param in self.params for option in param.opts if option.startswith("--"))
-        meant = intended(error.option_name, options)
-        error.message = f"no such option: {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
-        error.possibilities = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         titles = ("Arguments", *self.topics, "Options", "Shared options")
@@ -77,19 +74,14 @@ class Page(TyperCommand):
                 option for option in param.opts if option not in flags[1:]
             ]  # without names that it had before
             if record := shown.get_help_record(ctx):
-                records[self._title(param)].append(record)
+                is_shared = param.name in self.shared or param.name == "help"
+                topics = (title for title, names in self.topics.items() if param.name in names)
+                title = next(topics, "Shared options" if is_shared else "Options")
+                records["Arguments" if param.param_type_name == "argument" else title].append(record)
         for title, rows in records.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
-
-    def _title(self, param: Any) -> str:
-        """The heading of a parameter on the help page."""
-        if param.param_type_name == "argument":
-            return "Arguments"
-        is_shared = param.name in self.shared or param.name == "help"
-        topics = (title for title, names in self.topics.items() if param.name in names)
-        return next(topics, "Shared options" if is_shared else "Options")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         write_examples(formatter, self.examples)
@@ -168,18 +160,14 @@ def parent_app(name: str) -> tuple[typer.Typer, str, str]:
     return _families[first], last, heading
 
 
-def version_text() -> str:
+def _show_version(asked: bool) -> None:
     from importlib import metadata
 
-    try:
-        return f"guide {metadata.version('attention-guide')}"
-    except metadata.PackageNotFoundError:
-        return "guide (not installed)"
-
-
-def _show_version(asked: bool) -> None:
     if asked:
-        say(version_text())
+        try:
+            say(f"guide {metadata.version('attention-guide')}")
+        except metadata.PackageNotFoundError:
+            say("guide (not installed)")
         raise typer.Exit()
 
 

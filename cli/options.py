@@ -149,7 +149,8 @@ def command(
             raise ValueError(f"{name} has no option {min(unknown)}")
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {}
-        settings = {p.name for p in (*declared, *fields) if not _is_argument(p)} | {"store", "quiet", "verbose", "wait"}
+        arguments = {p.name for p in declared if type(p.annotation.__metadata__[0]).__name__ == "ArgumentInfo"}
+        settings = {p.name for p in (*declared, *fields)} - arguments | {"store", "quiet", "verbose", "wait"}
         parent, word, heading = parent_app(name)
         attributes = {
             "group": heading or group,
@@ -173,10 +174,6 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name not in ("session", "config")
     ]
-
-
-def _is_argument(parameter: inspect.Parameter) -> bool:
-    return any(type(extra).__name__ == "ArgumentInfo" for extra in getattr(parameter.annotation, "__metadata__", ()))
 
 
 # from flags to a session

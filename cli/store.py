@@ -134,13 +134,17 @@ def _shown(artifact: Artifact, names: Sequence[str], findings: Table | None) -> 
     if findings is not None:
         yield from (*table(findings.titles, findings.rows), *findings.notes)
     inputs = manifest.get("inputs", {})
+
+    def rows(entry: dict[str, Any]) -> str:
+        return f", {entry['rows']:,} rows" if isinstance(entry.get("rows"), int) else ""
+
     yield from _sections(
         {  # the most useful first
             "warnings": dict(enumerate(manifest.get("warnings", []), 1)),
             "counts": {} if findings is not None else manifest.get("counts", {}),
             "inputs": {role: f"{each.get('kind')} {str(each.get('content'))[:16]}" for role, each in inputs.items()},
             "config": manifest.get("config", {}),
-            "files": {name: f"{human_size(entry['bytes'])}{_rows(entry)}" for name, entry in artifact.files.items()},
+            "files": {name: human_size(entry["bytes"]) + rows(entry) for name, entry in artifact.files.items()},
             "provenance": dict(enumerate(manifest.get("provenance", []), 1)),
             "packages": manifest.get("packages", {}),
         }
@@ -184,10 +188,6 @@ def _sections(sections: Mapping[str, Mapping[Any, Any]]) -> Iterator[str]:
             yield title
             for key, value in entries.items():
                 yield from (f"  {line}" for line in (nested(str(key), value) if wide else [f"{key}: {plain(value)}"]))
-
-
-def _rows(entry: dict[str, Any]) -> str:
-    return f", {entry['rows']:,} rows" if isinstance(entry.get("rows"), int) else ""
 
 
 @command("lineage", group="Store", examples=["guide lineage wiki-128", "guide lineage model/3f2a --json"])

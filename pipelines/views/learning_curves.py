@@ -45,16 +45,21 @@ def learning_curves(
         axes.annotate(
             f"{final:.2f}", (curve.steps[-1], final), (6, 0), textcoords="offset points", va="center", color=colour
         )
-    draw_floors(axes, floors, _lowest(curves))
     axes.plot([], [], "o", color="#444444", markersize=5, label="validation")
-    axes.set_xlabel("optimizer steps")
-    axes.set_ylabel("masked-LM loss (nats per token)")
+    _finish(axes, curves, floors, "optimizer steps", "masked-LM loss (nats per token)")
     axes.set_title(title)
     smoothed = f", smoothed over {window} steps on either side\nnumbers: means of the last {window} steps"
     caption = f"training loss{smoothed if window > 1 else ''}"
     axes.legend(frameon=False, title=caption, title_fontsize=8, alignment="left")
-    axes.spines[["top", "right"]].set_visible(False)
     return png(figure)
+
+
+def _finish(axes: Any, curves: Sequence[Curve], floors: Mapping[str, float], unit: str, loss: str) -> None:
+    """Add what all pictures of curves have: floors, and names of the axes."""
+    draw_floors(axes, floors, min(min(map(float, curve.losses)) for curve in curves))
+    axes.set_xlabel(unit)
+    axes.set_ylabel(loss)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_floors(axes: Any, floors: Mapping[str, float], lowest: float) -> None:
@@ -75,10 +80,6 @@ def draw_floors(axes: Any, floors: Mapping[str, float], lowest: float) -> None:
             fontsize=8,
             color="#444444",
         )
-
-
-def _lowest(curves: Sequence[Curve]) -> float:
-    return min(min(map(float, curve.losses)) for curve in curves)
 
 
 def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
@@ -112,21 +113,17 @@ def run_curves(comparison: Comparison, *, form: str = "png") -> bytes:
             axes.plot([positions[step - 1] for step in valid], list(valid.values()), linestyle="none", **dots)
         seeds = f" ({len(group.curves)} seeds)" if len(group.curves) > 1 else ""
         by_step.plot([], [], linestyle=line, linewidth=1.8, label=group.label + seeds, **dots)
+    curves = [curve for group in groups for curve in group.curves]
     for axes, unit_name in zip(every_axes, ("optimizer steps", "seconds: steps × the time of a step"), strict=False):
-        draw_floors(axes, comparison.floors, _lowest([curve for group in groups for curve in group.curves]))
-        axes.set_xlabel(unit_name)
-        axes.set_ylabel(f"{comparison.loss} loss (nats)")
-        axes.spines[["top", "right"]].set_visible(False)
+        _finish(axes, curves, comparison.floors, unit_name, f"{comparison.loss} loss (nats)")
     names = [group.label for group in groups]
     title = f"{', '.join(names[1:])} compared with {names[0]}" if names[1:] else names[0]
     title = "\n".join(textwrap.wrap(title, 60 * panels))
     figure.suptitle(title, fontsize=11, parse_math=False)
     captions = [f"lines: training, smoothed over {window} steps on either side" if window > 1 else "lines: training"]
     captions += ["bands: standard deviation of seeds"] if any(len(group.curves) > 1 for group in groups) else []
-    captions += [
-        "markers: validation",
-        *(["dotted: what counts of neighbouring tokens reach"] if comparison.floors else []),
-    ]
+    captions.append("markers: validation")
+    captions += ["dotted: what counts of neighbouring tokens reach"] if comparison.floors else []
     legend = by_step.legend(
         frameon=False, title="\n".join(captions), fontsize=9, title_fontsize=8, alignment="left", loc="upper right"
     )

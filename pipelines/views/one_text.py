@@ -136,7 +136,7 @@ def read(
     encoding = _Encoding(ids, [(0, 0), *spans, (0, 0)], [None, *([0] * len(spans)), None])
     ids_BT = torch.tensor([ids])
     columns = {
-        **Vocabulary.from_tokenizer(_wrap(backend, names)).columns(ids_BT),
+        **Vocabulary.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names)).columns(ids_BT),
         **word_features(encoding, text, [words]),
     }
     word_of = columns["word"][0].tolist()
@@ -239,10 +239,6 @@ def _load(reference: str, store: Store) -> tuple[Any, dict[str, str]]:
 def _word_level(words: Sequence[str]) -> tuple[Any, dict[str, str]]:
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", *words]))}
     return Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
-
-
-def _wrap(backend: Any, names: Mapping[str, str]) -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 # features

@@ -47,7 +47,7 @@ def attention_command(
     sinks: Annotated[
         bool, Option("--sinks", help="Also list the patterns where heads rest: first, delimiter, separator, self.")
     ] = False,
-    ascii: Ascii = False,
+    only_ascii: Ascii = False,
     device: Annotated[str, Option(help="Device: auto, cpu or cuda; auto takes a GPU if there is one.")] = "auto",
 ) -> None:
     """Show where the heads of a model look on one text, and which patterns each of them follows most.
@@ -90,7 +90,7 @@ def attention_command(
         }
         for one in chosen
     ]
-    lines = _list(chosen, sinks) if head is None else (line for one in chosen for line in _map(looked, one, ascii))
+    lines = _list(chosen, sinks) if head is None else (line for one in chosen for line in _map(looked, one, only_ascii))
     session.answer({"tokens": list(looked.labels), "heads": rows}, lines)
 
 

@@ -51,7 +51,7 @@ def show_masks(
     ] = False,
     role: Role = None,
     png: Png = None,
-    ascii: Ascii = False,
+    only_ascii: Ascii = False,
 ) -> None:
     """Draw the role masks of one sequence or of one of its sentences; rows are queries, columns are keys.
 
@@ -87,7 +87,7 @@ def show_masks(
     drawn = {name: mask.astype(int).tolist() for name, mask in shown.masks.items()}
     session.answer(
         {**about, "tokens": shown.labels, "roles": drawn, "missing": roles.missing, "png": png},
-        _drawn(title, shown, ascii),
+        _drawn(title, shown, only_ascii),
     )
     if png is not None:
         session.tell(f"drawn: {png}")

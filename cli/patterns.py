@@ -89,7 +89,7 @@ def show_pattern(
         Option(metavar="NAME=V1,V2,…", help="A feature, with one value per word or token (repeatable)."),
     ] = None,
     png: Png = None,
-    ascii: Ascii = False,
+    only_ascii: Ascii = False,
 ) -> None:
     """Draw the keys that a pattern selects for each query of a text: queries go down, keys across."""
     from guidance.patterns.combinations import read_pattern
@@ -118,9 +118,9 @@ def show_pattern(
             str(pattern),
             f"{pattern.summary}  ({pattern.source})",
             "",
-            *square(weights, example.labels, ascii=ascii),
+            *square(weights, example.labels, ascii=only_ascii),
             "",
-            legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=ascii),
+            legend(weighted=bool(((weights > 0) & (weights < 1)).any()), ascii=only_ascii),
         ],
     )
     if png is not None:

@@ -43,7 +43,7 @@ def show_context(
         ),
     ] = None,
     totals: Totals = "pairs",
-    ascii: Ascii = False,
+    only_ascii: Ascii = False,
 ) -> None:
     """Show how strongly a word expects each token of a sentence, from 0 to 1.
 
@@ -65,7 +65,7 @@ def show_context(
     ]
     session.answer(
         {"cooccur": artifact.reference, "word": word, "text": text, "contexts": facts},
-        _lines(contexts, word.strip(), number, ascii),
+        _lines(contexts, word.strip(), number, only_ascii),
     )
     if any(value is None for context in contexts if context.known for *_, value in context.keys):
         session.tell(f"- marks tokens that are not among the {number:,} counted tokens")

@@ -268,3 +268,9 @@ def test_defaults_and_descriptions_are_read_from_the_configuration():
     parameters = {p.name: p for p in field_parameters(ShowConfig)}
     assert parameters["max_length"].default == ShowConfig().max_length
     assert options.typing.get_args(parameters["max_length"].annotation)[1].help == "Longest.  [≥ 8, ≤ 512]"
+
+
+@pytest.mark.parametrize("key", ["ascii", "only-ascii", "only_ascii"])
+def test_a_key_of_the_file_is_the_flag_or_the_name_that_it_had_before(guide, key):
+    Path("guide.toml").write_text(f"[patterns.show]\n{key} = true\n")
+    assert guide("patterns", "show", "next").out.isascii()

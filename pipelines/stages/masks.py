@@ -66,10 +66,6 @@ def _prepare(opening: Opening[Config], *, is_own_idf: bool = True) -> None:
 
     Args:
         is_own_idf: whether the idf must be of this corpus; a model reads that of the corpus from which it learned.
-
-    Raises:
-        ArtifactMismatch: ``idf`` or ``deps`` belong to another corpus, or ``idf`` counts tokens.
-        ArtifactMissing: the corpus of the sequences is not in the store.
     """
     inputs, data = opening.inputs, opening.inputs["sequences"]
     tables: dict[str, Any] = {role: inputs.pop(role) for role in ("idf", "deps") if role in inputs}

@@ -170,9 +170,7 @@ def paragraphs(
 ) -> Iterator[Block]:
     """Blocks from lines: a blank line ends a paragraph, and the lines of a paragraph are joined by one space.
 
-    Args:
-        keep_lines: take each line as one sentence of its block.
-        page: end a block after every line whose number is a multiple of this; 0 for never.
+    With ``keep_lines`` each line is one sentence of its block.  A block ends after every ``page``-th line, unless that is 0.
     """
     pending: list[str] = []
     start, size = 0, 0
@@ -217,9 +215,7 @@ def text_blocks(
 ) -> Iterator[Block]:
     """What `paragraphs` of `bounded_lines` gives, in a fifth of the time unless a paragraph is very long.
 
-    Args:
-        chunks: the text, with ``\n`` for every line end.
-        line: number of its first line.
+    Lines end at ``\n`` alone; the first one has the number ``line``.
     """
     pending, rest = "", iter(chunks)
     for chunk in rest:
@@ -277,11 +273,7 @@ def _line_blocks(
 def text_documents(
     chunks: Iterable[str], *, source: str, layout: str, notes: Notes, keep_lines: bool = False, line: int = 1
 ) -> Iterator[Document]:
-    """The documents of a plain text.  ``layout`` says what a document is: the ``file``, a ``paragraph`` or a ``line``.
-
-    Args:
-        line: number of the first line.
-    """
+    """The documents of a plain text.  ``layout`` says what a document is: the ``file``, a ``paragraph`` or a ``line``."""
     if layout == "line":
         for number, lines in _line_blocks(chunks, source=source, notes=notes, keep_lines=keep_lines, line=line):
             if own := list(lines):

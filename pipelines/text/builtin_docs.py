@@ -40,12 +40,7 @@ def python_docs_files() -> Files:
 
 
 def python_docs_documents(files: Files, notes: Notes, *, keep_lines: bool = False) -> Iterator[Document]:
-    """A document for each topic of the reference, then one for each module with docstrings.
-
-    Args:
-        files: from `python_docs_files`.
-        keep_lines: take each line as a sentence.
-    """
+    """A document for each topic of the reference, then one for each module with docstrings, from `python_docs_files`."""
     by_name = dict(zip(files.names, files.paths, strict=True))
     topics = ast.parse(by_name.pop(_TOPICS).read_bytes())
     texts: list[tuple[str, Iterator[str]]] = []

@@ -54,11 +54,7 @@ class Sentence:
 
 
 def read_sentences(lines: Iterable[tuple[int, str]], name: str, notes: Notes) -> Iterator[Sentence]:
-    """All sentences of a file.
-
-    Raises:
-        InputError: wrong columns, ids or trees; the message names the line.
-    """
+    """All sentences of a file; raises InputError, which names the line, for wrong columns, ids or trees."""
     comments: list[str] = []
     rows: list[tuple[int, list[str]]] = []
     for number, line in lines:

@@ -43,10 +43,7 @@ class Text:
 def read_coreference(
     paths: Sequence[Path], names: Sequence[str], format_: str | None, encoding: str, notes: Notes
 ) -> Iterator[Text]:
-    """The documents of some files.
-
-    Args:
-        format_: one of `FORMATS`; by default told by the first lines of each file.
+    """The documents of some files, in one of `FORMATS`; by default the first line of each file tells which.
 
     Raises:
         InputError: a file is in none of these formats, or its brackets do not match.

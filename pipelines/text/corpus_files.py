@@ -106,12 +106,7 @@ def text_digest(texts: Iterable[str]) -> bytes:
 
 
 def text_digests(corpus: Artifact, *, first_only: bool = False, split: str | None = None) -> dict[int, bytes]:
-    """The `text_digest` of each document, by its row in ``documents.parquet``.
-
-    Args:
-        first_only: whether only the first block of a document counts.
-        split: only the documents of this split.
-    """
+    """The `text_digest` of each document of a split, or of all, by its row; perhaps of its first block alone."""
     texts: dict[int, list[str]] = {}
     for batch in read_blocks(corpus, ["document", "block", "split", "text"]):
         splits = batch.column("split").cast("string").to_pylist()
@@ -141,11 +136,7 @@ def whole_documents(corpus: Artifact) -> Iterator[Any]:
 
 
 def training_blocks(blocks: Any, number: int | None = None) -> Any:
-    """The rows of a table of blocks that belong to the training split.
-
-    Args:
-        number: keep only the blocks of this number in their document; see `BLOCK_OF_COLUMN`.
-    """
+    """The rows of a table of blocks that belong to the training split; perhaps only those with a number, see `BLOCK_OF_COLUMN`."""
     import pyarrow.compute as pc
 
     chosen = pc.equal(blocks["split"].cast("string"), "train")

@@ -58,11 +58,8 @@ def write_corpus(
 
     Args:
         of_examples: whether documents are the examples of a task, whose splits are counted in examples.
-        valid, test: the fractions for validation and testing, from 0 to 1.  Documents that have a split already keep it.
+        valid, test: the fractions for validation and testing.  Documents that have a split already keep it.
         sources: where the text comes from, for messages.
-
-    Raises:
-        InputError: no document is left, or two have the same id.
     """
     opened = [Draft.open(path) for path in drafts]
     with (

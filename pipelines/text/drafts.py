@@ -51,14 +51,13 @@ _SCHEMA = pa.schema(
 
 
 class DraftWriter:
-    """Takes documents one by one and writes a draft.  Memory is bounded by a row group.
+    """Takes documents one by one and writes a draft to a ``ParquetWriter``.  Memory is bounded by a row group.
 
     Attributes:
         line_files: names of the files that turned out to have one sentence a line.
     """
 
     def __init__(self, file: Any, split_sentences: Splitter, notes: Notes) -> None:
-        """Write to ``file``, a ``pyarrow.parquet.ParquetWriter``."""
         self.line_files: list[str] = []
         self._file, self._split_sentences, self._notes = file, split_sentences, notes
         self._number, self._characters = 0, 0
@@ -68,14 +67,8 @@ class DraftWriter:
         self._sentences: Counter[int] = Counter()
 
     def add(self, document: Document, *, continues: bool = False, is_open: bool = False) -> None:
-        """Draft a document, unless it is empty.
-
-        Args:
-            continues: whether an earlier draft has the document's beginning.
-            is_open: whether a later draft has its end.
-
-        A document that is divided among drafts counts even if its part in this one is empty.
-        """
+        """Draft a document, unless it is empty.  If an earlier draft has its beginning it ``continues``, and if a later one has
+        its end it ``is_open``; then it counts even if its part in this draft is empty."""
         self._continues, self._is_open = self._continues or continues, is_open
         is_whole, sha256 = not (continues or is_open), hashlib.sha256()
         blocks, characters, is_visible = 0, 0, False

@@ -100,11 +100,7 @@ class Encoder:
         return encodings
 
     def __call__(self, blocks: Mapping[str, Any], encodings: list[Any] | None = None) -> tuple[Tokens, Any]:
-        """All tokens of a batch, and how many each block has.
-
-        Args:
-            encodings: of the blocks, if they are known.
-        """
+        """All tokens of a batch, and how many each block has; its encodings may be known."""
         encodings = self.encode(blocks) if encodings is None else encodings
         ids_lists = [encoding.ids for encoding in encodings]
         counts = np.fromiter(map(len, ids_lists), np.int64, len(ids_lists))
@@ -141,11 +137,7 @@ class Encoder:
 
     def _replace_special(self, ids: Any) -> None:
         """Replace special tokens by the unknown token, in place: text never becomes a special token, even if the
-        vocabulary lists one as an ordinary token.
-
-        Raises:
-            InputError: the tokenizer has no unknown token.
-        """
+        vocabulary lists one as an ordinary token."""
         wrong = np.isin(ids, self._forbidden)
         count = int(wrong.sum())
         if count:

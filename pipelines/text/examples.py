@@ -115,9 +115,6 @@ class Record:
 def read_examples(file: TextFile, split: str, layout: Layout, source_column: str | None = None) -> Iterator[Record]:
     """The examples of one file.  A file of the split ``test`` needs no labels.
 
-    Args:
-        source_column: the column that says what an example comes from, if there is one.
-
     Raises:
         InputError: the file is not in its format, or lacks a column; the message names file and line.
     """
@@ -257,11 +254,7 @@ def _json_lines(file: TextFile, split: str, layout: Layout, columns: Columns) ->
 def json_records(
     records: Iterable[tuple[int, str, Any]], split: str, layout: Layout, columns: Columns
 ) -> Iterator[Record]:
-    """The examples of JSON objects, each given with its number and its place in a file.
-
-    Raises:
-        InputError: a value is no object, or lacks a field.
-    """
+    """The examples of JSON objects, each given with its number and its place in a file."""
     for number, place, record in records:
         json_object(record, place)
         values: dict[str, Any] = {}
@@ -322,12 +315,7 @@ _READERS: Mapping[str, Callable[[TextFile, str, Layout, Columns], Iterator[Recor
 def document_of(
     record: Record, name: str, split: str, prefix: str, layout: Layout, split_of: Callable[[str], str], notes: Notes
 ) -> Document | None:
-    """A record as a document of one or two blocks; None if it has no text.
-
-    Args:
-        prefix: put before the record's id, to make ids unique among files and splits.
-        split_of: the split of a training example, given a key that depends on its text.
-    """
+    """A record as a document; None if it has no text.  The ``prefix`` makes ids unique among files and splits."""
     blocks, pair = [], record.pair
     if record.parts:
         blocks = [block for part in record.parts if (block := _part(part, record, name, layout, notes))]

@@ -106,11 +106,7 @@ def _spelled(record: Record) -> Record:
 
 
 def read_json(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
-    """The examples of one JSON file: a list of objects, or an object of numbered objects, in the order of the numbers.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """The examples of one JSON file: a list of objects, or an object of numbered objects, in the order of the numbers."""
     yield from _objects(parse_json(file.text().strip(), repr(file.name)), file, split, layout)
 
 
@@ -139,11 +135,8 @@ _NODE = re.compile(r"\(([0-4]) ([^()]+)\)|\(([0-4]) |\)")
 
 
 def _trees(*, fine: bool, phrases: bool) -> Known:
-    """The Stanford Sentiment Treebank: labels 0 to 4, or negative and positive without neutral ones.
-
-    Args:
-        phrases: the training split has every phrase, others have sentences.
-    """
+    """The Stanford Sentiment Treebank: labels 0 to 4, or negative and positive without neutral ones.  With ``phrases`` the
+    training split has every phrase; others have sentences."""
 
     def read(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
         for number, line in file.lines():

@@ -71,11 +71,7 @@ _MARKS = {
 
 
 def read_small(path: Path) -> bytes:
-    """The bytes of a small file, such as settings or a table.
-
-    Raises:
-        InputError: the file cannot be read, or is larger than 16 MiB.
-    """
+    """The bytes of a small file, such as settings or a table; raises InputError if it is larger than 16 MiB."""
     try:
         with path.open("rb") as file:
             data = file.read(_SMALL + 1)
@@ -135,11 +131,7 @@ class _Gunzipped(io.RawIOBase):
 
 @contextlib.contextmanager
 def open_text(path: Path, name: str, encoding: str, start: int = 0, stop: int | None = None) -> Iterator[BinaryIO]:
-    """The bytes of a text file, decompressed if its name ends in ``.gz``.
-
-    Args:
-        start: first byte to read, and
-        stop: the byte after the last, by default the end; only for files that are not compressed.
+    """The bytes of a text file, decompressed if its name ends in ``.gz``; of a file that is not compressed perhaps a part.
 
     Raises:
         InputError: the first bytes show that it is not text, not gzip, or in another encoding.
@@ -198,11 +190,7 @@ def _survey(raw: BinaryIO, name: str) -> bytes:
 
 
 def check_encoding(encoding: str) -> str:
-    """The canonical name of an encoding.
-
-    Raises:
-        InputError: Python has no text encoding of that name, or it is none for files.
-    """
+    """The canonical name of an encoding; raises InputError if Python has no encoding of that name for files."""
     try:
         "".encode(encoding)
         b"\xff".decode(encoding, "ignore")  # idna cannot skip what is invalid
@@ -279,11 +267,7 @@ def _check_surrogates(text: str, place: str, encoding: str) -> None:
 
 
 def read_lines(chunks: Iterable[str], name: str, first: int = 1) -> Iterator[tuple[int, str]]:
-    """Lines without their line ends, numbered from ``first``; an empty last line is left out.
-
-    Raises:
-        InputError: a line over `LINE_LIMIT`.
-    """
+    """Lines without their line ends, numbered from ``first``; an empty last line is left out, one over `LINE_LIMIT` refused."""
     number, pending, size = first, [""], 0
     for chunk in chunks:
         head, *rest = chunk.split("\n")
@@ -341,11 +325,7 @@ class TextFile:
         return next((line for _, line in replace(self, notes=Notes()).lines() if line.strip()), "")
 
     def text(self) -> str:
-        """The whole text.
-
-        Raises:
-            InputError: it has more than `LINE_LIMIT` characters, or is no text.
-        """
+        """The whole text; one of more than `LINE_LIMIT` characters is refused."""
         chunks, size = [], 0
         with open_text(self.path, self.name, self.encoding) as stream:
             for chunk in decode(stream, self.name, self.encoding, self.notes):

@@ -34,13 +34,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of a record that hold its text and its id.
-
-    Attributes:
-        text: name of the field or column with the text.
-        id: name of the field or column with the id; None means ``id`` if it exists.
-        keep_lines: whether each line of the text is one sentence.
-    """
+    """The fields of a record that hold its text and its id; None means ``id`` if it exists.  With ``keep_lines`` each line of
+    the text is one sentence."""
 
     text: str
     id: str | None
@@ -130,11 +125,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_json(line: str, place: str) -> Any:
-    """One JSON value.
-
-    Raises:
-        InputError: the line is not valid JSON; the message names the place.
-    """
+    """One JSON value; raises InputError if the line is not valid JSON."""
     try:
         if line.startswith("\ufeff"):
             raise ValueError("it begins with a byte-order mark")
@@ -149,11 +140,7 @@ def parse_json(line: str, place: str) -> Any:
 
 
 def json_objects(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The objects of JSON lines: each with its line and its place.
-
-    Raises:
-        InputError: a line that is not blank is not an object.
-    """
+    """The objects of JSON lines, each with its line and its place; blank lines are left out."""
     for number, line in lines:
         if line.strip(" \t\n\r"):
             place = f"{name!r}, line {number}"
@@ -168,11 +155,7 @@ def json_object(value: Any, place: str) -> dict[str, Any]:
 
 
 def text_list(value: Any, what: str, place: str) -> list[str]:
-    """A list of strings, or one string as a list.
-
-    Raises:
-        InputError: it is something else, or has half of a surrogate pair.
-    """
+    """A list of strings, or one string as a list; raises InputError for anything else."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"{place}: {what} must be a string or a list of strings")
@@ -262,11 +245,7 @@ def _columns(header: Sequence[str], fields: Fields, place: str, texts: Sequence[
 def column_documents(
     path: Path, name: str, fields: Fields, notes: Notes, rows: Callable[..., Iterator[tuple[int, dict[str, Any]]]]
 ) -> Iterator[Document]:
-    """One document for each row of a Parquet or Arrow file.  Null texts are dropped and counted.
-
-    Args:
-        rows: `parquet_rows` or `arrow_rows`.
-    """
+    """One document for each row of a file, which ``rows`` reads: `parquet_rows` or `arrow_rows`.  Null texts are dropped."""
     for number, row in rows(path, name, lambda schema: _typed_columns(schema, fields, name)):
         text, id_ = (*row.values(), None)[:2]
         if text is None:
@@ -310,11 +289,7 @@ def parquet_rows(
 
 
 def arrow_rows(path: Path, name: str, choose: Callable[[Any], list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of an Arrow file: a stream, as Hugging Face's ``datasets`` writes it, or a file with a footer.
-
-    Raises:
-        InputError: the file is not Arrow, or is damaged.
-    """
+    """The rows of an Arrow file: a stream, as Hugging Face's ``datasets`` writes it, or a file with a footer."""
     import pyarrow as pa
 
     with path.open("rb") as raw:

@@ -34,12 +34,7 @@ def check_spec(spec: str) -> None:
 
 
 def model_files(spec: str) -> Files | None:
-    """The files of the model that splits sentences, an input of the stage since they affect its result; None for rules.
-
-    Raises:
-        InputError: the folder does not exist.
-        MachineError: the model is not installed; the message says how to install it.
-    """
+    """The files of the model that splits sentences, an input of the stage since they affect its result; None for rules."""
     check_spec(spec)
     kind, _, rest = spec.partition(":")
     if kind == "spacy":

@@ -36,12 +36,7 @@ _WITHOUT_TAGS = frozenset({"tok2vec", "transformer", "curated_transformer", "tag
 
 
 def spacy_folder(name: str) -> Path:
-    """The folder of a spaCy model, which is given as a folder or as the name of an installed package.
-
-    Raises:
-        InputError: the folder does not exist.
-        MachineError: the package is not installed; the message says how to install it.
-    """
+    """The folder of a spaCy model, which is given as a folder or as the name of an installed package."""
     if os.sep in name or Path(name).is_dir():
         if not Path(name).is_dir():
             raise InputError(f"{name!r}: no such folder with a spaCy model")
@@ -54,11 +49,7 @@ def spacy_folder(name: str) -> Path:
 
 
 def load_spacy(name: str) -> Any:
-    """The spaCy pipeline of a folder or package.
-
-    Raises:
-        InputError: it is not a spaCy model, or cannot be opened.
-    """
+    """The spaCy pipeline of a folder or package."""
     folder = spacy_folder(name)
     if Path(name).is_dir() and not any((folder / file).is_file() for file in ("meta.json", "__init__.py")):
         raise InputError(f"{name!r}: not a spaCy model (no meta.json)")
@@ -107,12 +98,8 @@ def guarded(tokenize: Callable[[str], Any], longest: int = 100) -> Callable[[str
 
 
 class SpacyParser:
-    """Parses with a spaCy model.  Its vocabulary grows with every new word, so the model is reloaded from time to time.
-
-    Attributes:
-        scheme: label scheme of the relations.
-        language: language code, such as ``en``.
-    """
+    """Parses with a spaCy model, in a language and in a ``scheme`` of labels.  Its vocabulary grows with every new word, so the
+    model is reloaded from time to time."""
 
     def __init__(self, name: str, device: Device, max_words: int) -> None:
         self._name, self._device, self._max_words = name, device, max_words
@@ -159,10 +146,7 @@ class SpacyParser:
         return trees
 
     def _trees(self, texts: Sequence[str], docs: Sequence[Any]) -> Iterator[Tree]:
-        """The trees of parsed sentences, without words that are white space.
-
-        Converts all sentences to lists at once: one by one takes a quarter longer.
-        """
+        """The trees of parsed sentences, without words that are white space; one by one would take a quarter longer."""
         import numpy as np
         from spacy.attrs import DEP, HEAD, IDX, IS_SPACE, LEMMA, LENGTH, POS
         from spacy.parts_of_speech import NAMES
@@ -191,11 +175,8 @@ class SpacyParser:
 
 
 def _unused_components(factories: Mapping[str, str]) -> list[str]:
-    """Names of the components that do not affect trees; the tagger is one unless another component reads its tags.
-
-    Args:
-        factories: for each component its factory.
-    """
+    """Names of the components that do not affect trees, given the factory of each; the tagger is one unless another component
+    reads its tags."""
     known = _NOT_FOR_PARSING | _WITHOUT_TAGS
     unread = {"tagger"} if known.issuperset(factories.values()) else set()
     return [name for name, factory in factories.items() if factory in _NOT_FOR_PARSING | unread]
@@ -212,11 +193,7 @@ def _one_sentence(doc: Any) -> Any:
 
 
 def _spacy_device(device: Device) -> None:
-    """Set the device on which spaCy computes.
-
-    Raises:
-        MachineError: a GPU was asked for and spaCy finds none.
-    """
+    """Set the device on which spaCy computes."""
     spacy = require("spacy", "spacy")
     if device == "cpu":
         spacy.require_cpu()

@@ -17,12 +17,7 @@ _PARSER_PARTS = ("tokenize", "mwt", "pos", "lemma", "depparse", "pretrain", "for
 
 
 def find_stanza(spec: str) -> tuple[Path, str, str | None]:
-    """Folder, language and package of ``LANG``, ``FOLDER``, ``FOLDER:LANG`` or ``FOLDER:LANG:PACKAGE``.
-
-    Raises:
-        InputError: the folder or package does not exist.
-        MachineError: there is no tokenizer for the language; the message says how to install it.
-    """
+    """Folder, language and package of ``LANG``, ``FOLDER``, ``FOLDER:LANG`` or ``FOLDER:LANG:PACKAGE``, which must be there."""
     language, *more = spec.split(":")
     folder = Path(language)
     if len(more) > 2:
@@ -49,11 +44,7 @@ def find_stanza(spec: str) -> tuple[Path, str, str | None]:
 
 
 def load_stanza(folder: Path, language: str, package: str | None, processors: str, **options: Any) -> Any:
-    """A Stanza pipeline of installed models; nothing is downloaded.
-
-    Raises:
-        InputError: the models cannot be opened.
-    """
+    """A Stanza pipeline of installed models; nothing is downloaded."""
     stanza = require("stanza", "stanza")
     try:
         return stanza.Pipeline(
@@ -70,12 +61,7 @@ def load_stanza(folder: Path, language: str, package: str | None, processors: st
 
 
 class StanzaParser:
-    """Parses with Stanza's models.
-
-    Attributes:
-        scheme: label scheme of the relations.
-        language: language code, such as ``en``.
-    """
+    """Parses with Stanza's models, in a language and in a ``scheme`` of labels."""
 
     def __init__(self, spec: str, device: Device, max_words: int) -> None:
         import torch
@@ -149,12 +135,7 @@ def stanza_files(folder: Path, language: str, package: str | None, parts: Sequen
 
 
 def parser_files(spec: str) -> Files:
-    """The files of Stanza's models for parsing.
-
-    Raises:
-        InputError: the folder or package does not exist.
-        MachineError: Stanza has no tokenizer or no parser for the language.
-    """
+    """The files of Stanza's models for parsing, which must be there."""
     folder, language, package = find_stanza(spec)
     if not any((folder / language / "depparse").glob("*.pt")):
         raise MachineError(

@@ -132,11 +132,7 @@ def _record(
 
 def read_conll(file: TextFile, split: str, layout: Layout) -> Iterator[Record]:
     """The sentences of a file.  Columns are parted by tabs, or else by spaces; by default the first holds the word and the
-    last its tag.  A test file with one column has no tags.
-
-    Raises:
-        InputError: a line lacks a column, or some words of a sentence have no tag.
-    """
+    last its tag.  A test file with one column has no tags."""
     words, tags, begun = list[str](), list[str | None](), 0
     for number, line in itertools.chain(file.lines(), [(0, "")]):
         cells = line.rstrip("\r\n").split("\t") if "\t" in line.strip() else line.split(" ")

@@ -28,11 +28,7 @@ _ROLES = {
 
 
 def open_tokenizer(reference: str, store: Store, stack: contextlib.ExitStack) -> Artifact | Files:
-    """A tokenizer as an input of a stage: an artifact, or that of a model or of a Hugging Face folder.
-
-    Raises:
-        InputError: the reference names neither.
-    """
+    """A tokenizer as an input of a stage: an artifact, or that of a model or of a Hugging Face folder."""
     folder = Path(reference)
     if not (folder / "tokenizer.json").is_file() or (folder / "artifact.json").exists():
         with store.open(store.find(reference)) as artifact:
@@ -54,11 +50,7 @@ def tokenizer_files(given: Artifact | Files) -> dict[str, bytes]:
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> Any:
-    """A ``tokenizers.Tokenizer`` without truncation or padding, which does not turn text into special tokens.
-
-    Raises:
-        InputError: the file is damaged, or an id is too high.
-    """
+    """A ``tokenizers.Tokenizer`` without truncation or padding, which does not turn text into special tokens."""
     from tokenizers import Tokenizer
 
     try:

@@ -27,11 +27,7 @@ class Treebank:
     """
 
     def __init__(self, paths: Sequence[Path], names: Sequence[str], max_words: int) -> None:
-        """Read the files.
-
-        Raises:
-            InputError: a file is not valid CoNLL-U; the message names the line.
-        """
+        """Read the files, which must be valid CoNLL-U."""
         self._max_words = max_words
         self._by_place: dict[tuple[str, int], tuple[str, Tree]] = {}
         self._by_letters: dict[str, Tree] = {}
@@ -48,12 +44,7 @@ class Treebank:
         self.scheme: Scheme = label_scheme(labels)
 
     def find(self, document: str, number: int, text: str) -> Tree:
-        """The tree of a sentence of the corpus, with offsets in ``text``.
-
-        Args:
-            document: id of the document.
-            number: running number of the sentence in the document.
-        """
+        """The tree of a sentence of the corpus, given the id of its document and its number there, with offsets in ``text``."""
         letters = _letters(text)
         letters_there, tree = self._by_place.get((document, number), ("", None))
         if tree is None or letters_there != letters:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from guidance.statistics.roles import COLUMNS
-from pipelines.probing.heads import head_schema
+from pipelines.probing.heads import head_columns
 from pipelines.stages import (
     cooccurrence,
     corpus,
@@ -38,6 +38,7 @@ from pipelines.stages.masks import mask_schema
 from pipelines.stages.search import run_schema
 from pipelines.statistics.pair_files import count_schema
 from pipelines.storage.store import Store
+from pipelines.storage.tables import schema_of
 from pipelines.text.corpus_files import block_schema, document_schema
 from pipelines.text.sequence_files import document_schema as document_sequence_schema
 from pipelines.text.sequence_files import pair_schema, sequence_schema, word_schema
@@ -69,20 +70,20 @@ SCHEMAS = {
     "predictions.parquet of summaries": pa.schema([*prediction_schema(), *summary_fields()]),
     "predictions.parquet of sections": pa.schema([*prediction_schema(), *boundary_fields()]),
     "runs.parquet": run_schema(),
-    "heads.parquet of coref": head_schema(probe_coreference.UNITS),
-    "heads.parquet of deps": head_schema(probe_dependencies.UNITS),
-    "heads.parquet of reflexive": head_schema(probe_reflexives.UNITS),
-    "heads.parquet of importance": head_schema(probe_importance.UNITS["taylor"]),
-    "heads.parquet of importance by switching off": head_schema(probe_importance.UNITS["off"]),
-    "heads.parquet of sinks": head_schema(probe_sinks.UNITS),
-    "heads.parquet of distance": head_schema(probe_distance.UNITS),
-    "heads.parquet of minimal pairs": head_schema(probe_pairs.UNITS),
-    "relations.parquet": probe_dependencies.relation_schema(),
-    "patterns.parquet": probe_relevance.pattern_schema(),
-    "distances.parquet": probe_distance.distance_schema(),
-    "pairs.parquet": probe_pairs.pair_schema(),
-    "paradigms.parquet": probe_pairs.paradigm_schema(),
-    "slices.parquet": probe_loss.slice_schema(),
+    "heads.parquet of coref": schema_of(head_columns(probe_coreference.UNITS)),
+    "heads.parquet of deps": schema_of(head_columns(probe_dependencies.UNITS)),
+    "heads.parquet of reflexive": schema_of(head_columns(probe_reflexives.UNITS)),
+    "heads.parquet of importance": schema_of(head_columns(probe_importance.UNITS["taylor"])),
+    "heads.parquet of importance by switching off": schema_of(head_columns(probe_importance.UNITS["off"])),
+    "heads.parquet of sinks": schema_of(head_columns(probe_sinks.UNITS)),
+    "heads.parquet of distance": schema_of(head_columns(probe_distance.UNITS)),
+    "heads.parquet of minimal pairs": schema_of(head_columns(probe_pairs.UNITS)),
+    "relations.parquet": schema_of(probe_dependencies.OF_RELATIONS),
+    "patterns.parquet": schema_of(probe_relevance.OF_PATTERNS),
+    "distances.parquet": schema_of(probe_distance.DISTANCES),
+    "pairs.parquet": schema_of(probe_pairs.OF_PAIRS),
+    "paradigms.parquet": schema_of(probe_pairs.OF_PARADIGMS),
+    "slices.parquet": schema_of(probe_loss.SLICES),
 }
 LIBRARIES = ("pyarrow", "pandas", "polars", "duckdb")
 SECTIONS = {part.splitlines()[0]: part for part in re.split(r"^## ", PAGE, flags=re.M)[1:]}

@@ -114,12 +114,8 @@ class Opening(Generic[C]):
         self.config = self.config.model_copy(update=settings)
 
     def load(self, reference: str, kind: str | None = None) -> Artifact:
-        """An artifact, which is closed in the end.
-
-        Raises:
-            ArtifactMissing: there is none of this name.
-            ArtifactMismatch: it is of another kind.
-        """
+        """An artifact, which is closed in the end.  Raises ArtifactMissing if there is none of this name, and
+        ArtifactMismatch if it is of another kind."""
         return self.stack.enter_context(self.store.load(reference, kind=kind, verify=self.verify))
 
     def load_input(self, artifact: Artifact, role: str) -> Artifact:

@@ -68,12 +68,8 @@ class Config(stage.Config):
 def run_all(
     function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], config: Config
 ) -> Iterator[tuple[int, Any]]:
-    """Run tasks where the configuration says; yields (index, result) as tasks finish.
-
-    Raises:
-        MachineError: workers died `ATTEMPTS` times in a row without finishing a task, or the cluster went away.
-        GuideError: whatever a task raises, wherever it runs.
-    """
+    """Run tasks where the configuration says; yields (index, result) as tasks finish.  What a task raises is raised,
+    wherever it runs; MachineError if workers died `ATTEMPTS` times in a row, or the cluster went away."""
     if config.executor == "local" and min(config.jobs, len(tasks)) <= 1:
         for number, task in enumerate(tasks):
             yield number, function(*task)

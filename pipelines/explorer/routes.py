@@ -1,4 +1,4 @@
-"""What the page asks for, by path; the server has let a request through before (`pipelines.explorer.server.Guard`)."""
+"""What the page asks for, by path, and what every request must pass before."""
 
 from __future__ import annotations
 
@@ -6,21 +6,47 @@ import asyncio
 import hmac
 import json
 import secrets
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from guidance.errors import GuideError
-from pipelines.explorer.server import MOST_BODY, PAGE
+from pipelines.explorer.server import in_address
 from pipelines.explorer.side import Side
 from pipelines.explorer.workspace import Workspace, as_json
 from pipelines.progress import log
+
+MOST_BODY = 64 << 10
+"""The longest body of a request, in bytes."""
+
+PAGE: Mapping[str, tuple[str, str]] = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    **{
+        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
+        for name in ("app", "api", "colours", "grid", "matrix", "panels")
+    },
+}
+"""What is served without a cookie: the page itself, which holds no data."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 
 SLOWEST = 10.0
 """Seconds within which a body must have arrived."""
@@ -37,6 +63,63 @@ class Raw(Response):
     """An answer in bytes."""
 
     media_type = "application/octet-stream"
+
+
+class Guard:
+    """What every request must pass before it is routed; see RFC 9110, section 7.2, for Host."""
+
+    def __init__(self, app: Starlette, hosts: tuple[str, ...], token: str, cookie: str) -> None:
+        self.app, self.hosts, self.token, self.cookie = app, hosts, token, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # there are no web sockets
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self.app(scope, receive, send_with_headers)
+        else:
+            status, problem = refusal
+            await Json({"problem": problem}, status, {"connection": "close"})(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers, (address, port) = Headers(scope=scope), scope["server"]
+        known = (*self.hosts, f"{in_address(address)}:{port}")
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or hosts[0] not in known:
+            return 403, "this page is for this machine only"
+        if any(origin not in [f"http://{host}" for host in known] for origin in headers.getlist("origin")):
+            return 403, "another site asked"
+        if any(site not in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
+            return 403, "another site asked"
+        if scope["method"] not in ("GET", "POST"):
+            return 405, "GET or POST"
+        if scope["method"] == "POST":
+            if [kind.partition(";")[0].strip() for kind in headers.getlist("content-type")] != ["application/json"]:
+                return 415, "JSON only"
+            sizes = headers.getlist("content-length")
+            if any(not (size.isascii() and size.isdigit()) or int(size) > MOST_BODY for size in sizes):
+                return 413, f"at most {MOST_BODY:,} bytes"
+        if scope["path"] in PAGE or scope["path"] == "/api/session":
+            return None
+        if scope["path"].startswith("/api/") and not self._is_known(headers.getlist("cookie")):
+            return 401, "open the address that the command printed"
+        return None
+
+    def _is_known(self, cookies: list[str]) -> bool:
+        pairs = [pair.strip().partition("=") for line in cookies for pair in line.split(";")]
+        values = [value for name, _, value in pairs if name == self.cookie]
+        return len(values) == 1 and is_same(values[0], self.token)
+
+
+def is_same(given: Any, secret: str) -> bool:
+    """Whether a text is a secret; compared as bytes, in constant time."""
+    return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
 class Routes:
@@ -75,9 +158,7 @@ class Routes:
         return Response((files("pipelines.explorer") / "page" / name).read_bytes(), media_type=kind)
 
     async def session(self, request: Request) -> Response:
-        given = (await body(request)).get("token")
-        # compared as bytes, in constant time
-        if not (isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())):
+        if not is_same((await body(request)).get("token"), self.token):
             return Json({"problem": "open the address that the command printed"}, 401)
         response = Json({"schema": 1})
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")

@@ -63,11 +63,7 @@ class Workspace:
         self.worker.start(self._begin)
 
     def finish(self, progress: Progress | None = None) -> None:
-        """Do all the work now.
-
-        Raises:
-            InputError: the models or the data could not be opened.
-        """
+        """Do all the work now.  Raises InputError if the models or the data could not be opened."""
         self.worker.is_awaited = True
         self.start()
         self.wait(progress)
@@ -124,12 +120,8 @@ class Workspace:
             self.seen[what].append(value)
 
     def try_pattern(self, text: str) -> str:
-        """Measure a pattern on all sequences, in the background; returns its name.
-
-        Raises:
-            PlanError: the pattern cannot be read.
-            InputError: the data lack a feature that it reads, or too many were tried.
-        """
+        """Measure a pattern on all sequences, in the background; returns its name.  Raises PlanError if the pattern
+        cannot be read, and InputError if the data lack a feature that it reads, or too many were tried."""
         text = text.strip()
         for side in self.sides:
             pattern = side.readable(text)

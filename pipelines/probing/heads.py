@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.engine.stage import Run
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -35,13 +34,9 @@ def key_of(site: Site, head: int) -> dict[str, Any]:
     return {"stack": site.stack, "attention": site.attention, "layer": site.layer, "head": head}
 
 
-def head_schema(units: Mapping[str, str]) -> Any:
-    """Columns of ``heads.parquet``.
-
-    Args:
-        units: the unit of each figure; figures may be null.
-    """
-    return schema_of({**COLUMNS, **{name: ("float64", unit) for name, unit in units.items()}}, may_be_null=units)
+def head_columns(units: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
+    """Columns of ``heads.parquet``, given the unit of each figure; figures may be null."""
+    return {**COLUMNS, **{name: ("float64", unit) for name, unit in units.items()}}
 
 
 def write_heads(
@@ -64,7 +59,7 @@ def write_heads(
         for head in range(site.num_heads):
             values = {name: float(by_site[site][head]) for name, by_site in figures.items()}
             rows.append(key_of(site, head) | {name: None if math.isnan(v) else v for name, v in values.items()})
-    run.out.write_rows(TABLE, head_schema(units), rows)
+    run.out.write_rows(TABLE, head_columns(units), rows, may_be_null=units)
     if drawn:
         run.out.write("heads.png", heads_picture(run, rows, drawn, title=title, label=label))
     return rows

@@ -71,12 +71,8 @@ class TextAttention:
 
 
 def look(folder: Path, text: str, *, length: int = 512, device: str = "auto") -> TextAttention:
-    """Show a text to a model, with its plan at work.
-
-    Raises:
-        InputError: the text is empty, or the folder is no encoder.
-        PlanError: the plan needs more than text.
-    """
+    """Show a text to a model, with its plan at work.  Raises InputError if the text is empty, or the folder is no
+    encoder, and PlanError if the plan needs more than text."""
     if not text.strip():
         raise InputError("the text is empty", hint='for example: --text "The dog saw the man, and it barked."')
     model = WatchedModel(folder, length=length, device=device)

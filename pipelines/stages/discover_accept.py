@@ -115,12 +115,8 @@ def one_each(
 
 
 def build(run: Run[Config]) -> None:
-    """Accept findings.
-
-    Raises:
-        InputError: nothing was found and nothing is given.
-        PlanError: a pattern does not exist, the mechanism does not take it, or the model has no such head.
-    """
+    """Accept findings.  Raises InputError if nothing was found and nothing is given, and PlanError if a pattern does
+    not exist, the mechanism does not take it, or the model has no such head."""
     from guidance.probes.discovery import plan_for
     from pipelines.probing.patterns import spec_of
 

@@ -21,7 +21,6 @@ from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import COLUMNS, best, head_name, key_of, share, write_heads
 from pipelines.probing.probe import Findings, ReadingConfig, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 
 if TYPE_CHECKING:
     from guidance.sites import Site
@@ -43,17 +42,14 @@ class Config(ReadingConfig):
     encoding: str = Field("utf-8", description="Encoding of the files; invalid bytes are an error.")
 
 
-def relation_schema() -> Any:
-    """Columns of ``relations.parquet``."""
-    return schema_of(
-        {
-            "relation": ("string", "label of the treebank"),
-            "direction": ("string", "towards_head or towards_dependent"),
-            **COLUMNS,
-            "accuracy": ("float64", "share of the relation's words"),
-            "words": ("int64", "count of the relation's words"),
-        }
-    )
+OF_RELATIONS: Mapping[str, tuple[str, str]] = {
+    "relation": ("string", "label of the treebank"),
+    "direction": ("string", "towards_head or towards_dependent"),
+    **COLUMNS,
+    "accuracy": ("float64", "share of the relation's words"),
+    "words": ("int64", "count of the relation's words"),
+}
+"""Columns of ``relations.parquet``."""
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -104,7 +100,7 @@ def measure(run: Run[Config]) -> Findings:
         for n, direction in enumerate(UNITS)
         for head in range(site.num_heads)
     ]
-    run.out.write_rows(RELATIONS, relation_schema(), scored)
+    run.out.write_rows(RELATIONS, OF_RELATIONS, scored)
     fixed = offset_baseline(read_trees)
     of_relation: dict[str, dict[str, Any]] = {}
     for relation in sorted(totals, key=lambda relation: -totals[relation]):

@@ -21,7 +21,6 @@ from pipelines.probing.heads import SHOWN_HEADS, head_name, heads_of, number, wr
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES, read_data
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -43,17 +42,14 @@ class Config(SequencesConfig):
     """Which sequences are read."""
 
 
-def distance_schema() -> Any:
-    """Columns of ``distances.parquet``."""
-    return schema_of(
-        {
-            "layer": ("int32", "of a head of the model"),
-            "head": ("int32", "of a head of the model"),
-            "other_layer": ("int32", "of a head of the other model, or of the same"),
-            "other_head": ("int32", "of a head of the other model, or of the same"),
-            "distance": ("float64", "Jensen-Shannon divergence of rows, in nats, their mean"),
-        }
-    )
+DISTANCES: Mapping[str, tuple[str, str]] = {
+    "layer": ("int32", "of a head of the model"),
+    "head": ("int32", "of a head of the model"),
+    "other_layer": ("int32", "of a head of the other model, or of the same"),
+    "other_head": ("int32", "of a head of the other model, or of the same"),
+    "distance": ("float64", "Jensen-Shannon divergence of rows, in nats, their mean"),
+}
+"""Columns of ``distances.parquet``."""
 
 
 def prepare(opening: Opening[Config]) -> None:
@@ -93,7 +89,7 @@ def measure(run: Run[Config]) -> Findings:
         for i, a in enumerate(heads)
         for j, b in enumerate(other_heads)
     ]
-    run.out.write_rows(TABLE, distance_schema(), rows)
+    run.out.write_rows(TABLE, DISTANCES, rows)
     far = distances.clone()
     if is_one:
         far.fill_diagonal_(torch.nan)

@@ -21,7 +21,6 @@ from pipelines.probing.heads import number, share
 from pipelines.probing.probe import Findings, SequencesConfig, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 from pipelines.training.learner import name_of_model
 
 if TYPE_CHECKING:
@@ -45,17 +44,15 @@ class Config(SequencesConfig):
     mask_probability: float = Field(0.15, gt=0, lt=1, description="Share of tokens that are masked and predicted.")
 
 
-def slice_schema() -> Any:
-    """Columns of ``slices.parquet``."""
-    columns = {
-        "slice": ("string", "what the tokens are divided by; all for all of them"),
-        "value": ("string", "which of them"),
-        "tokens": ("int64", "masked tokens"),
-        "loss": ("float64", "nats per masked token"),
-        "accuracy": ("float64", "share of the masked tokens that the model predicts"),
-    }
-    floors = dict.fromkeys(FLOORS, ("float64", "loss of the n-gram floor"))
-    return schema_of(columns | floors, may_be_null=FLOORS)
+SLICES: Mapping[str, tuple[str, str]] = {
+    "slice": ("string", "what the tokens are divided by; all for all of them"),
+    "value": ("string", "which of them"),
+    "tokens": ("int64", "masked tokens"),
+    "loss": ("float64", "nats per masked token"),
+    "accuracy": ("float64", "share of the masked tokens that the model predicts"),
+    **dict.fromkeys(FLOORS, ("float64", "loss of the n-gram floor")),
+}
+"""Columns of ``slices.parquet``."""
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -92,7 +89,7 @@ def measure(run: Run[Config]) -> Findings:
         run.warn(f"{data.reference} has no training text, so there are no floors")
     slices = _slices(watched, masked, np.bincount(train.ids, minlength=len(tokenizer)))
     rows = _rows(slices, losses, correct, floors)
-    run.out.write_rows(TABLE, slice_schema(), rows)
+    run.out.write_rows(TABLE, SLICES, rows, may_be_null=FLOORS)
     run.out.write("loss.png", _picture(rows, name_of_model(run.inputs["model"])))
     return Findings({"sequences": watched.number, "tokens": len(losses)}, {"slices": rows})
 

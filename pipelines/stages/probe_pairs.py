@@ -26,7 +26,6 @@ from pipelines.inputs import Model, TextFiles
 from pipelines.probing.heads import head_name, share, shares, write_heads
 from pipelines.probing.probe import Findings, probe
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 from pipelines.text.records import check_unicode
 from pipelines.training.learner import folder_of
 
@@ -83,31 +82,26 @@ def head_of(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def pair_schema() -> Any:
-    """Columns of ``pairs.parquet``."""
-    return schema_of(
-        {
-            "paradigm": ("string", "UID of the pair, or the name of its file"),
-            "good": ("string", "the good sentence"),
-            "bad": ("string", "the bad one"),
-            "good_score": ("float64", "pseudo-log-likelihood of the good sentence, in nats"),
-            "bad_score": ("float64", "pseudo-log-likelihood of the bad one, in nats"),
-            "right": ("bool", "whether the good one is higher; equal scores are wrong"),
-        }
-    )
+OF_PAIRS: Mapping[str, tuple[str, str]] = {
+    "paradigm": ("string", "UID of the pair, or the name of its file"),
+    "good": ("string", "the good sentence"),
+    "bad": ("string", "the bad one"),
+    "good_score": ("float64", "pseudo-log-likelihood of the good sentence, in nats"),
+    "bad_score": ("float64", "pseudo-log-likelihood of the bad one, in nats"),
+    "right": ("bool", "whether the good one is higher; equal scores are wrong"),
+}
+"""Columns of ``pairs.parquet``."""
 
 
-def paradigm_schema() -> Any:
-    """Columns of ``paradigms.parquet``."""
-    columns = {
-        "paradigm": ("string", "UID of the pairs, or the name of their file"),
-        "pairs": ("int64", "count"),
-        "accuracy": ("float64", "share of pairs whose good sentence is the more likely one"),
-        "equal": ("int64", "pairs whose sentences have equal scores"),
-        "unigram": ("float64", "accuracy of the unigram floor; null without floors"),
-        "ngrams": ("float64", "accuracy of the n-gram floor; null without floors"),
-    }
-    return schema_of(columns, may_be_null=FLOORS)
+OF_PARADIGMS: Mapping[str, tuple[str, str]] = {
+    "paradigm": ("string", "UID of the pairs, or the name of their file"),
+    "pairs": ("int64", "count"),
+    "accuracy": ("float64", "share of pairs whose good sentence is the more likely one"),
+    "equal": ("int64", "pairs whose sentences have equal scores"),
+    "unigram": ("float64", "accuracy of the unigram floor; null without floors"),
+    "ngrams": ("float64", "accuracy of the n-gram floor; null without floors"),
+}
+"""Columns of ``paradigms.parquet``."""
 
 
 def check(config: Config, references: Mapping[str, Any]) -> None:
@@ -146,9 +140,9 @@ def measure(run: Run[Config]) -> Findings:
         {**pair._asdict(), "good_score": float(good), "bad_score": float(bad), "right": bool(good > bad)}
         for pair, (good, bad) in zip(pairs, scores, strict=True)
     ]
-    run.out.write_rows(PAIRS, pair_schema(), rows)
+    run.out.write_rows(PAIRS, OF_PAIRS, rows)
     paradigms = _paradigms(pairs, scores, floors)
-    run.out.write_rows(PARADIGMS, paradigm_schema(), paradigms)
+    run.out.write_rows(PARADIGMS, OF_PARADIGMS, paradigms, may_be_null=FLOORS)
     mean = {name: sum(row[name] for row in paradigms) / len(paradigms) for name in ("accuracy", *floors)}
     if scorer.cut:
         run.warn(f"{scorer.cut:,} sentences were longer than the model reads, and were cut")

@@ -23,7 +23,6 @@ from pipelines.probing.patterns import UNIT, PatternsConfig, check_patterns, mea
 from pipelines.probing.probe import Findings, probe
 from pipelines.stages.reading import ON_SEQUENCES
 from pipelines.storage.artifacts import Artifact
-from pipelines.storage.tables import schema_of
 
 if TYPE_CHECKING:
     from guidance.patterns.pattern import Pattern
@@ -44,19 +43,16 @@ class Config(PatternsConfig):
     diagonal: bool = Field(True, description="Count the attention of a token to itself.")
 
 
-def pattern_schema() -> Any:
-    """Columns of ``patterns.parquet``."""
-    columns = {
-        "pattern": ("string", "name, or condition"),
-        **COLUMNS,
-        "relevance": ("float64", UNIT),
-        "standard_error": ("float64", "of the relevance over examples; null of one example"),
-        "lift": (
-            "float64",
-            "relevance divided by that of a head that looks at all tokens alike; null where that is 0",
-        ),
-    }
-    return schema_of(columns, may_be_null=("standard_error", "lift"))
+OF_PATTERNS: Mapping[str, tuple[str, str]] = {
+    "pattern": ("string", "name, or condition"),
+    **COLUMNS,
+    "relevance": ("float64", UNIT),
+    "standard_error": ("float64", "of the relevance over examples; null of one example"),
+    "lift": ("float64", "relevance divided by that of a head that looks at all tokens alike; null where that is 0"),
+}
+"""Columns of ``patterns.parquet``."""
+
+MAY_BE_NULL = ("standard_error", "lift")
 
 
 def measure(run: Run[Config]) -> Findings:
@@ -98,7 +94,7 @@ def measure(run: Run[Config]) -> Findings:
             }
             for row, error in zip(table, errors, strict=True)
         ]
-    run.out.write_rows(TABLE, pattern_schema(), rows)
+    run.out.write_rows(TABLE, OF_PATTERNS, rows, may_be_null=MAY_BE_NULL)
     drawn = sorted(patterns, key=lambda p: (-len(findings[p]["outstanding"]), -float(findings[p]["best"][p])))
     for name in drawn[:MOST_PICTURES]:
         title = f"Attention on {name}\n{watched.number:,} sequences"

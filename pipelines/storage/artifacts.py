@@ -9,7 +9,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pipelines.storage.manifest import (
     parse_manifest,
     seal,
 )
+from pipelines.storage.tables import schema_of
 
 _WRONG_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 """Errors that mean the path is wrong; all others are failures of the machine."""
@@ -40,12 +41,8 @@ class Artifact:
     """One published artifact, open for reading; while it is open, it cannot be removed."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest only; `verify` checks the files.
-
-        Raises:
-            ArtifactMissing: there is no artifact at this path.
-            ArtifactDamaged: the manifest is unreadable or altered.
-        """
+        """Read the manifest only; `verify` checks the files.  Raises ArtifactMissing if there is no artifact at this
+        path, and ArtifactDamaged if the manifest is unreadable or altered."""
         self.path = path
         try:
             self._lock = self._lock_folder(path)
@@ -250,10 +247,18 @@ class Builder:
                 yield writer
         self.files[name]["rows"] = rows
 
-    def write_rows(self, name: str, schema: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a table from rows in memory."""
+    def write_rows(
+        self,
+        name: str,
+        columns: Mapping[str, tuple[str, str]],
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        may_be_null: Container[str] = (),
+    ) -> None:
+        """Write a table from rows in memory; see `schema_of` for its columns."""
         import pyarrow as pa
 
+        schema = schema_of(columns, may_be_null)
         with self.parquet(name, schema) as writer:
             writer.write_table(pa.Table.from_pylist(list(rows), schema))
 

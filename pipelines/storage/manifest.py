@@ -70,12 +70,8 @@ def seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_manifest(data: bytes, path: Path) -> dict[str, Any]:
-    """Read and check the bytes of a manifest.
-
-    Raises:
-        ArtifactDamaged: it is not a JSON object, was altered, or names files outside its directory.
-        ArtifactMismatch: it was written in a newer format.
-    """
+    """Read and check the bytes of a manifest.  Raises ArtifactDamaged if it is not a JSON object, was altered, or names
+    files outside its directory, and ArtifactMismatch if it was written in a newer format."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):

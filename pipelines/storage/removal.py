@@ -17,12 +17,8 @@ from pipelines.storage.store import Store
 
 
 def remove(store: Store, folder: Path) -> None:
-    """Remove an artifact of the store, damaged or not, together with its names.
-
-    Raises:
-        ArtifactInUse: a process is reading it.
-        ArtifactMissing: the folder is not an artifact of this store, or is gone already.
-    """
+    """Remove an artifact of the store, damaged or not, together with its names.  Raises ArtifactInUse if a process is
+    reading it, and ArtifactMissing if the folder is not an artifact of this store, or is gone already."""
     kind, recipe = folder.parent.name, folder.name
     if folder != store.root / kind / recipe or not store.is_folder(folder) or not os.path.lexists(folder):
         raise ArtifactMissing(f"{str(folder)!r} is not an artifact in the store {store.root}")

@@ -313,12 +313,8 @@ class Store:
         return versions[-1] if versions else None
 
     def find(self, reference: str) -> Path:
-        """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.
-
-        Raises:
-            ArtifactMissing: no artifact matches.
-            ArtifactAmbiguous: more than one does.
-        """
+        """The folder that a reference names: ``name``, ``name@n``, ``kind/id``, an id prefix, or a path.  Raises
+        ArtifactMissing if no artifact matches, and ArtifactAmbiguous if more than one does."""
         if os.path.exists(os.path.join(reference, MANIFEST)):
             return Path(reference)
         named = self.named(reference)

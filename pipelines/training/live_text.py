@@ -239,12 +239,9 @@ class Filler(LiveModel):
         return str(self.tokenizer.id_to_token(self.special["mask"]))
 
     def fill(self, text: str, top: int) -> list[list[Candidate]]:
-        """The most likely tokens of each mask of a text, the best first; special tokens are left out.
-
-        Raises:
-            InputError: the tokenizer has no mask token, the text has no mask, or is longer than the model allows.
-            NumericalError: a score is not finite.
-        """
+        """The most likely tokens of each mask of a text, the best first; special tokens are left out.  Raises
+        InputError if the tokenizer has no mask token, the text has no mask, or is longer than the model allows, and
+        NumericalError if a score is not finite."""
         if self.special["mask"] is None:
             raise InputError(f"{self.folder}: its tokenizer has no mask token")
         if self.mask not in text:

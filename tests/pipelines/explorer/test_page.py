@@ -221,7 +221,7 @@ def test_hostile_tokens_are_text(tab: Any, page: Page) -> None:
     tab.locator("#top button").first.wait_for()
     assert tab.title() == "guide discover"
     field = tab.get_by_label("A name, or a condition on query and key")
-    field.fill(f"'{HOSTILE}'")
+    field.fill(f'"{HOSTILE}"')
     field.press("Tab")
     tab.locator("#pattern-problem", has_text="quoted name").wait_for()
 

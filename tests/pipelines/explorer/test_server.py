@@ -19,7 +19,8 @@ import pytest
 from guidance.errors import MachineError
 from pipelines.explorer import connections
 from pipelines.explorer.connections import MOST_WAITING
-from pipelines.explorer.server import MOST_BODY, PAGE, free_socket, serving
+from pipelines.explorer.routes import MOST_BODY, PAGE
+from pipelines.explorer.server import free_socket, serving
 from pipelines.explorer.workspace import as_json
 from tests.pipelines.explorer.serving import Page, model_folder, served
 

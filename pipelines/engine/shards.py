@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -389,7 +389,7 @@ def run_sharded(
             remove_tree(run.partial)
         stage.build(run)
 
-    result = run_stage(stage, config, inputs, build=build, store=store, **options)
+    result = run_stage(replace(stage, build=build), config, inputs, store=store, **options)
     store.forget_unfinished(stage.kind, recipe)
     return result
 

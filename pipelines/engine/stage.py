@@ -139,10 +139,6 @@ class Run(Work[C]):
             log.warning("%s", warning)
 
 
-Build = Callable[[Run[Any]], None]
-"""Writes the artifact of a run."""
-
-
 @dataclass(frozen=True)
 class Buildable(Generic[C]):
     """What `run_stage` needs of a stage; see `pipelines.engine.declaration.Stage`.
@@ -215,7 +211,6 @@ def run_stage(
     config: Config,
     inputs: Mapping[str, Input],
     *,
-    build: Build | None = None,
     store: Store,
     name: str | None = None,
     force: bool = False,
@@ -224,14 +219,8 @@ def run_stage(
 ) -> Result:
     """Run a stage, unless the artifact that it would write exists and verifies.
 
-    Nothing is written if it does, so it may then be in a store that is read-only.
-
-    Args:
-        build: writes the artifact, instead of the ``build`` of the stage.
-
-    Raises:
-        ArtifactInUse: another process is building the same artifact, and ``wait`` is off.
-        GuideError: whatever the stage raises; then nothing is published.
+    Nothing is written if it does, so it may then be in a store that is read-only.  What the stage raises is raised, and then
+    nothing is published; ArtifactInUse if another process is building the same artifact, and ``wait`` is off.
     """
     newest = store.check_name_free(name, stage.kind) if name else None
     recipe = recipe_of(stage, config, inputs)
@@ -258,20 +247,14 @@ def run_stage(
         is_new = artifact is None
         if artifact is None:
             store.begin(stage.kind, recipe, name)
-            artifact = _build(stage, build or stage.build, config, inputs, store, recipe, progress or Progress())
+            artifact = _build(stage, config, inputs, store, recipe, progress or Progress())
             store.begin(stage.kind, recipe, None)
         version = str(store.add_name(name, artifact)) if name else None
         return Result(artifact, False, version) if is_new else reused(artifact, version)
 
 
 def _build(
-    stage: Buildable[Any],
-    build: Build,
-    config: Config,
-    inputs: Mapping[str, Input],
-    store: Store,
-    recipe: str,
-    progress: Progress,
+    stage: Buildable[Any], config: Config, inputs: Mapping[str, Input], store: Store, recipe: str, progress: Progress
 ) -> Artifact:
     started = time.monotonic()
     manifest: dict[str, Any] = {
@@ -288,7 +271,7 @@ def _build(
     with store.build(stage.kind, recipe, manifest) as out:
         for given in inputs.values():
             out.provenance += [entry for entry in given.provenance if entry not in out.provenance]
-        build(Run(config, inputs, store.partial(stage.kind, recipe), progress, out))
+        stage.build(Run(config, inputs, store.partial(stage.kind, recipe), progress, out))
         for given in inputs.values():
             if isinstance(given, Files):
                 given.check_unchanged()
@@ -330,11 +313,7 @@ def check_working_folder() -> None:
 
 
 def require(package: str, install: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MachineError: it is not installed; the hint is the command that installs it.
-    """
+    """Import an optional package.  Raises MachineError if it is not installed; the hint is the command that does it."""
     import importlib
 
     check_working_folder()

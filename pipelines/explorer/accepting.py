@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from guidance.errors import InputError
+from guidance.patterns.catalogue import PATTERNS
 from guidance.plan import Plan
+from pipelines.probing.heads import TABLE
 from pipelines.progress import Progress
 from pipelines.stages import discover_accept, discover_score
 from pipelines.stages.discover_score import PLAN
@@ -25,29 +27,26 @@ from pipelines.training.plan_inputs import features
 def accept(
     marked: Mapping[str, Any], model: str, data: str, config: discover_score.Config, store: Store, progress: Progress
 ) -> Mapping[str, Any]:
-    """Score the heads, unless that was done, and write the plan.
+    """Score the heads, unless that was done, and write the plan: the reference of the findings, the plan as text, and a command
+    that trains with it.  Raises InputError if nothing is marked, or if a head that the plan would replace is an added one.
 
     Args:
         marked: ``decisions``, each with ``layer``, ``head``, ``kind`` and ``pattern``; ``into``, ``mechanism`` and ``pal`` as in
             `discover_accept.Config`; ``seen``: what the person looked at.
-        config: how the page reads the data.
-
-    Returns:
-        The reference of the findings, the plan as text, and a command that trains with it.
-
-    Raises:
-        InputError: nothing is marked, or a head that the plan would replace is an added one.
-        PlanError: a pattern does not exist, or the mechanism does not take it.
     """
     decisions = _decisions(marked)
     into = str(marked.get("into", "each-layer"))
     patterns = list(dict.fromkeys(pattern for _, _, pattern in decisions))
-    known = config.model_copy(update={"patterns": _asked(patterns)})
+    # the catalogue is measured as it is, unless a pattern is the person's own
+    known = config.model_copy(update={"patterns": [] if set(patterns) <= set(PATTERNS) else patterns})
     scored = discover_score.run(model, data, known, store=store, progress=progress)
     chosen: dict[str, Any] = {"patterns": patterns, "into": into}
     if into == "found":
         chosen = {"heads": [f"{layer}-{head}={pattern}" for layer, head, pattern in decisions]}
-    seen = {"by": _user(), **dict(marked.get("seen", {})), "marked": [list(each) for each in decisions]}
+    user = None
+    with suppress(OSError, KeyError, ImportError):
+        user = getpass.getuser()
+    seen = {"by": user, **dict(marked.get("seen", {})), "marked": [list(each) for each in decisions]}
     settings = discover_accept.Config(
         **chosen,
         mechanism=marked.get("mechanism", "auto"),
@@ -55,8 +54,7 @@ def accept(
         seen=json.dumps(seen, ensure_ascii=False, sort_keys=True),
     )
     made = discover_accept.run(scored.reference, settings, store=store, progress=progress).artifact
-    with made.open(PLAN) as file:
-        plan = file.read().decode()
+    plan = made.read(PLAN).decode()
     return {"reference": made.reference, "plan": plan, "command": command_for(made, store)}
 
 
@@ -77,19 +75,6 @@ def _decisions(marked: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     return decisions
 
 
-def _asked(patterns: list[str]) -> list[str]:
-    """The patterns to measure: none named, so the catalogue, unless one is a person's own."""
-    from guidance.patterns.catalogue import PATTERNS
-
-    return [] if all(pattern in PATTERNS for pattern in patterns) else patterns
-
-
-def _user() -> str | None:
-    with suppress(OSError, KeyError, ImportError):
-        return getpass.getuser()
-    return None
-
-
 SHAPE = ("architecture", "size", "layers", "heads", "hidden", "ffn", "tokenizer")
 """The settings of a new model, which one that starts from another does not have."""
 
@@ -97,13 +82,8 @@ TRAINING = ("objective", "learning_rate", "epochs", "steps", "batch_size", "max_
 
 
 def command_for(findings: Artifact, store: Store, plan: str | Path | None = None) -> str:
-    """The command that trains a model like the one that was looked at, on the same data, with the plan of findings.
-
-    Args:
-        plan: another file with the same plan.
-    """
-    from pipelines.probing.heads import TABLE  # imports torch
-
+    """The command that trains a model like the one that was looked at, on the same data, with the plan of findings, or with
+    another file that has the same plan."""
     flags = {"plan": str(plan or findings.path / PLAN)}
     with ExitStack() as opened, suppress(ArtifactMissing):
         scored = opened.enter_context(store.load_input(findings, "discovery", verify=False))

@@ -18,6 +18,8 @@ from guidance.errors import InputError
 from pipelines.engine import stage
 from pipelines.engine.declaration import Stage, Stored
 from pipelines.engine.stage import Run, internal
+from pipelines.probing.heads import heads_of
+from pipelines.probing.patterns import spec_of
 from pipelines.stages.discover_score import PLAN, SUMMARY
 
 if TYPE_CHECKING:
@@ -59,7 +61,12 @@ def _check_heads(config: Config, references: Mapping[str, Any]) -> None:
         head_of(text)
 
 
-def head_of(text: str) -> tuple[tuple[int, int], str]:
+Head = tuple[int, int]
+Accepted = list[tuple[str, list[Head]]]
+"""Patterns as they are written, each with heads."""
+
+
+def head_of(text: str) -> tuple[Head, str]:
     """A head, and the pattern that goes into it.  Raises InputError if it is not written as LAYER-HEAD=PATTERN."""
     match = re.fullmatch(r"(\d{1,4})-(\d{1,4})=(.+)", text.strip(), re.DOTALL)
     if match is None:
@@ -67,19 +74,13 @@ def head_of(text: str) -> tuple[tuple[int, int], str]:
     return (int(match[1]), int(match[2])), match[3].strip()
 
 
-def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list[tuple[int, int]]]]:
-    """What is injected: each pattern as it is written, with the heads that it was found in.
-
-    Args:
-        summary: the content of ``discovery.json``.
-
-    Raises:
-        InputError: there is nothing to inject; or two patterns are given for one head.
-    """
-    heads_of = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
+def patterns_of(config: Config, summary: dict[str, Any]) -> Accepted:
+    """What is injected: each pattern with the heads that it was found in, by the content of ``discovery.json``.  Raises
+    InputError if there is nothing to inject, or if two patterns are given for one head."""
+    heads_with = {each["pattern"]: [(layer, head) for layer, head in each["heads"]] for each in summary["candidates"]}
     if config.heads:
-        own: dict[str, list[tuple[int, int]]] = {}
-        taken: dict[tuple[int, int], str] = {}
+        own: dict[str, list[Head]] = {}
+        taken: dict[Head, str] = {}
         for head, pattern in map(head_of, config.heads):
             if taken.setdefault(head, pattern) != pattern:
                 raise InputError(
@@ -94,19 +95,17 @@ def patterns_of(config: Config, summary: dict[str, Any]) -> list[tuple[str, list
             "no head stands out on a pattern, so there is nothing to accept",
             hint="--patterns NAME injects one anyway; `guide discover score --deviations 2` is less strict",
         )
-    if config.into == "found" and (missing := [name for name in names if name not in heads_of]):
+    if config.into == "found" and (missing := [name for name in names if name not in heads_with]):
         raise InputError(
             f"no head stands out on {missing[0]}",
             hint="--into each-layer, or name the heads: --heads 2-5=" + missing[0],
         )
-    return [(name, heads_of.get(name, [])) for name in dict.fromkeys(names)]
+    return [(name, heads_with.get(name, [])) for name in dict.fromkeys(names)]
 
 
-def one_each(
-    accepted: Sequence[tuple[str, list[tuple[int, int]]]],
-) -> tuple[list[tuple[str, list[tuple[int, int]]]], list[str]]:
+def one_each(accepted: Accepted) -> tuple[Accepted, list[str]]:
     """The patterns with those of their heads that no earlier pattern has; and the names of patterns that have none left."""
-    taken: set[tuple[int, int]] = set()
+    taken: set[Head] = set()
     own = []
     for name, heads in accepted:
         own.append((name, [head for head in heads if head not in taken]))
@@ -118,32 +117,25 @@ def build(run: Run[Config]) -> None:
     """Accept findings.  Raises InputError if nothing was found and nothing is given, and PlanError if a pattern does
     not exist, the mechanism does not take it, or the model has no such head."""
     from guidance.probes.discovery import plan_for
-    from pipelines.probing.patterns import spec_of
 
-    config: Config = run.config
-    with run.inputs["discovery"].open(SUMMARY) as file:
-        summary = json.load(file)
+    config, discovery = run.config, run.inputs["discovery"]
+    summary = json.loads(discovery.read(SUMMARY))
     accepted = patterns_of(config, summary)
     into: Literal["each-layer", "found", "least-important"] = "found" if config.heads else config.into
     if into == "found" and not config.pal:
         accepted, covered = one_each(accepted)
-        run.warn(
-            *(
-                f"{name} is left out: a head takes one pattern, and its heads have taken one of those before"
-                for name in covered
-            )
-        )
+        why = "a head takes one pattern, and its heads have taken one of those before"
+        run.warn(*(f"{name} is left out: {why}" for name in covered))
     specs: Sequence[tuple[Any, Any]] = [(spec_of(name), heads) for name, heads in accepted]
     plan = plan_for(specs, into=into, mechanism=config.mechanism, pal=config.pal)
-    _check(plan, run.inputs["discovery"])
+    _check(plan, discovery)
     run.out.write(PLAN, plan.dumps().encode())
     evidence = {each["pattern"]: each for each in summary["candidates"]}
     rows = [
         {"pattern": name, "heads": [list(head) for head in heads], "evidence": evidence.get(name)}
         for name, heads in accepted
     ]
-    inputs = run.inputs["discovery"].manifest["inputs"]
-    about = {"model": inputs["model"], "sequences": inputs["sequences"]}
+    about = {role: discovery.manifest["inputs"][role] for role in ("model", "sequences")}
     seen = json.loads(config.seen) if config.seen else None
     run.out.write_json("findings.json", {"schema": 1, "accepted": rows, "of": about, "seen": seen})
     run.out.counts |= {"guides": len(plan.guides), "patterns": [name for name, _ in accepted]}
@@ -151,14 +143,10 @@ def build(run: Run[Config]) -> None:
 
 def _check(plan: Plan, discovery: Artifact) -> None:
     """Raises PlanError for a plan that the model which was scored would refuse in training."""
-    import pyarrow.parquet as pq
-
     from guidance.site_plans import plan_sites
     from guidance.sites import Site
-    from pipelines.probing.heads import TABLE
 
-    with discovery.open(TABLE) as file:
-        rows = [row for row in pq.read_table(file).to_pylist() if row["attention"] == "self"]
+    rows = [row for row in heads_of(discovery) if row["attention"] == "self"]
     heads = Counter(row["layer"] for row in rows)
     sites = [Site("encoder", "self", layer, number, "") for layer, number in heads.items()]
     if plan.pal is not None:

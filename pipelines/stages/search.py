@@ -20,7 +20,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -180,7 +180,7 @@ def run(data: str, config: Config, *, store: Store, **options: Unpack[Options]) 
         inputs |= dict(zip(roles("evaluation", len(tested)), tested, strict=True))
 
         write = functools.partial(build, members=members, chosen=chosen, task=task.name)
-        return run_stage(STAGE, config, inputs, build=write, store=store, **options)
+        return run_stage(replace(STAGE, build=write), config, inputs, store=store, **options)
 
 
 def _settings(config: Config) -> list[dict[str, Any]]:

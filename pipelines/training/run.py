@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -83,7 +83,7 @@ class Training(Stage[C, Result | None]):
         announcement = Announcement(config)
         build_it = functools.partial(build, announcement=announcement, from_scratch=force, begun=begun)
         try:
-            result = run_stage(self, config, inputs, build=build_it, store=store, **options)
+            result = run_stage(replace(self, build=build_it), config, inputs, store=store, **options)
         except Interrupted as error:
             if force:
                 error.hint = "the same command without --force continues it"

@@ -16,11 +16,10 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, initialization
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from guidance.models.families import FAMILIES, Family
-from guidance.models.word_models import WordClassifier, WordModel, register
+from guidance.models.word_models import WordClassifier, WordModel, WordTrunk, register
 
 
 class RoleTransformerConfig(PreTrainedConfig):
@@ -109,34 +108,24 @@ class _RoleModel(WordModel):
             super()._init_weights(module)
 
 
-class RoleTransformerModel(_RoleModel):
-    """The transformer of paper B without its classifier: states (B, T, d)."""
+class RoleTransformerModel(_RoleModel, WordTrunk):
+    """The transformer of paper B without its classifier: states (B, T, d).  Positions count valid tokens from 1."""
 
     def __init__(self, config: RoleTransformerConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.positions: Tensor
         positions = sinusoids(config.max_position_embeddings, config.hidden_size)
         self.register_buffer("positions", positions, persistent=False)
         self.layers = nn.ModuleList(RoleLayer(config, number) for number in range(config.num_hidden_layers))
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        """Positions count valid tokens from 1."""
-        embedded, valid_BT = self._embedded(input_ids, inputs_embeds, attention_mask)
+    def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
         positions_BT = valid_BT.long().cumsum(-1) * valid_BT
-        states = self.dropout(embedded + self.positions[positions_BT].to(embedded.dtype))
+        states: Tensor = self.dropout(embedded_BTd + self.positions[positions_BT].to(embedded_BTd.dtype))
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=states, attention_mask=valid_BT.long())
         for layer in self.layers:
             states = layer(states, mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=states)
+        return states
 
 
 class RoleTransformerForSequenceClassification(_RoleModel, WordClassifier):

@@ -92,20 +92,36 @@ class WordModel(PreTrainedModel):
             initialization.ones_(module.weight)
             initialization.zeros_(module.bias)
 
-    def _embedded(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, mask_BT: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Word embeddings (B, T, d), zero at padding, and which tokens are valid (B, T)."""
-        embedded: Tensor = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
-        valid_BT = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
-        if mask_BT is not None:
-            valid_BT = mask_BT.bool()
+
+class WordTrunk(WordModel):
+    """A model of words without its classifier.  A model says by `_states` what it makes of word embeddings."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        embedded_BTd: Tensor = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        valid_BT = torch.ones(embedded_BTd.shape[:2], dtype=torch.bool, device=embedded_BTd.device)
+        if attention_mask is not None:
+            valid_BT = attention_mask.bool()
         elif input_ids is not None:
             valid_BT = input_ids != self.config.pad_token_id
-        return embedded * valid_BT[..., None], valid_BT
+        return BaseModelOutput(last_hidden_state=self._states(embedded_BTd * valid_BT[..., None], valid_BT, **kwargs))
+
+    def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
+        """The states, from word embeddings that are zero at padding."""
+        raise NotImplementedError
 
 
-class CNNModel(WordModel):
+class CNNModel(WordTrunk):
     """Filters of several widths over word embeddings, each pooled to its highest value: (B, 1, filters of all widths).
 
     A filter starts at every valid word; beyond the end it reads zeros.
@@ -115,28 +131,20 @@ class CNNModel(WordModel):
 
     def __init__(self, config: CNNConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.filters = nn.ModuleList(nn.Conv1d(config.hidden_size, config.num_filters, width) for width in KERNELS)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        embedded, valid_BT = self._embedded(input_ids, inputs_embeds, attention_mask)
-        words_BDT = embedded.transpose(1, 2)
+    def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
+        words_BdT = embedded_BTd.transpose(1, 2)
         pooled = []
         for width, layer in zip(KERNELS, self.filters, strict=True):
-            found_BFT = functional.relu(layer(functional.pad(words_BDT, (0, width - 1))))
-            pooled.append(found_BFT.masked_fill(~valid_BT[:, None], 0.0).amax(-1))  # after ReLU nothing is below 0
-        return BaseModelOutput(last_hidden_state=self.dropout(torch.cat(pooled, -1))[:, None])
+            values_BFT = functional.relu(layer(functional.pad(words_BdT, (0, width - 1))))
+            pooled.append(values_BFT.masked_fill(~valid_BT[:, None], 0.0).amax(-1))  # after ReLU nothing is below 0
+        states: Tensor = self.dropout(torch.cat(pooled, -1))[:, None]
+        return states
 
 
-class BiLSTMModel(WordModel):
+class BiLSTMModel(WordTrunk):
     """The last states of two LSTMs, one for each direction: (B, 1, units of both).
 
     The words of an example come first, then its padding.
@@ -146,23 +154,15 @@ class BiLSTMModel(WordModel):
 
     def __init__(self, config: BiLSTMConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.lstm = nn.LSTM(config.hidden_size, config.lstm_size, batch_first=True, bidirectional=True)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        embedded, valid_BT = self._embedded(input_ids, inputs_embeds, attention_mask)
+    def _states(self, embedded_BTd: Tensor, valid_BT: Tensor, **kwargs: Any) -> Tensor:
         lengths = valid_BT.sum(-1).clamp(min=1).cpu()
-        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(embedded_BTd, lengths, batch_first=True, enforce_sorted=False)
         _, (last_2BD, _) = self.lstm(packed)
-        return BaseModelOutput(last_hidden_state=self.dropout(torch.cat([*last_2BD], -1))[:, None])
+        states: Tensor = self.dropout(torch.cat([*last_2BD], -1))[:, None]
+        return states
 
 
 class WordClassifier(WordModel):

@@ -449,17 +449,20 @@ class BatchGuidance:
         self.guided.count_matches(number, matches if known is None else (matches - known).clamp(min=0))
         self._matched[number] = matches if known is None else torch.maximum(matches, known)
 
-    def allowed(self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope) -> Tensor:
-        """What heads may see, each masked by some guides: bool (B, heads, Q, K)."""
-
-        def join() -> Tensor:
-            each = {numbers: joined(map(keys, numbers), scope.allowed_BQK) for numbers in set(masks)}
-            return torch.stack([each[numbers] for numbers in masks], dim=1)
+    def allowed(
+        self, masks: tuple[tuple[int, ...], ...], site: Site, scope: AttentionScope, dtype: torch.dtype = torch.bool
+    ) -> Tensor:
+        """What heads may see, each masked by some guides: (B, heads, Q, K), bool, or as numbers to add to scores."""
 
         def keys(number: int) -> Tensor:
             return self.guided.plan.guides[number].bound_mechanism.keys(self.prepared(number, site, scope))
 
-        return self._once(("allowed", masks, self._index(scope)), join)
+        def join() -> Tensor:
+            each = {numbers: joined(map(keys, numbers), scope.allowed_BQK) for numbers in set(masks)}
+            together = torch.stack([each[numbers] for numbers in masks], dim=1)
+            return together if dtype == torch.bool else _additive(together, dtype)
+
+        return self._once(("allowed", masks, self._index(scope), dtype), join)
 
     def padding(self, stack: str) -> Tensor:
         """Which keys added heads may see, (B, 1, Q, K); the same object for all layers."""

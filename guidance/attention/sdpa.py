@@ -21,7 +21,7 @@ def attend(call: AttentionCall, heads: tuple[int, ...]) -> Tensor:
         bias = heads_of(call.position_bias, heads)
         mask = torch.where(call.scope.allowed_BQK[:, None] if own is None else own, bias, torch.finfo(bias.dtype).min)
     elif any(masks):
-        mask = call.batch.additive(call.batch.allowed(masks, call.site, call.scope), mask_dtype(call.query))
+        mask = call.batch.allowed(masks, call.site, call.scope, mask_dtype(call.query))
     elif call.mask_B1QK is not None:
         mask = call.batch.additive(call.mask_B1QK, mask_dtype(call.query))
     else:

@@ -200,16 +200,33 @@ def grouped(curves: Sequence[Curve], notes: list[str]) -> list[Group]:
                 f"{twin.label} and {curve.label} have the same settings and the same seed, {curve.seed}",
                 hint="leave one of them out",
             )
-    return [Group(_common_label([member.label for member in members]), tuple(members)) for members in groups.values()]
+    labels = _group_labels([[member.label for member in members] for members in groups.values()])
+    return [Group(label, tuple(members)) for label, members in zip(labels, groups.values(), strict=True)]
+
+
+def _group_labels(groups: Sequence[Sequence[str]]) -> list[str]:
+    """A label for each group of runs, no two the same: what its runs share, such as ``plain-*`` for plain-0 and plain-1; its
+    first run, ``a +1``, if they share nothing, or if another group shares the same."""
+    shared = [_common_label(labels) for labels in groups]
+    return [
+        label if label and shared.count(label) == 1 else f"{labels[0]} +{len(labels) - 1}"
+        for label, labels in zip(shared, groups, strict=True)
+    ]
 
 
 def _common_label(labels: Sequence[str]) -> str:
-    """One label for several runs: ``plain-*`` for plain-0 and plain-1; without a common prefix, ``a +1``."""
+    """How the labels of several runs begin and end, with a star for the rest; empty if they begin differently."""
     if len(labels) == 1:
         return labels[0]
+    prefix = _common_prefix(labels)
+    suffix = _common_prefix([label[len(prefix) :][::-1] for label in labels])[::-1]
+    return f"{prefix}*{suffix}" if prefix and not prefix.endswith("/") else ""
+
+
+def _common_prefix(labels: Sequence[str]) -> str:
+    """What all labels begin with, without the digits of numbers that differ."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(min(labels), max(labels), strict=False))
-    prefix = "".join(letter for letter, _ in same).rstrip("0123456789")
-    return f"{prefix}*" if prefix and not prefix.endswith("/") else f"{labels[0]} +{len(labels) - 1}"
+    return "".join(letter for letter, _ in same).rstrip("0123456789")
 
 
 def _differences(base: Curve, group: Group) -> list[str]:
@@ -256,8 +273,8 @@ def compare(
     partner = {curve: _partner(base, curve, group) for group in groups for curve in group.curves}
     if unpaired := [curve.label for curve, other in partner.items() if other is None]:
         notes.append(f"in no pair, since the baseline has no run of the same seed: {', '.join(unpaired)}")
-    valid_step = _shared_step("validation losses", [curve.valid for curve in partner], notes)
-    score_step = _shared_step("scores", [curve.scores.get(score or "", ()) for curve in partner], notes)
+    valid_step = _shared_step("validation losses", {curve.label: curve.valid for curve in partner}, notes)
+    score_step = _shared_step("scores", {curve.label: curve.scores.get(score or "", ()) for curve in partner}, notes)
     at = tuple(at) or passed_losses(base[0], window)
     figures = {
         curve: figures_of(curve, other, window, at, costs, score, valid_step, score_step)
@@ -313,12 +330,16 @@ def _column(score: str, curves: Sequence[Curve]) -> str:
     return name
 
 
-def _shared_step(what: str, series: Sequence[Points], notes: list[str]) -> int | None:
-    """The last step that all non-empty series have.  If there is none: None, and a note is appended."""
-    steps = [{step for step, _ in points} for points in series if points]
+def _shared_step(what: str, series: Mapping[str, Points], notes: list[str]) -> int | None:
+    """The last step that all non-empty series, by the labels of their runs, have; None if there is none.  A note is appended
+    if some series have later ones."""
+    steps = [{step for step, _ in points} for points in series.values() if points]
     shared = max(set.intersection(*steps), default=None) if steps else None
     if steps and shared is None:
-        notes.append(f"{what} have no step in common; the last one of each run is used")
+        last = (f"step {points[-1][0]:,} of {label}" for label, points in series.items() if points)
+        notes.append(f"{what} have no step in common; the last one of each run is used: {', '.join(last)}")
+    elif any(max(known) != shared for known in steps):
+        notes.append(f"{what} are those of step {shared:,}, the last step at which all runs have one")
     return shared
 
 

@@ -164,9 +164,11 @@ def test_validation_losses_are_taken_at_the_last_step_that_all_runs_have() -> No
     often = curve(PLAIN, "often", valid=((2, 6.0), (4, 5.0), (6, 4.0)))
     found = compare(singles(often, curve(GUIDED, "seldom", valid=((4, 3.0), (8, 1.0)))))
     assert [row(found, i)["valid"] for i in (0, 1)] == [5.0, 3.0]
+    assert "validation losses are those of step 4, the last step at which all runs have one" in found.notes
     other = compare(singles(often, curve(GUIDED, "never together", valid=((3, 3.0), (7, 1.0)))))
     assert [row(other, i)["valid"] for i in (0, 1)] == [4.0, 1.0]
-    assert any("no step in common" in note for note in other.notes)
+    (note,) = (note for note in other.notes if "no step in common" in note)
+    assert note.endswith("used: step 6 of often, step 7 of never together")
 
 
 def test_seeds_give_mean_spread_and_a_paired_test() -> None:
@@ -377,13 +379,20 @@ def test_seeds_are_grouped_and_a_run_given_twice_counts_once(store: Store) -> No
     [
         (["plain-0"], "plain-0"),
         (["plain-0", "plain-1", "plain-12"], "plain-*"),
+        (["plain-10", "plain-20"], "plain-*"),
         (["s10", "s11"], "s*"),
+        (["tiny-1-none", "tiny-2-none"], "tiny-*-none"),
         (["mine", "yours"], "mine +1"),
         (["model/12ab", "model/13cd"], "model/12ab +1"),
     ],
 )
 def test_a_group_of_runs_gets_one_label(labels: list[str], expected: str) -> None:
-    assert comparison._common_label(labels) == expected
+    assert comparison._group_labels([labels]) == [expected]
+
+
+def test_no_two_groups_of_runs_have_the_same_label() -> None:
+    groups = [["a-1", "a-2"], ["a-3", "a-4"], ["b-1-x", "b-2-x"], ["b-1-y", "b-2-y"]]
+    assert comparison._group_labels(groups) == ["a-1 +1", "a-3 +1", "b-*-x", "b-*-y"]
 
 
 def _sequences(store: Store, valid: bytes, train: bytes = b"same") -> str:

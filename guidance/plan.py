@@ -15,8 +15,10 @@ model.  A table ``[packages]`` names the package that registers a pattern or mec
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,6 +38,8 @@ from guidance.registry import missing_package
 SIZE_LIMIT = 1 << 20
 _TABLES = {"guide", "pal", "packages"}
 _EXAMPLE = 'a row is [[guide]], and below it pattern = "next", mechanism = "mask"; `guide plan new` writes a plan to start from'
+
+_PLANS = "a plan is a TOML file, or one that ships with the package, such as preset:ag; `guide plan new` writes one"
 
 
 @dataclass(frozen=True)
@@ -182,18 +186,21 @@ class Plan:
                 raise UnknownName("preset", name, presets())
             return cls.parse(presets()[name], source=text)
         path = Path(reference)
-        if text in presets() and not path.exists():
-            raise PlanError(f"there is no file {text!r}", hint=f"did you mean preset:{text}?")
-        if path.exists() and not path.is_file():
-            raise PlanError(f"{text}: cannot be read (not a plain file)", hint="a file, or preset:ag")
+        if not path.exists():
+            near = difflib.get_close_matches(path.stem, presets(), n=1)
+            raise PlanError(f"there is no plan {text!r}", hint=f"did you mean preset:{near[0]}?" if near else _PLANS)
+        if not path.is_file():
+            raise PlanError(f"{text}: cannot be read as a plan, since it is not a plain file", hint=_PLANS)
         try:
             with path.open("rb") as file:
                 data = file.read(SIZE_LIMIT + 1)
             if len(data) > SIZE_LIMIT:
                 raise PlanError(f"{text}: larger than a plan can be")
             return cls.parse(data.decode(), source=text)
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"{text}: cannot be read ({error})", hint="a file, or preset:ag") from error
+        except OSError as error:
+            raise PlanError(f"{text}: cannot be read ({os.strerror(error.errno or 0)})", hint=_PLANS) from error
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{text}: not a plan, which is UTF-8 text", hint=_PLANS) from error
 
     def dumps(self) -> str:
         """The plan as TOML; `parse` gives it back exactly."""

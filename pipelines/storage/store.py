@@ -335,6 +335,11 @@ class Store:
                 f"{reference!r} is not finished: {unfinished.parent.name}/{unfinished.name} in {self.root}",
                 hint="the command that began it continues it; `guide show` says how far it is",
             )
+        if "/" in reference and not (KIND.fullmatch(kind) and _PREFIX.fullmatch(prefix)):
+            raise ArtifactMissing(
+                f"there is no folder or file {reference!r}",
+                hint="`guide ls` lists the names of artifacts, which need no path",
+            )
         newest = self.named(reference.partition("@")[0])  # if only the version is wrong
         guess = (
             f"; the newest is {str(newest)!r}" if newest else did_you_mean(reference, {n.name for n in self.names()})

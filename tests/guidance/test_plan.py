@@ -167,8 +167,13 @@ def test_plans_are_read_from_files_and_unreadable_files_are_named(tmp_path: Path
     (bad := tmp_path / "bad.toml").write_bytes(b"name = '\xff'")
     (large := tmp_path / "large.toml").write_bytes(b"#" * (SIZE_LIMIT + 1))
     for path in (tmp_path / "absent.toml", tmp_path, bad, large):
-        with pytest.raises(PlanError, match=path.name):
+        with pytest.raises(PlanError, match=path.name) as caught:
             Plan.load(path)
+        assert "Errno" not in caught.value.message and "codec" not in caught.value.message
+    for name, hint in {"neighbour.toml": "did you mean preset:neighbours?", "ag": "did you mean preset:ag?"}.items():
+        with pytest.raises(PlanError, match=f"there is no plan '{name}'") as caught:
+            Plan.load(name)
+        assert caught.value.hint == hint
     with pytest.raises(UnknownName, match="unknown preset 'agg'; did you mean 'ag'"):
         Plan.load("preset:agg")
 

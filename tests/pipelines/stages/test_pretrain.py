@@ -417,7 +417,7 @@ def test_no_training_data_is_refused(store: Store) -> None:
         ({"snapshots": [7]}, InputError, "--snapshots 7: the run has 6 steps"),
         ({"snapshots": [-1]}, InputError, "--snapshots -1: the run has 6 steps"),
         ({"plan": "preset:agg"}, UnknownName, "did you mean 'ag'"),
-        ({"plan": "missing.toml"}, PlanError, "missing.toml: cannot be read"),
+        ({"plan": "missing.toml"}, PlanError, "there is no plan 'missing.toml'"),
         ({"init": "missing"}, ArtifactMissing, "no artifact 'missing'"),
         ({"device": "cuda"}, MachineError, "no CUDA device"),
     ],

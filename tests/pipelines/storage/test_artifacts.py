@@ -129,6 +129,13 @@ def test_an_unknown_name_gets_a_suggestion(store, reference, suggestion):
     assert caught.value.message == f"no artifact {reference!r} in {store.root}{suggestion}"
 
 
+@pytest.mark.parametrize("reference", ["./nofolder", "/no/folder", "some/model", "./abcdef"])
+def test_of_a_path_is_said_that_nothing_is_there(store, reference):
+    with pytest.raises(ArtifactMissing) as caught:
+        store.find(reference)
+    assert caught.value.message == f"there is no folder or file {reference!r}"
+
+
 def test_an_artifact_of_the_wrong_kind_is_refused_and_both_kinds_are_named(store):
     make(store, name="wiki")
     with pytest.raises(ArtifactMismatch, match="is an artifact of kind tiny; expected: corpus"):
